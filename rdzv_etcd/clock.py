@@ -1,0 +1,58 @@
+"""The only owner of time and randomness: everything else gets them as arguments.
+
+A simulation passes its own :class:`Clock`; nothing is patched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Monotonic seconds for decisions, wall-clock seconds for people's eyes only."""
+
+    def now_s(self) -> float:
+        """Return seconds on a clock that never goes back; its zero has no meaning."""
+
+    def wall_s(self) -> float:
+        """Return seconds since the epoch; shown to people, never compared between hosts."""
+
+    def jitter(self, upto_s: float) -> float:
+        """Return a random number of seconds in [0, upto_s)."""
+
+    async def sleep(self, delay_s: float) -> None:
+        """Suspend the calling task."""
+
+    async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
+        """Await with a limit; raise :class:`TimeoutError` (builtin) when it has passed."""
+
+
+class SystemClock:
+    """The machine's clock and the running asyncio loop."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def jitter(self, upto_s: float) -> float:
+        return self._random.random() * upto_s
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(max(0.0, delay_s))
+
+    async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
+        try:
+            return await asyncio.wait_for(awaitable, timeout_s)
+        except asyncio.TimeoutError as error:  # not the builtin before Python 3.11
+            raise TimeoutError(f"not done within {timeout_s} s") from error

@@ -1,0 +1,1 @@
+"""Decides. Pure functions over frozen values: no clock, no I/O, no randomness."""

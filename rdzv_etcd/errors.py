@@ -1,0 +1,149 @@
+"""Every exception this library raises.
+
+One base, data on the instance, one message that says what happened, to whom, and what to do.
+Nothing here knows gRPC or torch: the etcd layer translates gRPC's errors into these, the torch
+plugin translates these into torch's.
+"""
+
+from __future__ import annotations
+
+
+class RdzvEtcdError(Exception):
+    """Base of every error raised by this library."""
+
+
+class SettingsError(RdzvEtcdError, ValueError):
+    """A setting is unknown, malformed, out of range, or contradicts another one."""
+
+
+# --- etcd ---------------------------------------------------------------------------------------
+
+
+class EtcdError(RdzvEtcdError):
+    """A request to etcd failed."""
+
+
+class EtcdUnavailableError(EtcdError):
+    """No endpoint answered within the deadline, and nothing was applied.
+
+    A read that failed, or a write that is known not to have reached a server.
+    """
+
+
+class OutcomeUnknownError(EtcdError):
+    """A write may or may not have been applied: read before acting, never just retry."""
+
+
+class EtcdAuthError(EtcdError):
+    """etcd refused the user, the password, or the client certificate; or authentication is needed."""
+
+
+class EtcdPermissionError(EtcdError):
+    """The authenticated user may not touch this key range."""
+
+
+class EtcdTlsError(EtcdError):
+    """The TLS handshake failed, or a certificate or key file is unusable."""
+
+
+class EtcdNoSpaceError(EtcdError):
+    """etcd's database is over its quota (NOSPACE alarm); only an operator can clear it."""
+
+
+class RequestTooLargeError(EtcdError):
+    """The request exceeds what the server accepts (1.5 MiB by default)."""
+
+
+class InvalidRequestError(EtcdError):
+    """The server refused the request as malformed: a defect in this library or an old server."""
+
+
+class LeaseNotFoundError(EtcdError):
+    """The lease does not exist (any more)."""
+
+    def __init__(self, lease_id: int) -> None:
+        super().__init__(f"etcd lease {lease_id:016x} does not exist (any more)")
+        self.lease_id = lease_id
+
+
+class LeaseExistsError(EtcdError):
+    """A lease with the requested id exists already."""
+
+    def __init__(self, lease_id: int) -> None:
+        super().__init__(f"etcd lease {lease_id:016x} exists already")
+        self.lease_id = lease_id
+
+
+class WatchLostError(EtcdError):
+    """The watch cannot go on without a gap: read a fresh snapshot and watch from its revision."""
+
+
+class CompactedError(WatchLostError):
+    """The revision asked for has been compacted away."""
+
+    def __init__(self, compact_revision: int) -> None:
+        super().__init__(f"the requested revision was compacted; oldest is {compact_revision}")
+        self.compact_revision = compact_revision
+
+
+class RevisionRegressedError(WatchLostError):
+    """The cluster's revision is older than one seen before: its data was wiped or restored."""
+
+    def __init__(self, seen: int, current: int) -> None:
+        super().__init__(f"etcd's revision went back from {seen} to {current}: data wiped or restored")
+        self.seen = seen
+        self.current = current
+
+
+# --- rendezvous ---------------------------------------------------------------------------------
+
+
+class RendezvousFailedError(RdzvEtcdError):
+    """The node could not take part in a round."""
+
+
+class JobClosedError(RendezvousFailedError):
+    """The job was closed; its message says by whom, how long ago and why.
+
+    ``succeeded`` tells whether it was closed because its work was done; ``was_member`` whether
+    this node belonged to the last round.
+    """
+
+    def __init__(self, message: str, *, succeeded: bool, was_member: bool) -> None:
+        super().__init__(message)
+        self.succeeded = succeeded
+        self.was_member = was_member
+
+
+class JoinTimeoutError(RendezvousFailedError):
+    """Too few nodes arrived before the join timeout; the message names who did."""
+
+
+class JobSettingsMismatchError(RendezvousFailedError):
+    """This node's min/max/node_unit differ from the job's; the message has both."""
+
+
+class StateCorruptError(RendezvousFailedError):
+    """A key of the job holds something this library did not write; the message names the key."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(
+            f"the value of etcd key {key!r} is not this library's: {problem}. Delete the key, or use "
+            "another job id or prefix"
+        )
+        self.key = key
+
+
+class BarrierBrokenError(RendezvousFailedError):
+    """The round changed while nodes were waiting at a barrier."""
+
+
+class BarrierTimeoutError(RendezvousFailedError):
+    """Not every member reached the barrier in time; the message names who is missing."""
+
+
+# --- embedded etcd ------------------------------------------------------------------------------
+
+
+class EmbeddedEtcdError(RdzvEtcdError):
+    """The embedded etcd could not be started; the message says which binary and why."""

@@ -1,0 +1,225 @@
+"""The port: what this library asks of an etcd, as plain values and one protocol.
+
+Implemented by :mod:`rdzv_etcd.etcd.client` (real servers) and :mod:`rdzv_etcd.testing` (in memory).
+Knows etcd v3's vocabulary; knows neither gRPC nor what the keys mean.
+
+Sources: etcd v3 API, https://etcd.io/docs/v3.5/learning/api/
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key with its value and etcd's bookkeeping (all revisions are of the whole store)."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease_id: int = 0
+
+
+class Target(Enum):
+    """What of a key a :class:`Compare` looks at; a missing key has zero for every number."""
+
+    VERSION = "version"
+    CREATE = "create"
+    MOD = "mod"
+    VALUE = "value"
+    LEASE = "lease"
+
+
+class Relation(Enum):
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    GREATER = ">"
+    LESS = "<"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A guard. With ``range_end`` it must hold for every key in ``[key, range_end)``.
+
+    Over an empty range numbers compare as zero, and a VALUE compare is false (as etcd does it).
+    """
+
+    key: bytes
+    target: Target
+    relation: Relation
+    operand: int | bytes
+    range_end: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read one key, or the range ``[key, range_end)`` in ascending key order; linearizable."""
+
+    key: bytes
+    range_end: bytes | None = None
+    limit: int = 0
+    keys_only: bool = False
+    count_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    key: bytes
+    value: bytes
+    lease_id: int = 0
+    ignore_value: bool = False
+    """Keep the current value (only the version rises); the key must exist."""
+    ignore_lease: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    key: bytes
+    range_end: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Txn:
+    """If all guards hold do ``success``, else ``failure``, atomically and in order.
+
+    A key may be written once per transaction. The server limits operations (128 by default)
+    per list, nested ones counted in.
+    """
+
+    guards: tuple[Compare, ...]
+    success: tuple[Op, ...]
+    failure: tuple[Op, ...] = ()
+
+
+Op: TypeAlias = "Get | Put | Delete | Txn"
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    revision: int
+    kvs: tuple[KeyValue, ...]
+    count: int
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    revision: int
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    revision: int
+    succeeded: bool
+    results: tuple[OpResult, ...]
+
+
+OpResult: TypeAlias = "GetResult | PutResult | DeleteResult | TxnResult"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    lease_id: int
+    ttl_s: int
+    """What the server granted; it may be more than was asked for."""
+    revision: int
+
+
+class EventKind(Enum):
+    PUT = "put"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: EventKind
+    kv: KeyValue
+    """For a DELETE only ``key`` and ``mod_revision`` (the deletion's) are meaningful."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """Events in revision order; all events of one revision are in one batch."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+class Watch(Protocol):
+    """A gapless stream of changes; survives reconnects and endpoint changes by itself.
+
+    Iterating raises :class:`~rdzv_etcd.errors.WatchLostError` (compacted, data wiped) when a gap
+    cannot be excluded, and auth or permission errors; it never ends silently.
+    """
+
+    def __aiter__(self) -> AsyncIterator[WatchBatch]: ...
+
+    async def close(self) -> None:
+        """Cancel the watch; a pending iteration ends with ``StopAsyncIteration``. Idempotent."""
+
+
+class Etcd(Protocol):
+    """One connection to one etcd cluster. All methods raise :class:`~rdzv_etcd.errors.EtcdError`.
+
+    ``timeout_s`` bounds the whole call with its retries (``None``: the connection's own
+    ``request_timeout_s``). Reads are retried on other endpoints within it. Writes are retried only
+    while it is certain that they did not reach a server; otherwise they raise
+    :class:`~rdzv_etcd.errors.OutcomeUnknownError`. With ``repeatable=True`` the caller states that
+    applying the write twice does no harm, and it is retried like a read.
+    """
+
+    async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult: ...
+
+    async def txn(
+        self, request: Txn, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> TxnResult: ...
+
+    async def grant(
+        self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
+    ) -> LeaseGrant:
+        """Grant a lease (``lease_id`` 0: the server chooses).
+
+        Raises :class:`~rdzv_etcd.errors.LeaseExistsError` if the chosen id is taken. Retried when
+        the outcome is unknown only with a chosen id; an orphan of a server-chosen one expires.
+        """
+
+    async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
+        """Revoke a lease and with it its keys; ``False`` if it did not exist. Retried."""
+
+    async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        """Renew a lease once over the shared keep-alive stream.
+
+        Returns its new TTL in seconds, 0 if the lease is gone. Raises
+        :class:`~rdzv_etcd.errors.EtcdUnavailableError` if no reply came in time.
+        """
+
+    def watch(
+        self, key: bytes, range_end: bytes | None = None, *, start_revision: int
+    ) -> Watch:
+        """Watch ``[key, range_end)`` (or one key) from ``start_revision``, inclusive.
+
+        Returns at once; errors appear when iterating.
+        """
+
+    async def close(self) -> None:
+        """Close channels and streams; pending calls fail. Idempotent."""
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the ``range_end`` that makes a range of all keys starting with ``prefix``."""
+    stem = prefix.rstrip(b"\xff")
+    if not stem:
+        return b"\x00"  # etcd: from `key` to the end of the key space
+    return stem[:-1] + bytes([stem[-1] + 1])

@@ -1,0 +1,1 @@
+"""The only owner of key paths and value encoding; no I/O."""

@@ -1,0 +1,175 @@
+"""Frozen settings, validated whole when they are made. Knows numbers and limits, no I/O."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rdzv_etcd.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One etcd member's client address."""
+
+    host: str
+    port: int = 2379
+
+    @property
+    def target(self) -> str:
+        """``host:port``, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS towards etcd. Without ``ca_cert`` the system's roots are trusted."""
+
+    ca_cert: Path | None = None
+    cert: Path | None = None
+    """Client certificate (PEM); may contain the key as well."""
+    key: Path | None = None
+    """Client key (PEM); ``None`` with ``cert`` set: the key is in ``cert``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """User and password; kept out of ``repr`` so that they stay out of logs."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach one etcd cluster."""
+
+    endpoints: tuple[Endpoint, ...] = (Endpoint("localhost"),)
+    tls: Tls | None = None
+    """``None``: plain http."""
+    credentials: Credentials | None = None
+    request_timeout_s: float = 60.0
+    """Bounds one call with its retries (``read_timeout``)."""
+    connect_timeout_s: float = 10.0
+    """Bounds the very first contact, so that a wrong endpoint is reported quickly."""
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise SettingsError("no etcd endpoint was given (--rdzv-endpoint host:2379[,host:2379])")
+        for name in ("request_timeout_s", "connect_timeout_s"):
+            _require_positive(name, getattr(self, name))
+
+    def __str__(self) -> str:
+        scheme = "https" if self.tls is not None else "http"
+        return ",".join(f"{scheme}://{endpoint.target}" for endpoint in self.endpoints)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What all nodes of a job must agree on."""
+
+    min_nodes: int
+    max_nodes: int
+    node_unit: int = 1
+    """Only worlds whose size is a multiple of this are formed."""
+
+    def __post_init__(self) -> None:
+        if self.min_nodes < 1:
+            raise SettingsError(f"min_nodes is {self.min_nodes}; it must be at least 1")
+        if self.max_nodes < self.min_nodes:
+            raise SettingsError(
+                f"max_nodes ({self.max_nodes}) is less than min_nodes ({self.min_nodes})"
+            )
+        if self.node_unit < 1:
+            raise SettingsError(f"node_unit is {self.node_unit}; it must be at least 1")
+        largest = self.max_nodes // self.node_unit * self.node_unit
+        if largest < self.min_nodes:
+            raise SettingsError(
+                f"no multiple of node_unit ({self.node_unit}) lies between min_nodes "
+                f"({self.min_nodes}) and max_nodes ({self.max_nodes})"
+            )
+
+    def __str__(self) -> str:
+        unit = f", node_unit={self.node_unit}" if self.node_unit != 1 else ""
+        return f"min_nodes={self.min_nodes}, max_nodes={self.max_nodes}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All waits, in seconds; each comment says how a value relates to the others."""
+
+    lease_ttl_s: int = 10
+    """A node that is silent this long is lost. etcd's smallest TTL is 2 with default election
+    settings; detection takes this long plus etcd's expiry tick (0.5 s)."""
+    keep_alive_timeout_s: float | None = None
+    """Deadline of one keep-alive reply (``heartbeat_timeout``); default and limit: TTL / 3."""
+    join_timeout_s: float = 600.0
+    """How long one join waits for ``min_nodes``. A spare of a formed round is not bounded by it."""
+    last_call_timeout_s: float = 30.0
+    """How long a round with at least ``min_nodes`` stays open for more when it cannot be known
+    whether more will come; at most ``join_timeout_s`` makes sense."""
+    settle_s: float = 0.2
+    """How long a round stays open when all live members are back and ``min_nodes`` are there."""
+    closed_ttl_s: int = 60
+    """How long the marker of a closed job stays for late nodes."""
+    job_lease_ttl_s: int | None = None
+    """What a job left in etcd vanishes this long after its last node died; default 6 x
+    ``lease_ttl_s``, at least 60."""
+    close_timeout_s: float = 30.0
+    """Bounds closing and leaving."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "lease_ttl_s",
+            "join_timeout_s",
+            "last_call_timeout_s",
+            "closed_ttl_s",
+            "close_timeout_s",
+        ):
+            _require_positive(name, getattr(self, name))
+        if not (math.isfinite(self.settle_s) and self.settle_s >= 0):
+            raise SettingsError(f"settle_s is {self.settle_s}; it must not be negative")
+        if self.keep_alive_timeout_s is not None:
+            _require_positive("keep_alive_timeout_s", self.keep_alive_timeout_s)
+        if self.job_lease_ttl_s is not None:
+            _require_positive("job_lease_ttl_s", self.job_lease_ttl_s)
+
+    @property
+    def job_ttl_s(self) -> int:
+        """The job lease's TTL, with its default applied."""
+        if self.job_lease_ttl_s is not None:
+            return self.job_lease_ttl_s
+        return max(60, 6 * self.lease_ttl_s)
+
+    @property
+    def keep_alive_deadline_s(self) -> float:
+        """The deadline of one keep-alive reply, with its default and limit applied."""
+        limit = self.lease_ttl_s / 3
+        return limit if self.keep_alive_timeout_s is None else min(limit, self.keep_alive_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything one node is told."""
+
+    job_id: str
+    job: JobSettings
+    connection: Connection = field(default_factory=Connection)
+    timing: Timing = field(default_factory=Timing)
+    prefix: str = "/rdzv_etcd"
+    rank_key: str | None = None
+    """Orders ranks (natural order): the node's own value, already resolved; ``None``: sticky."""
+    local_addr: str | None = None
+    """The address other nodes reach this one at; ``None``: found out."""
+    embed: bool = False
+    """Start an etcd on this machine if the endpoint is ours and none answers."""
+
+    def __post_init__(self) -> None:
+        if not self.job_id:
+            raise SettingsError("the job id (--rdzv-id) is empty")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise SettingsError(f"{name} is {value}; it must be a positive number of seconds")
