@@ -1,0 +1,138 @@
+"""Key paths of one job. Nothing else in the library builds a key.
+
+    <prefix>/<job>/audit/<round>               what happened in a round            job lease
+    <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session
+    <prefix>/<job>/ctl/round                   the round record                    job lease
+    <prefix>/<job>/ctl/leader                  who closes rounds                   its session
+    <prefix>/<job>/ctl/change                  why the formed round is over        job lease
+    <prefix>/<job>/nodes/<node id>             presence of one node                its session
+    <prefix>/<job>/store/<round>/<key>         the round's key-value store         job lease
+
+``ctl`` and ``nodes`` are neighbours, so one watch covers both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.etcd.api import prefix_end
+
+_ROUND_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys in ``[start, end)``."""
+
+    start: bytes
+    end: bytes
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.start <= key < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """Every key path of one job.
+
+    The job id is percent-encoded, so an id with ``/``, spaces or non-ASCII characters is one path
+    segment and cannot reach another job's keys.
+    """
+
+    prefix: str
+    job_id: str
+
+    def __post_init__(self) -> None:
+        if not self.job_id:
+            raise SettingsError("the job id (--rdzv-id) is empty")
+
+    @property
+    def root(self) -> bytes:
+        """The prefix of all the job's keys, with a trailing slash."""
+        return f"{self.prefix.rstrip('/')}/{quote(self.job_id, safe='')}/".encode()
+
+    # -- control: what every node watches ---------------------------------------------------------
+
+    @property
+    def round(self) -> bytes:
+        return self.root + b"ctl/round"
+
+    @property
+    def leader(self) -> bytes:
+        return self.root + b"ctl/leader"
+
+    @property
+    def change(self) -> bytes:
+        return self.root + b"ctl/change"
+
+    @property
+    def control(self) -> KeyRange:
+        return _range(self.root + b"ctl/")
+
+    # -- presence: what only the leader watches ---------------------------------------------------
+
+    def node(self, node_id: str) -> bytes:
+        return self.root + b"nodes/" + node_id.encode()
+
+    @property
+    def nodes(self) -> KeyRange:
+        return _range(self.root + b"nodes/")
+
+    def node_id(self, key: bytes) -> str:
+        """Return the node id in a key of :attr:`nodes`."""
+        return key[len(self.nodes.start) :].decode(errors="replace")
+
+    # -- per round --------------------------------------------------------------------------------
+
+    def audit(self, round_number: int) -> bytes:
+        return self.root + b"audit/" + _round(round_number)
+
+    @property
+    def audits(self) -> KeyRange:
+        return _range(self.root + b"audit/")
+
+    def audits_before(self, round_number: int) -> KeyRange:
+        return KeyRange(self.audits.start, self.audit(round_number))
+
+    def store(self, round_number: int) -> KeyRange:
+        """The range of a round's store; a store key is ``store(r).start + key``."""
+        return _range(self.root + b"store/" + _round(round_number) + b"/")
+
+    @property
+    def stores(self) -> KeyRange:
+        return _range(self.root + b"store/")
+
+    def stores_before(self, round_number: int) -> KeyRange:
+        return KeyRange(self.stores.start, self.store(round_number).start)
+
+    def barrier(self, round_number: int, name: str) -> KeyRange:
+        return _range(
+            self.root + b"barrier/" + _round(round_number) + b"/" + quote(name, safe="").encode() + b"/"
+        )
+
+    @property
+    def barriers(self) -> KeyRange:
+        return _range(self.root + b"barrier/")
+
+    def barriers_before(self, round_number: int) -> KeyRange:
+        return KeyRange(self.barriers.start, self.root + b"barrier/" + _round(round_number))
+
+    @property
+    def all(self) -> KeyRange:
+        return _range(self.root)
+
+
+def job_id_of(prefix: str, key: bytes) -> str:
+    """Return the job id that ``key`` belongs to, for messages and listings."""
+    rest = key.decode(errors="replace").removeprefix(prefix.rstrip("/") + "/")
+    return unquote(rest.split("/", 1)[0])
+
+
+def _round(number: int) -> bytes:
+    return b"%0*d" % (_ROUND_DIGITS, number)
+
+
+def _range(prefix: bytes) -> KeyRange:
+    return KeyRange(prefix, prefix_end(prefix))
