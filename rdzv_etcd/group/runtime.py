@@ -1,0 +1,323 @@
+"""One background event-loop thread per process, shared by everything that talks to etcd.
+
+Knows threads, asyncio, signals and forks; knows nothing of etcd or of rendezvous.
+
+The thread is a daemon, so a process that forgets to release it still ends, and it is alive while
+``atexit`` callbacks run, so that a node can leave from there. Nothing here uses an executor: those
+are shut down before ``atexit`` callbacks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 2.0
+"""How long an interrupted or timed-out call waits for its cancelled coroutine to tidy up."""
+STOP_GRACE_S = 5.0
+"""How long the last release waits for cancelled tasks before it gives them up."""
+
+THREAD_NAME = "rdzv-etcd"
+
+
+class Runtime:
+    """A counted hold on the process's event-loop thread; thread-safe.
+
+    The first :meth:`acquire` starts the thread, the last :meth:`release` stops it and joins it. A
+    forked child starts with none and must acquire its own: a hold inherited from the parent
+    refuses to run anything, and releasing it does nothing.
+    """
+
+    def __init__(self, thread: _LoopThread) -> None:
+        """Use :meth:`acquire`."""
+        self._thread = thread
+        self._released = False
+
+    @classmethod
+    def acquire(cls) -> Runtime:
+        """Return a new hold, starting the thread if this is the first one. Does not block."""
+        with _state.lock:
+            if _state.current is None:
+                _state.current = _LoopThread()
+            _state.current.holds += 1
+            return cls(_state.current)
+
+    def release(self) -> None:
+        """Give up the hold; idempotent.
+
+        The last one cancels every task, blocks until they have ended (at most about
+        ``STOP_GRACE_S``) and joins the thread. Raises :class:`RuntimeError` on the loop's thread.
+        """
+        thread = self._thread
+        if thread.is_foreign:
+            return
+        if thread.is_current:
+            raise RuntimeError("Runtime.release() was called on the event-loop thread itself")
+        with _state.lock:
+            if self._released:
+                return
+            self._released = True
+            thread.holds -= 1
+            last = thread.holds == 0
+            if last and _state.current is thread:
+                _state.current = None
+        if last:
+            thread.stop()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def run(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run ``coro`` on the loop, block until it has ended, return its result or raise its error.
+
+        Raises :class:`TimeoutError` after ``timeout_s``; ``coro`` is cancelled then. If a signal
+        handler raises in the waiting thread, ``coro`` is cancelled and given ``CANCEL_GRACE_S`` to
+        tidy up before the handler's exception goes on. Raises :class:`RuntimeError` on the loop's
+        own thread, after the release, in a forked child, and if the runtime stops meanwhile.
+        """
+        thread = self._usable(coro)
+        if thread.is_current:
+            coro.close()
+            raise RuntimeError(
+                "Runtime.run() was called on the event-loop thread, which it would block for ever; "
+                "await the coroutine instead"
+            )
+        call = _Call(coro)
+        try:
+            thread.begin(call)
+            finished = call.wait(timeout_s)
+        except BaseException:  # from a signal handler: SignalException, KeyboardInterrupt
+            thread.cancel(call)
+            call.wait(CANCEL_GRACE_S)
+            call.log_failure()
+            raise
+        if not finished:
+            thread.cancel(call)
+            call.wait(CANCEL_GRACE_S)
+            if not call.has_outcome:
+                raise TimeoutError(f"not done within {timeout_s} s")
+        return call.result()
+
+    def submit(self, coro: Coroutine[Any, Any, object], *, name: str | None = None) -> None:
+        """Start ``coro`` on the loop and return at once; an error it raises is logged.
+
+        Callable from every thread, the loop's own included. The last release cancels it. Raises
+        :class:`RuntimeError` after the release and in a forked child.
+        """
+        thread = self._usable(coro)
+        thread.begin(_Call(coro, name=name, detached=True))
+
+    def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:
+        if self._thread.is_foreign:
+            coro.close()
+            raise RuntimeError(
+                f"this Runtime belongs to process {self._thread.pid}; a forked child must acquire "
+                "its own"
+            )
+        if self._released:
+            coro.close()
+            raise RuntimeError("this Runtime has been released")
+        return self._thread
+
+
+class _Call(Generic[T]):
+    """One coroutine on its way through the loop, and a latch that opens when it has ended."""
+
+    def __init__(
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, detached: bool = False
+    ) -> None:
+        self.coro = coro
+        self.name = name
+        self.detached = detached
+        self.task: asyncio.Task[T] | None = None
+        self._opened = False
+        # A bare lock is the cheapest latch to wait on, and signals interrupt the wait.
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def open(self) -> None:
+        """Let the waiter go; idempotent, called only by the loop's thread."""
+        if not self._opened:
+            self._opened = True
+            self._latch.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until the latch is open; tell whether it is. Interruptible by signals."""
+        if timeout_s is None or timeout_s > threading.TIMEOUT_MAX:
+            opened = self._latch.acquire()
+        else:
+            opened = self._latch.acquire(timeout=max(0.0, timeout_s))
+        if opened:
+            self._latch.release()
+        return opened
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether the coroutine returned or raised something of its own."""
+        return self.task is not None and self.task.done() and not self.task.cancelled()
+
+    def result(self) -> T:
+        if self.task is None or not self.task.done() or self.task.cancelled():
+            raise RuntimeError("the call was cancelled because its Runtime was stopped")
+        return self.task.result()
+
+    def log_failure(self) -> None:
+        """Log the error of a coroutine that nobody waits for any more."""
+        if not self.has_outcome or self.task is None:
+            return
+        error = self.task.exception()
+        if error is not None:
+            _log.error("background task %s failed", self.task.get_name(), exc_info=error)
+
+
+class _LoopThread:
+    """The thread, its loop, and the calls under way in it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.holds = 0
+        self._loop = asyncio.new_event_loop()
+        self._calls: set[_Call[Any]] = set()
+        self._stop_wanted = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a forked child of the one that owns the thread."""
+        return self.pid != os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        return threading.get_ident() == self._thread.ident
+
+    def begin(self, call: _Call[Any]) -> None:
+        self._calls.add(call)
+        try:
+            self._loop.call_soon_threadsafe(self._start, call)
+        except RuntimeError as error:  # the loop is closed
+            self._calls.discard(call)
+            call.coro.close()
+            raise RuntimeError("the Runtime has been stopped") from error
+
+    def cancel(self, call: _Call[Any]) -> None:
+        """Ask the loop to cancel ``call``; harmless if it has ended or never began."""
+        with contextlib.suppress(RuntimeError):  # a closed loop has abandoned all its calls
+            self._loop.call_soon_threadsafe(self._cancel, call)
+
+    def stop(self) -> None:
+        """Cancel what runs, stop the loop, join the thread. A second stop only joins."""
+        with _state.lock:
+            first, self._stop_wanted = not self._stop_wanted, True
+        if first:
+            # It raises if a task's SystemExit has ended the loop already: then the join remains.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    # -- on the loop's thread ---------------------------------------------------------------------
+
+    def _start(self, call: _Call[Any]) -> None:
+        if self._stopping:
+            self._abandon(call)
+            return
+        call.task = self._loop.create_task(call.coro, name=call.name)
+        call.task.add_done_callback(lambda _: self._ended(call))
+
+    def _cancel(self, call: _Call[Any]) -> None:
+        if call.task is not None:
+            call.task.cancel()
+        else:  # the interruption came before _start was scheduled, so it never will be
+            self._abandon(call)
+
+    def _ended(self, call: _Call[Any]) -> None:
+        self._calls.discard(call)
+        call.open()
+        if call.detached:
+            call.log_failure()
+
+    def _abandon(self, call: _Call[Any]) -> None:
+        self._calls.discard(call)
+        if call.task is None:
+            call.coro.close()
+        call.open()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._stopping = True
+            self._cancel_tasks()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+            for call in tuple(self._calls):  # whoever waits must not wait for ever
+                self._abandon(call)
+
+    def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        _, pending = self._loop.run_until_complete(asyncio.wait(tasks, timeout=STOP_GRACE_S))
+        for task in pending:
+            _log.error("gave up task %s: it did not end when cancelled", task.get_name())
+
+
+class _State:
+    """The process's loop thread; replaced as a whole in a forked child."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a signal handler may acquire or release while its own thread is in here.
+        self.lock = threading.RLock()
+        self.current: _LoopThread | None = None
+
+
+_state = _State()
+_inherited: list[_State] = []
+
+
+def _after_fork_in_child() -> None:
+    # The parent's loop must not be closed here, and not be garbage collected either: both would
+    # remove its descriptors from the epoll set that the child shares with the parent.
+    global _state  # noqa: PLW0603 - the one process-wide state, and this its one replacement
+    _inherited.append(_state)
+    _state = _State()
+
+
+def _stop_at_exit() -> None:
+    """Stop the thread before the interpreter dismantles itself under it.
+
+    ``atexit`` runs last in, first out: whatever was registered after this module was imported
+    still finds the loop running.
+    """
+    with _state.lock:
+        thread, _state.current = _state.current, None
+    if thread is not None:
+        thread.stop()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_stop_at_exit)

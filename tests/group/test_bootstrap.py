@@ -1,0 +1,148 @@
+"""The listening socket and the address a node offers for the round's store."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+
+import pytest
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.group.bootstrap import bind_bootstrap, host_identity
+from rdzv_etcd.settings.model import Endpoint
+
+LOCAL = (Endpoint("127.0.0.1"),)
+
+
+def source_towards(family: socket.AddressFamily, beyond: str) -> str | None:
+    """Return what the kernel says about the default route of this machine."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((beyond, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def test_it_listens_at_the_address_it_names_and_gives_the_port_back() -> None:
+    bootstrap = bind_bootstrap("127.0.0.1", LOCAL)
+    assert bootstrap.address == "127.0.0.1"
+    with socket.create_connection((bootstrap.address, bootstrap.port), timeout=10):
+        pass
+    assert not os.get_inheritable(bootstrap.socket.fileno())
+    bootstrap.close()
+    bootstrap.close()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("0.0.0.0", bootstrap.port))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_one_socket_serves_both_families() -> None:
+    bootstrap = bind_bootstrap("::1", LOCAL)
+    for address in ("127.0.0.1", "::1"):
+        try:
+            connection = socket.create_connection((address, bootstrap.port), timeout=10)
+        except OSError:
+            assert address == "::1"  # IPv6 sockets, but no IPv6 loopback address
+        else:
+            connection.close()
+    bootstrap.close()
+
+
+def test_every_bootstrap_has_a_port_of_its_own() -> None:
+    bootstraps = [bind_bootstrap("127.0.0.1", LOCAL) for _ in range(50)]
+    assert len({bootstrap.port for bootstrap in bootstraps}) == 50
+    for bootstrap in bootstraps:
+        bootstrap.close()
+
+
+def test_the_address_is_the_default_routes_if_etcd_is_on_this_host() -> None:
+    """etcd as a sidecar on localhost says nothing about where other hosts find us."""
+    expected = source_towards(socket.AF_INET, "192.0.2.1") or source_towards(
+        socket.AF_INET6, "2001:db8::1"
+    )
+    bootstrap = bind_bootstrap(None, LOCAL)
+    bootstrap.close()
+    assert bootstrap.address == (expected or "127.0.0.1")
+
+
+def test_an_endpoint_elsewhere_decides_before_one_on_this_host() -> None:
+    expected = source_towards(socket.AF_INET, "198.51.100.7")
+    if expected is None:
+        pytest.skip("no IPv4 route off this host")
+    bootstrap = bind_bootstrap(None, (Endpoint("localhost"), Endpoint("198.51.100.7")))
+    bootstrap.close()
+    assert bootstrap.address == expected
+
+
+def test_an_unresolvable_endpoint_is_left_to_the_client_to_report() -> None:
+    bootstrap = bind_bootstrap(None, (Endpoint("no-such-host.invalid"),))
+    bootstrap.close()
+    address = ipaddress.ip_address(bootstrap.address)
+    assert not address.is_unspecified
+
+
+@pytest.mark.parametrize(
+    ("local_addr", "reason"),
+    [
+        ("", "bare host name"),
+        ("  ", "bare host name"),
+        ("127.0.0.1:29500", "bare host name"),
+        ("http://localhost", "bare host name"),
+        ("0.0.0.0", "nobody can connect"),
+        ("::", "nobody can connect"),
+        ("224.0.0.1", "nobody can connect"),
+        ("fe80::1", "without a scope"),
+        ("no-such-host.invalid", "cannot resolve"),
+    ],
+)
+def test_a_local_addr_that_cannot_be_one_is_refused(local_addr: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason) as caught:
+        bind_bootstrap(local_addr, LOCAL)
+    assert repr(local_addr) in str(caught.value)
+
+
+def test_a_local_addr_behind_address_translation_is_used_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        bootstrap = bind_bootstrap("203.0.113.9", LOCAL)
+    bootstrap.close()
+    assert bootstrap.address == "203.0.113.9"
+    assert "not an address of this host" in caplog.text
+
+
+def test_a_name_is_published_as_a_name(caplog: pytest.LogCaptureFixture) -> None:
+    bootstrap = bind_bootstrap("localhost", LOCAL)
+    bootstrap.close()
+    assert bootstrap.address == "localhost"
+    assert caplog.records == []
+
+
+def test_detaching_leaves_the_descriptor_to_the_caller() -> None:
+    bootstrap = bind_bootstrap("127.0.0.1", LOCAL)
+    descriptor = bootstrap.detach()
+    bootstrap.close()
+    os.fstat(descriptor)  # still open
+    with pytest.raises(ValueError, match="handed over"):
+        bootstrap.detach()
+    os.close(descriptor)
+
+
+def test_the_host_identity_is_the_same_in_another_process_of_this_host() -> None:
+    assert host_identity() == host_identity()
+    reading, writing = os.pipe()
+    child = os.posix_spawn(
+        "/bin/sh",
+        ["sh", "-c", "stat -L -c %i /proc/self/ns/net"],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)],
+    )
+    os.close(writing)
+    with os.fdopen(reading) as output:
+        inode = output.read().strip()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert host_identity().endswith(f"/{inode}")

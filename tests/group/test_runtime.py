@@ -1,0 +1,320 @@
+"""One event-loop thread per process: counting, interruption, forks and interpreter exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rdzv_etcd.group.runtime import THREAD_NAME, Runtime
+
+
+def loop_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    with Runtime.acquire() as held:
+        yield held
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+class Interruption(Exception):
+    """What a signal handler raises, as torchrun's does."""
+
+
+def run_script(script: str) -> str:
+    """Run a Python program of its own; return what it printed; its warnings are errors."""
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    return process.stdout
+
+
+def test_results_and_errors_reach_the_caller(runtime: Runtime) -> None:
+    async def fail() -> None:
+        raise KeyError("lost")
+
+    assert runtime.run(double(21)) == 42
+    with pytest.raises(KeyError, match="lost"):
+        runtime.run(fail())
+
+
+def test_all_holders_share_one_thread_and_the_last_release_ends_it() -> None:
+    before = len(loop_threads())
+    first = Runtime.acquire()
+    second = Runtime.acquire()
+    assert len(loop_threads()) == before + 1
+    first.release()
+    first.release()  # idempotent: it must not take the second holder's share
+    assert second.run(double(1)) == 2
+    second.release()
+    assert len(loop_threads()) == before
+    with Runtime.acquire() as third:
+        assert third.run(double(2)) == 4
+    assert len(loop_threads()) == before
+
+
+def test_a_released_hold_refuses_to_run() -> None:
+    released = Runtime.acquire()
+    released.release()
+    with pytest.raises(RuntimeError, match="released"):
+        released.run(double(1))
+    with pytest.raises(RuntimeError, match="released"):
+        released.submit(double(1))
+
+
+def test_run_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
+    async def nested() -> int:
+        return runtime.run(double(1))
+
+    with pytest.raises(RuntimeError, match="event-loop thread"):
+        runtime.run(nested())
+
+
+def test_many_threads_run_at_the_same_time(runtime: Runtime) -> None:
+    """No call waits for another one: the calls of all threads meet on the loop."""
+    count = 32
+    arrived = 0
+    everyone = asyncio.Event()
+
+    async def meet() -> int:
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            everyone.set()
+        await everyone.wait()
+        return arrived
+
+    results: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(runtime.run(meet(), 60)))
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [count] * count
+
+
+def test_a_timeout_cancels_the_coroutine_and_waits_for_its_tidying(runtime: Runtime) -> None:
+    tidied = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            tidied.append(True)
+
+    with pytest.raises(TimeoutError, match=r"0\.01 s"):
+        runtime.run(endless(), timeout_s=0.01)
+    assert tidied == [True]
+
+
+@pytest.mark.parametrize("raised", [Interruption, KeyboardInterrupt])
+def test_an_exception_from_a_signal_handler_cancels_and_goes_on(
+    runtime: Runtime, raised: type[BaseException]
+) -> None:
+    started = threading.Event()
+    tidied = []
+
+    async def endless() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            tidied.append(True)
+
+    def interrupt() -> None:
+        started.wait(60)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def handler(number: int, frame: object) -> None:
+        raise raised
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        sender = threading.Thread(target=interrupt)
+        sender.start()
+        with pytest.raises(raised):
+            runtime.run(endless())
+        sender.join()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert tidied == [True]
+    assert runtime.run(double(3)) == 6
+
+
+def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
+    """A handler that leaves the job runs inside an interrupted wait of the same thread."""
+    started = threading.Event()
+    released = asyncio.Event()
+
+    async def wait() -> str:
+        started.set()
+        await released.wait()
+        return "done"
+
+    async def release() -> None:
+        released.set()
+
+    def handler(number: int, frame: object) -> None:
+        with Runtime.acquire() as second:
+            second.run(release())
+
+    def interrupt() -> None:
+        started.wait(60)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        sender = threading.Thread(target=interrupt)
+        sender.start()
+        assert runtime.run(wait(), 60) == "done"
+        sender.join()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_the_last_release_frees_a_waiting_thread() -> None:
+    runtime = Runtime.acquire()
+    started = threading.Event()
+    errors: list[RuntimeError] = []
+
+    async def endless() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            runtime.run(endless())
+        except RuntimeError as error:
+            errors.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert started.wait(60)
+    runtime.release()
+    waiter.join(60)
+    assert [str(error) for error in errors] == [
+        "the call was cancelled because its Runtime was stopped"
+    ]
+
+
+def test_a_submitted_task_runs_and_its_error_is_logged(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = threading.Event()
+
+    async def work() -> None:
+        ran.set()
+        raise ValueError("nobody waits for me")
+
+    with caplog.at_level(logging.ERROR):
+        runtime.submit(work(), name="worker")
+        assert ran.wait(60)
+        runtime.run(double(1))
+    assert "background task worker failed" in caplog.text
+    assert "nobody waits for me" in caplog.text
+
+
+def test_the_last_release_cancels_submitted_tasks() -> None:
+    cancelled = threading.Event()
+    started = threading.Event()
+
+    async def endless() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with Runtime.acquire() as runtime:
+        runtime.submit(endless())
+        assert started.wait(60)
+    assert cancelled.is_set()
+
+
+def test_release_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
+    async def release() -> None:
+        runtime.release()
+
+    with pytest.raises(RuntimeError, match="event-loop thread"):
+        runtime.run(release())
+    assert runtime.run(double(1)) == 2
+
+
+def test_it_works_from_atexit_and_the_interpreter_ends_cleanly_without_a_release() -> None:
+    printed = run_script(
+        """
+        import asyncio, atexit
+        from rdzv_etcd.group.runtime import Runtime
+
+        async def leave():
+            await asyncio.sleep(0.01)
+            return "left"
+
+        runtime = Runtime.acquire()
+        runtime.submit(asyncio.sleep(3600))
+        atexit.register(lambda: print(runtime.run(leave())))
+        """
+    )
+    assert printed == "left\n"
+
+
+def test_a_forked_child_gets_its_own_thread_and_leaves_the_parents_alone() -> None:
+    printed = run_script(
+        """
+        import asyncio, gc, os, sys, warnings
+        from rdzv_etcd.group.runtime import Runtime
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from 3.12 on
+
+        async def answer(text):
+            await asyncio.sleep(0.01)
+            return text
+
+        runtime = Runtime.acquire()
+        assert runtime.run(answer("before")) == "before"
+        child = os.fork()
+        if child == 0:
+            try:
+                runtime.run(answer("never"))
+            except RuntimeError as error:
+                assert "forked child" in str(error), error
+            else:
+                raise SystemExit("the parent's runtime was used")
+            runtime.release()
+            del runtime
+            gc.collect()
+            with Runtime.acquire() as own:
+                assert own.run(answer("child")) == "child"
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print(runtime.run(answer("parent")))
+        runtime.release()
+        """
+    )
+    assert printed == "parent\n"
