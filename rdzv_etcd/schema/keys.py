@@ -109,7 +109,12 @@ class JobKeys:
 
     def barrier(self, round_number: int, name: str) -> KeyRange:
         return _range(
-            self.root + b"barrier/" + _round(round_number) + b"/" + quote(name, safe="").encode() + b"/"
+            self.root
+            + b"barrier/"
+            + _round(round_number)
+            + b"/"
+            + quote(name, safe="").encode()
+            + b"/"
         )
 
     @property

@@ -1,0 +1,116 @@
+"""Decides when a formed round must be re-formed, and what that means to a node. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round
+from rdzv_etcd.core.waiting import sort_crowd
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell the members that their round is over."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """Nothing to tell, or not before ``until_s`` on the leader's clock."""
+
+    until_s: float | None = None
+    reason: str = ""
+
+
+def decide_change(
+    control: Control, nodes: Nodes, now_s: float, *, trust_absence_s: float
+) -> Publish | Healthy:
+    """Say whether the formed round is over.
+
+    Before ``trust_absence_s`` a member without presence is not called lost: the leader was cut off
+    itself a moment ago, and the others may just be coming back (see docs: being lost is an act).
+    A newcomer is a reason only if the next world would be larger with it.
+    """
+    formed = control.formed
+    if formed is None or control.open_change is not None:
+        return Healthy()
+    crowd = sort_crowd(control, nodes, formed.settings)
+    lost = dict.fromkeys(crowd.leaving, Loss.LEFT.value)
+    absence_trusted = now_s >= trust_absence_s
+    if absence_trusted:
+        lost.update(dict.fromkeys(crowd.absent, Loss.EXPIRED.value))
+    live = len(crowd.expected) + len(crowd.returning)
+    if not absence_trusted:
+        live += len(crowd.absent)
+    settings = formed.settings
+    possible = min(settings.max_nodes, live + len(crowd.newcomers))
+    grows = possible // settings.node_unit * settings.node_unit > formed.size
+    if lost or crowd.returning or grows:
+        waiters = crowd.pool if grows or lost else crowd.returning
+        return Publish(
+            Change(
+                formed.run,
+                formed.number,
+                tuple(presence.info.node_id for presence in waiters),
+                lost,
+            )
+        )
+    if crowd.absent and not absence_trusted:
+        return Healthy(trust_absence_s, f"{len(crowd.absent)} members are not back yet")
+    return Healthy()
+
+
+def waiting_count(control: Control, world: Round | None, evicted: bool) -> int:
+    """How many nodes wait, as torch's agent asks: above zero means "stop and re-join".
+
+    ``world`` is the round that the node works in (``None``: none). Above zero as well when a member
+    was lost, when a newer round was formed without this node, and when the job failed.
+    """
+    if world is None:
+        return 0
+    if evicted:
+        return 1
+    closure = control.closure
+    if closure is not None:
+        return 0 if closure.succeeded else 1
+    formed = control.formed
+    if formed is not None and not formed.same_world(world):
+        # an older record can only be a feed that lags behind what this node was told
+        return 1 if formed.run != world.run or formed.number > world.number else 0
+    change = control.change
+    if change is not None and change.concerns(world):
+        return max(1, len(change.waiters) + len(change.lost))
+    return 0
+
+
+class Recovery(Enum):
+    """What a member does whose session or round record is gone."""
+
+    NOTHING = "all is well"
+    PRESENCE = "put the presence back"
+    RECORD = "put the round record and the presence back"
+    REJOIN = "it is a newcomer"
+
+
+def decide_recovery(control: Control, world: Round) -> Recovery:
+    """Say what a member of ``world`` without a session may put back, given a fresh ``control``."""
+    if control.round is None:
+        return Recovery.RECORD
+    if control.closure is not None:
+        return Recovery.NOTHING
+    if not control.round.same_world(world) or control.open_change is not None:
+        return Recovery.REJOIN
+    return Recovery.PRESENCE
+
+
+def claim_delay_s(control: Control, node_id: str, jitter_s: float) -> float:
+    """How long to wait before claiming a vacant lead: members first, in rank order.
+
+    ``jitter_s`` is a random number of seconds below 0.02, drawn by the caller.
+    """
+    rank = None if control.formed is None else control.formed.rank_of(node_id)
+    if rank is not None:
+        return 0.0 if rank == 0 else min(0.005 * rank, 0.25) + jitter_s
+    return jitter_s if control.formed is None else 0.3 + jitter_s

@@ -1,0 +1,117 @@
+"""Decides when the next round is closed, and with whom. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names
+from rdzv_etcd.core.ranks import assign_ranks
+from rdzv_etcd.core.waiting import Crowd, sort_crowd
+from rdzv_etcd.settings import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the round with these nodes; the index is the rank."""
+
+    world: tuple[NodeInfo, ...]
+    expelled: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWaiting:
+    """Do nothing until something changes, or until ``until_s`` on the leader's clock."""
+
+    until_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a round stays open, and since when (all on the leader's clock)."""
+
+    last_call_s: float
+    settle_s: float
+    opened_s: float
+    """When this leader began to collect nodes for this round."""
+
+
+def decide_close(
+    control: Control, nodes: Nodes, settings: JobSettings, patience: Patience, now_s: float
+) -> Close | KeepWaiting:
+    """Say whether to close the next round now; ``settings`` are the job's.
+
+    * all seats taken and nobody else expected: at once;
+    * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
+    * at least ``min_nodes``, but live members are not back yet, or there is no previous round that
+      could tell who is still to come: after ``last_call``;
+    * fewer: wait.
+    """
+    round_label = f"round {control.next_number}"
+    if control.formed is None and len(nodes.present) < settings.min_nodes:
+        # The common case while a big job starts: do not sort thousands of nodes at each arrival.
+        return KeepWaiting(
+            None, f"{round_label}: {len(nodes.present)} of {_needed(settings)} nodes here"
+        )
+    crowd = sort_crowd(control, nodes, settings)
+    pool = crowd.pool
+    size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
+    here = f"{round_label}: {len(pool)} of {_needed(settings)} nodes here"
+    if size < settings.min_nodes or size == 0:
+        return KeepWaiting(None, here + _missing(crowd, control))
+    full = size == settings.max_nodes // settings.node_unit * settings.node_unit
+    enough_s = _enough_since(pool, settings.min_nodes, patience.opened_s)
+    if crowd.expected:
+        until_s = enough_s + patience.last_call_s
+        why = "last call passed"
+    elif full:
+        return _close(control, crowd, size, "all seats are taken")
+    elif control.formed is not None:
+        last_s = max(patience.opened_s, *(presence.seen_s for presence in pool))
+        until_s = min(last_s + patience.settle_s, enough_s + patience.last_call_s)
+        why = "all live members are back"
+    else:
+        until_s = enough_s + patience.last_call_s
+        why = "last call passed"
+    if now_s >= until_s:
+        return _close(control, crowd, size, why)
+    return KeepWaiting(until_s, here + _missing(crowd, control))
+
+
+def _needed(settings: JobSettings) -> str:
+    if settings.min_nodes == settings.max_nodes:
+        return str(settings.min_nodes)
+    return f"{settings.min_nodes} to {settings.max_nodes}"
+
+
+def _enough_since(pool: tuple[Presence, ...], min_nodes: int, opened_s: float) -> float:
+    arrivals = sorted(presence.seen_s for presence in pool)
+    return max(opened_s, arrivals[min_nodes - 1])
+
+
+def _missing(crowd: Crowd, control: Control) -> str:
+    parts = []
+    if crowd.expected:
+        parts.append(f"waiting for {display_names(crowd.expected)}")
+    change = control.open_change
+    lost = dict(change.lost) if change is not None else {}
+    lost.update(dict.fromkeys(crowd.leaving, "left"))
+    for node_id in crowd.absent:
+        lost.setdefault(node_id, "gone")
+    for node_id, how in lost.items():
+        if node_id in crowd.absent or node_id in crowd.leaving:
+            parts.append(f"lost {display_names([node_id])} ({how})")
+    if crowd.strangers:
+        strangers = [presence.info.node_id for presence in crowd.strangers]
+        parts.append(f"not counting {display_names(strangers)} (other settings)")
+    return "".join(f", {part}" for part in parts)
+
+
+def _close(control: Control, crowd: Crowd, size: int, reason: str) -> Close:
+    chosen = [presence.info for presence in crowd.pool[:size]]
+    formed = control.formed
+    previous = (
+        {} if formed is None else {node_id: rank for rank, node_id in enumerate(formed.members)}
+    )
+    return Close(assign_ranks(chosen, previous), crowd.expected + crowd.idle, reason)

@@ -1,0 +1,191 @@
+"""The nouns of the protocol as frozen values. No behaviour beyond simple look-ups.
+
+Words (one per idea, in code, keys, logs and docs): a *job* is one rendezvous id; a *node* one agent
+taking part; a *round* one formed world; a *member* belongs to the formed round and has a rank; a
+*waiter* has arrived for the next round; a *spare* is a waiter for whom there is no seat; the
+*leader* closes rounds and publishes changes; a *change* says why the formed round must be formed
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rdzv_etcd.settings import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node's presence: one key per node, on the node's session."""
+
+    node_id: str
+    address: str
+    """Where other nodes reach this one."""
+    port: int
+    """Its bootstrap socket: the round's store if it becomes rank 0."""
+    arrived_for: int
+    """The round it has arrived for; re-arriving raises it."""
+    settings: JobSettings
+    rank_key: str | None = None
+    leaving: str | None = None
+    """Set just before the session is revoked: why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """How a job ended."""
+
+    by: str
+    """Node id."""
+    reason: str
+    succeeded: bool
+    wall_s: float
+    """The closing node's wall clock; shown to people, never compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The round record: the last formed round, or the closed job."""
+
+    number: int
+    run: str
+    """One incarnation of the job; differs when the id is used again after everything was gone."""
+    members: tuple[str, ...]
+    """Node ids; the index is the rank."""
+    settings: JobSettings
+    master_address: str
+    master_port: int
+    job_lease: int
+    epoch_base: int = 0
+    """The epoch is this plus the revision of the record's commit …"""
+    epoch_fixed: int | None = None
+    """… unless the record was put back after a loss of data: then it is this."""
+    expelled: tuple[str, ...] = ()
+    """Live nodes that did not come back in time and may still be working on an older round."""
+    closure: Closure | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def rank_of(self, node_id: str) -> int | None:
+        try:
+            return self.members.index(node_id)
+        except ValueError:
+            return None
+
+    def same_world(self, other: Round | None) -> bool:
+        """Whether ``other`` is a record of the very same formed round."""
+        return other is not None and (self.run, self.number) == (other.run, other.number)
+
+    def epoch(self, revision: int) -> int:
+        """The fencing token of the round; ``revision`` is the record's mod revision."""
+        return self.epoch_fixed if self.epoch_fixed is not None else self.epoch_base + revision
+
+
+class Loss(Enum):
+    """How a member was lost."""
+
+    EXPIRED = "lease expired"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Why a formed round must be re-formed."""
+
+    run: str
+    round: int
+    waiters: tuple[str, ...] = ()
+    """Nodes that wait for the next round (members that came back, and newcomers)."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """Lost members and why."""
+
+    def concerns(self, record: Round | None) -> bool:
+        return record is not None and (self.run, self.round) == (record.run, record.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    node_id: str
+    settings: JobSettings
+    """What a node that arrives before the first round is measured against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What every node watches, as of ``revision``; a revision of 0 means the key is absent."""
+
+    revision: int
+    round: Round | None = None
+    round_revision: int = 0
+    leader: Leader | None = None
+    leader_revision: int = 0
+    """The leader key's *create* revision: it fences the leader's writes."""
+    change: Change | None = None
+    change_revision: int = 0
+
+    @property
+    def formed(self) -> Round | None:
+        """The formed round, if the job is not closed."""
+        return self.round if self.round is not None and self.round.closure is None else None
+
+    @property
+    def closure(self) -> Closure | None:
+        return None if self.round is None else self.round.closure
+
+    @property
+    def open_change(self) -> Change | None:
+        """The change published for the formed round, if any."""
+        if self.change is not None and self.change.concerns(self.formed):
+            return self.change
+        return None
+
+    @property
+    def next_number(self) -> int:
+        return 1 if self.round is None else self.round.number + 1
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.round is None else self.round.epoch(self.round_revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A node's presence as the leader sees it."""
+
+    info: NodeInfo
+    create_revision: int
+    mod_revision: int
+    seen_s: float
+    """When the leader saw it arrive, on the leader's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """All presences as of ``revision``."""
+
+    revision: int
+    present: Mapping[str, Presence] = field(default_factory=dict)
+
+    def in_arrival_order(self) -> Sequence[Presence]:
+        return sorted(self.present.values(), key=lambda p: (p.create_revision, p.info.node_id))
+
+
+def display_name(node_id: str) -> str:
+    """The part of a node id that people know: its host name."""
+    return node_id.split("~", 1)[0]
+
+
+def display_names(node_ids: Sequence[str]) -> str:
+    """Host names for a log line; where a host runs several agents, with their pid."""
+    hosts = [display_name(node_id) for node_id in node_ids]
+    shown = [
+        host if hosts.count(host) == 1 else "~".join(node_id.split("~")[:2])
+        for host, node_id in zip(hosts, node_ids, strict=True)
+    ]
+    limit = 8
+    more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + more

@@ -1,0 +1,81 @@
+"""Sorts the nodes that are present by what they are to the next round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rdzv_etcd.core.model import Control, Nodes, Presence
+from rdzv_etcd.settings import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who is there, seen from the next round."""
+
+    returning: tuple[Presence, ...]
+    """Members of the formed round that have re-arrived, by their rank."""
+    newcomers: tuple[Presence, ...]
+    """Waiters that are not members, in order of arrival: late nodes and spares."""
+    expected: tuple[str, ...]
+    """Live members that have not re-arrived yet: they will, or they will be lost."""
+    absent: tuple[str, ...]
+    """Members without presence."""
+    leaving: tuple[str, ...]
+    """Members that said good-bye."""
+    strangers: tuple[Presence, ...]
+    """Waiters whose settings differ from the job's; each finds out by itself and goes."""
+    idle: tuple[str, ...]
+    """Live non-members that are not waiting (expelled, or of a closed run)."""
+
+    @property
+    def pool(self) -> tuple[Presence, ...]:
+        """Everybody who may get a rank, in order of preference."""
+        return self.returning + self.newcomers
+
+
+def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
+    """Sort the present nodes; ``settings`` are the job's."""
+    record = control.round
+    formed = control.formed
+    members: Sequence[str] = () if formed is None else formed.members
+    gone = control.open_change.lost if control.open_change is not None else {}
+    returning: list[Presence] = []
+    expected: list[str] = []
+    absent: list[str] = []
+    leaving: list[str] = []
+    for node_id in members:
+        presence = nodes.present.get(node_id)
+        if presence is None:
+            absent.append(node_id)
+        elif presence.info.leaving is not None:
+            leaving.append(node_id)
+        elif formed is not None and presence.info.arrived_for > formed.number:
+            returning.append(presence)
+        elif node_id not in gone:
+            expected.append(node_id)
+    newcomers: list[Presence] = []
+    strangers: list[Presence] = []
+    idle: list[str] = []
+    seated = set(members)
+    expelled = set() if record is None else set(record.expelled)
+    for presence in nodes.in_arrival_order():
+        info = presence.info
+        if info.node_id in seated or info.leaving is not None:
+            continue
+        asks_anew = record is None or info.arrived_for > record.number
+        if not asks_anew and (formed is None or info.node_id in expelled):
+            idle.append(info.node_id)
+        elif info.settings != settings:
+            strangers.append(presence)
+        else:
+            newcomers.append(presence)
+    return Crowd(
+        tuple(returning),
+        tuple(newcomers),
+        tuple(expected),
+        tuple(absent),
+        tuple(leaving),
+        tuple(strangers),
+        tuple(idle),
+    )

@@ -1,0 +1,85 @@
+"""Folds etcd's keys and events into the views that core decides on. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rdzv_etcd.core.model import Control, Nodes, Presence
+from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
+from rdzv_etcd.schema import values
+from rdzv_etcd.schema.keys import JobKeys
+
+
+def control_from(keys: JobKeys, result: GetResult) -> Control:
+    """Build the control view from a read of ``keys.control``.
+
+    Raises :class:`~rdzv_etcd.errors.StateCorruptError`.
+    """
+    control = Control(result.revision)
+    for kv in result.kvs:
+        control = _with_key(keys, control, kv)
+    return control
+
+
+def control_after(
+    keys: JobKeys, control: Control, revision: int, events: Iterable[Event]
+) -> Control:
+    """Apply a watch batch. Events that ``control`` includes already are skipped, so a view that was
+    brought forward by the node's own write can be fed the same events again."""
+    for event in events:
+        if event.kv.mod_revision <= control.revision:
+            continue
+        if event.kind is EventKind.PUT:
+            control = _with_key(keys, control, event.kv)
+        else:
+            control = _without_key(keys, control, event.kv.key)
+    return replace(control, revision=max(control.revision, revision))
+
+
+def _with_key(keys: JobKeys, control: Control, kv: KeyValue) -> Control:
+    if kv.key == keys.round:
+        record = values.decode_round(kv.key, kv.value)
+        return replace(control, round=record, round_revision=kv.mod_revision)
+    if kv.key == keys.leader:
+        leader = values.decode_leader(kv.key, kv.value)
+        return replace(control, leader=leader, leader_revision=kv.create_revision)
+    if kv.key == keys.change:
+        change = values.decode_change(kv.key, kv.value)
+        return replace(control, change=change, change_revision=kv.mod_revision)
+    return control
+
+
+def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
+    if key == keys.round:
+        return replace(control, round=None, round_revision=0)
+    if key == keys.leader:
+        return replace(control, leader=None, leader_revision=0)
+    if key == keys.change:
+        return replace(control, change=None, change_revision=0)
+    return control
+
+
+def nodes_from(keys: JobKeys, result: GetResult, now_s: float) -> Nodes:
+    """Build the presence view from a read of ``keys.nodes``."""
+    return Nodes(result.revision, {p.info.node_id: p for p in _presences(keys, result.kvs, now_s)})
+
+
+def nodes_after(
+    keys: JobKeys, nodes: Nodes, revision: int, events: Iterable[Event], now_s: float
+) -> Nodes:
+    """Apply a watch batch; returns a view that shares nothing mutable with ``nodes``."""
+    present = dict(nodes.present)
+    for event in events:
+        if event.kind is EventKind.PUT:
+            (presence,) = _presences(keys, (event.kv,), now_s)
+            present[presence.info.node_id] = presence
+        else:
+            present.pop(keys.node_id(event.kv.key), None)
+    return Nodes(max(nodes.revision, revision), present)
+
+
+def _presences(keys: JobKeys, kvs: Iterable[KeyValue], now_s: float) -> Iterable[Presence]:
+    for kv in kvs:
+        info = values.decode_node(kv.key, keys.node_id(kv.key), kv.value)
+        yield Presence(info, kv.create_revision, kv.mod_revision, now_s)

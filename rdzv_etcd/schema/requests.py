@@ -1,0 +1,213 @@
+"""Every transaction of the protocol. One action, one guarded transaction; no I/O here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rdzv_etcd.core.model import Change, Control, Leader, NodeInfo, Round
+from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Relation, Target, Txn, TxnResult
+from rdzv_etcd.schema import values
+from rdzv_etcd.schema.keys import JobKeys, KeyRange
+
+AUDITS_KEPT = 100
+
+
+def read_control(keys: JobKeys) -> Get:
+    return _get(keys.control)
+
+
+def read_nodes(keys: JobKeys) -> Get:
+    return _get(keys.nodes)
+
+
+def arrive(keys: JobKeys, info: NodeInfo, session: int, round_revision: int) -> Txn:
+    """Put the presence if the round record is still the one that was read, and claim a vacant lead.
+
+    On failure the result holds the control keys as they are now; on success :func:`leader_after`
+    tells who leads.
+    """
+    leader = Leader(info.node_id, info.settings)
+    return Txn(
+        (_record_is(keys, round_revision),),
+        (
+            Put(keys.node(info.node_id), values.encode_node(info), session),
+            claim(keys, leader, session),
+        ),
+        (read_control(keys),),
+    )
+
+
+def claim(keys: JobKeys, leader: Leader, session: int) -> Txn:
+    """Take the lead if nobody holds it; otherwise the result holds the present leader."""
+    return Txn(
+        (Compare(keys.leader, Target.CREATE, Relation.EQUAL, 0),),
+        (Put(keys.leader, values.encode_leader(leader), session),),
+        (Get(keys.leader),),
+    )
+
+
+def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None:
+    """Return the leader and its fence (create revision) from the result of :func:`claim`."""
+    if result.succeeded:
+        return leader, result.revision
+    (got,) = result.results
+    for kv in getattr(got, "kvs", ()):
+        return values.decode_leader(kv.key, kv.value), kv.create_revision
+    return None
+
+
+def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
+    """Tell the members that their round is over; fenced by the lead and the record."""
+    record = control.round
+    return Txn(
+        (
+            _leads(keys, control.leader_revision),
+            _record_is(keys, control.round_revision),
+            Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
+        ),
+        (
+            Put(
+                keys.change, values.encode_change(change), 0 if record is None else record.job_lease
+            ),
+        ),
+        (read_control(keys),),
+    )
+
+
+def close_round(
+    keys: JobKeys,
+    control: Control,
+    nodes_revision: int,
+    record: Round,
+    audit: Mapping[str, object],
+) -> Txn:
+    """Publish the new round if the lead, the record and the arrivals are as they were seen.
+
+    The range compare catches every presence written after ``nodes_revision``. A node lost meanwhile
+    is not caught; it shows as a change at once. What older rounds left is deleted on the way.
+    """
+    return Txn(
+        (
+            _leads(keys, control.leader_revision),
+            _record_is(keys, control.round_revision),
+            Compare(
+                keys.nodes.start,
+                Target.MOD,
+                Relation.LESS,
+                nodes_revision + 1,
+                keys.nodes.end,
+            ),
+        ),
+        (
+            Put(keys.round, values.encode_round(record), record.job_lease),
+            Put(keys.audit(record.number), _audit(audit), record.job_lease),
+            *_sweep(keys, record.number),
+        ),
+        (read_control(keys),),
+    )
+
+
+def _sweep(keys: JobKeys, number: int) -> tuple[Op, ...]:
+    """Delete what rounds before the last one left: nobody reads their stores any more."""
+    if number <= 2:
+        return ()
+    ops = [
+        _delete(keys.stores_before(number - 1)),
+        _delete(keys.barriers_before(number - 1)),
+    ]
+    if number > AUDITS_KEPT:
+        ops.append(_delete(keys.audits_before(number - AUDITS_KEPT)))
+    return tuple(ops)
+
+
+def restore_presence(keys: JobKeys, control: Control, info: NodeInfo, session: int) -> Txn:
+    """Put a presence back if the round goes on and nobody was called lost meanwhile."""
+    return Txn(
+        (
+            _record_is(keys, control.round_revision),
+            Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
+        ),
+        (
+            Put(keys.node(info.node_id), values.encode_node(info), session),
+            claim(keys, Leader(info.node_id, info.settings), session),
+        ),
+        (read_control(keys),),
+    )
+
+
+def restore_record(keys: JobKeys, record: Round, info: NodeInfo, session: int) -> Txn:
+    """Put the round record and a presence back after a loss of data; the first one wins."""
+    return Txn(
+        (_record_is(keys, 0),),
+        (
+            Put(keys.round, values.encode_round(record), record.job_lease),
+            Delete(keys.change),
+            Put(keys.node(info.node_id), values.encode_node(info), session),
+            claim(keys, Leader(info.node_id, info.settings), session),
+        ),
+        (read_control(keys),),
+    )
+
+
+def say_goodbye(keys: JobKeys, info: NodeInfo, session: int) -> Txn:
+    """Mark a presence as leaving, if it is there, so that the others learn why it goes."""
+    key = keys.node(info.node_id)
+    return Txn(
+        (Compare(key, Target.LEASE, Relation.EQUAL, session),),
+        (Put(key, values.encode_node(info), session),),
+    )
+
+
+def withdraw(keys: JobKeys, node_id: str) -> Txn:
+    """Delete a presence."""
+    return Txn((), (Delete(keys.node(node_id)),))
+
+
+def close_job(keys: JobKeys, control: Control, record: Round, marker_lease: int) -> Txn:
+    """Replace the round record by the closed marker, if it is still the one that was read."""
+    return Txn(
+        (_record_is(keys, control.round_revision),),
+        (Put(keys.round, values.encode_round(record), marker_lease),),
+        (read_control(keys),),
+    )
+
+
+def put_out_the_light(keys: JobKeys, control: Control) -> Txn:
+    """If no node is left, delete the job's control keys (a closed marker stays).
+
+    Succeeds only for the last one out, who then revokes the job lease and with it the rest.
+    """
+    guards = [
+        Compare(keys.nodes.start, Target.CREATE, Relation.EQUAL, 0, keys.nodes.end),
+        _record_is(keys, control.round_revision),
+    ]
+    ops: list[Op] = [
+        Delete(keys.change),
+        _delete(keys.stores),
+        _delete(keys.barriers),
+        _delete(keys.audits),
+    ]
+    if control.closure is None:
+        ops.append(Delete(keys.round))
+    return Txn(tuple(guards), tuple(ops), (read_control(keys),))
+
+
+def _record_is(keys: JobKeys, round_revision: int) -> Compare:
+    return Compare(keys.round, Target.MOD, Relation.EQUAL, round_revision)
+
+
+def _leads(keys: JobKeys, leader_revision: int) -> Compare:
+    return Compare(keys.leader, Target.CREATE, Relation.EQUAL, leader_revision)
+
+
+def _get(keys: KeyRange) -> Get:
+    return Get(keys.start, keys.end)
+
+
+def _delete(keys: KeyRange) -> Delete:
+    return Delete(keys.start, keys.end)
+
+
+def _audit(fields: Mapping[str, object]) -> bytes:
+    return json.dumps({"v": values.VERSION, **fields}, separators=(",", ":")).encode()
