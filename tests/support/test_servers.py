@@ -1,0 +1,166 @@
+"""The test servers themselves: what other tests rest on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.gateway import GatewayError, parse_metrics
+from tests.support.leaks import LeakCheck
+from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
+
+FreshEtcd = Callable[..., EtcdServer]
+
+
+def test_keys_and_leases_are_seen_from_outside(etcd_server: EtcdServer, job_id: str) -> None:
+    root = f"/rdzv_etcd/{job_id}/".encode()
+    reply = etcd_server.gateway.call("/v3/lease/grant", {"TTL": "60"})
+    lease_id = int(reply["ID"])
+    revision = etcd_server.gateway.put(root + b"x", b"\x00\xff", lease_id)
+    stored = etcd_server.gateway.keys(root)[root + b"x"]
+    assert (stored.value, stored.lease_id, stored.create_revision) == (
+        b"\x00\xff",
+        lease_id,
+        revision,
+    )
+    assert lease_id in etcd_server.leases()
+    etcd_server.gateway.revoke(lease_id)
+    assert etcd_server.keys(root) == {}
+    assert lease_id not in etcd_server.leases()
+
+
+def test_restart_keeps_data_and_wipe_loses_it(fresh_etcd: FreshEtcd) -> None:
+    server = fresh_etcd()
+    server.gateway.put(b"k", b"v")
+    server.restart()
+    assert server.keys() == {b"k": b"v"}
+    server.wipe()
+    assert server.keys() == {}
+
+
+def test_a_paused_server_does_not_answer_until_resumed(fresh_etcd: FreshEtcd) -> None:
+    server = fresh_etcd()
+    server.pause()
+    with pytest.raises(OSError, match="timed out"):
+        server.gateway.call("/v3/lease/leases", {}, timeout_s=0.3)
+    server.resume()
+    assert server.leases() == set()
+
+
+def test_metrics_count_requests(etcd_server: EtcdServer) -> None:
+    before = etcd_server.metrics().requests().get("Range", 0)
+    etcd_server.keys(b"nothing-here")
+    assert etcd_server.metrics().requests()["Range"] == before + 1
+
+
+def test_metric_lines_are_parsed() -> None:
+    metrics = parse_metrics('# HELP x\na{b="c",d="e"} 2\na{b="z"} 1e3\nplain 4\n')
+    assert metrics.total("a") == 1002
+    assert metrics.total("a", b="c") == 2
+    assert metrics.total("plain") == 4
+
+
+def test_a_cluster_has_one_leader(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
+    cluster = fresh_cluster(3)
+    leader = cluster.leader()
+    leader.gateway.put(b"k", b"v")
+    assert [member.keys() for member in cluster.members] == [{b"k": b"v"}] * 3
+    assert cluster.endpoints.count(",") == 2
+
+
+def test_tls_servers_answer_over_tls(tls_etcd: EtcdServer, mtls_etcd: EtcdServer) -> None:
+    for server in (tls_etcd, mtls_etcd):
+        assert server.endpoint.startswith("https://")
+        assert server.leases() == set()
+
+
+def test_the_limited_user_may_touch_only_the_prefix(auth_etcd: EtcdServer) -> None:
+    gateway = type(auth_etcd.gateway)(auth_etcd.host, auth_etcd.port)
+    with pytest.raises(GatewayError, match="user name is empty"):
+        gateway.keys(b"/rdzv_etcd/")
+    gateway.log_in_as(USER, USER_PASSWORD)
+    gateway.put(b"/rdzv_etcd/mine", b"")
+    with pytest.raises(GatewayError, match="permission denied"):
+        gateway.put(b"/other", b"")
+    assert auth_etcd.keys(b"/rdzv_etcd/mine") == {b"/rdzv_etcd/mine": b""}
+    gateway.delete_prefix(b"/rdzv_etcd/mine")
+
+
+def test_a_server_dies_with_the_process_that_started_it(
+    fresh_etcd: FreshEtcd, tmp_path: Path
+) -> None:
+    binary = fresh_etcd().binary
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from tests.support.servers import EtcdBinary, EtcdServer\n"
+        "server = EtcdServer(EtcdBinary(Path(sys.argv[1]), 'x'), Path(sys.argv[2]))\n"
+        "print(server.start_on_free_ports().pid, flush=True); sys.stdin.read()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program, str(binary.path), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with starter:
+        assert starter.stdout is not None
+        server = psutil.Process(int(starter.stdout.readline()))
+        os.kill(starter.pid, signal.SIGKILL)
+        # Where nobody reaps orphans the dead server stays as a zombie.
+        deadline = time.monotonic() + 30
+        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "the server outlived its starter"
+            time.sleep(0.02)
+
+
+def test_the_leak_check_finds_threads_sockets_keys_and_leases(
+    etcd_server: EtcdServer, job_id: str
+) -> None:
+    root = f"/rdzv_etcd/{job_id}/".encode()
+
+    def fresh_check() -> LeakCheck:
+        check = LeakCheck(timeout_s=0.1)
+        check.watch_job(etcd_server.gateway, job_id)
+        return check
+
+    check = fresh_check()
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="left-behind")
+    thread.start()
+    with pytest.raises(AssertionError, match="left-behind"):
+        check.check()
+    done.set()
+    thread.join()
+    check.check()
+
+    check = fresh_check()
+    with socket.create_server(("127.0.0.1", 0)), pytest.raises(AssertionError, match="sockets"):
+        check.check()
+
+    check = fresh_check()
+    lease_id = int(etcd_server.gateway.call("/v3/lease/grant", {"TTL": "60"})["ID"])
+    with pytest.raises(AssertionError, match="leases"):
+        check.check()
+    etcd_server.gateway.put(root + b"ctl/round", b"closed", lease_id)
+    check.check()  # the closed marker and its lease may stay
+    etcd_server.gateway.put(root + b"nodes/a", b"")
+    with pytest.raises(AssertionError, match="nodes/a"):
+        check.check()
+    etcd_server.gateway.delete_prefix(root)
+    etcd_server.gateway.revoke(lease_id)
+    check.check()
+
+
+def test_leak_check_watches_the_job_of_the_test(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    assert len(leak_check._jobs) == 1
