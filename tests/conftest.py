@@ -35,7 +35,8 @@ def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
     """One etcd version; a test that uses it runs once per version."""
     if request.param is None:
         pytest.fail(f"no etcd found: install one, or name it in {BINARIES_VARIABLE}")
-    return request.param
+    binary: EtcdBinary = request.param
+    return binary
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Looks at this process and at etcd from outside; knows only where a job's keys ar
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
@@ -75,8 +76,8 @@ class LeakCheck:
         yield "threads", self._new_threads
         yield "sockets", lambda: sorted(set(_sockets()) - set(self._sockets))
         for job in self._jobs:
-            yield "etcd keys", lambda job=job: [repr(key) for key in self._new_keys(job)]
-            yield "etcd leases", lambda job=job: self._new_leases(job)
+            yield "etcd keys", functools.partial(self._new_keys, job)
+            yield "etcd leases", functools.partial(self._new_leases, job)
 
     def _new_threads(self) -> list[str]:
         return [
@@ -88,8 +89,8 @@ class LeakCheck:
     def _allowed(self, job: _WatchedJob, key: bytes) -> bool:
         return key[len(job.root) :].startswith(self.keys_allowed)
 
-    def _new_keys(self, job: _WatchedJob) -> list[bytes]:
-        return [key for key in job.store.keys(job.root) if not self._allowed(job, key)]
+    def _new_keys(self, job: _WatchedJob) -> list[str]:
+        return [repr(key) for key in job.store.keys(job.root) if not self._allowed(job, key)]
 
     def _new_leases(self, job: _WatchedJob) -> list[str]:
         stored = job.store.keys(job.root).items()

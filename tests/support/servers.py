@@ -215,8 +215,9 @@ class EtcdServer:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay, nothing answers."""
+        """SIGSTOP: connections stay, nothing answers. Returns when every thread has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
