@@ -29,6 +29,9 @@ PATIENCE_S = 150.0
 """The limit of every wait. It only ends a failing test: start-up alone takes a busy two-core
 machine half a minute."""
 
+QUICK = "lease_ttl=3,last_call_timeout=5,closed_ttl=3"
+"""Settings under which a loss is noticed, and a job forgotten, within seconds."""
+
 _MARK = "RDZV_ETCD_TEST_MARK"
 
 
@@ -79,7 +82,7 @@ class Job:
     nnodes: str
     nproc: int = 1
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
-    conf: str = "lease_ttl=3,last_call_timeout=5"
+    conf: str = QUICK
     max_restarts: int = 5
     backend: str = "etcd3"
     script: Path = WORKERS / "allreduce.py"
@@ -97,7 +100,8 @@ class Job:
         command += [f"--rdzv-endpoint={self.endpoint}", f"--max-restarts={self.max_restarts}"]
         if self.conf:
             command.append(f"--rdzv-conf={self.conf}")
-        command += ["--local-addr=127.0.0.1", str(self.script), f"--step-log={log}"]
+        command += [f"--log-dir={self.directory / 'torchrun'}", str(self.script)]
+        command.append(f"--step-log={log}")
         if self.script == DIGITS:
             command.append(f"--checkpoint-dir={self.directory / name}")
         else:
@@ -208,7 +212,7 @@ class Agents:
             print("\n".join(map(str, agent.steps()[-6:])))
 
     def _world(self, agents: Sequence[Agent], size: int, steps: int, after: float) -> list[Step]:
-        """Return the newest world's first step of each rank, or nothing while it is not complete."""
+        """Return the newest world's first step of each rank; nothing while it is incomplete."""
         attempts: dict[tuple[str, int], list[Step]] = {}
         for step in sorted((step for agent in agents for step in agent.steps()), key=_time):
             attempts.setdefault((step.agent, step.pid), []).append(step)

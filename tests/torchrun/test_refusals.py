@@ -1,0 +1,73 @@
+"""What cannot work ends soon, with one line that says why, and an exit code that is not 0."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import make_certificates
+from tests.support.processes import free_port
+from tests.support.servers import USER, EtcdServer, find_binaries
+from tests.torchrun.agents import QUICK, Agent, Agents, Job
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+
+SOON_S = 90.0
+"""Start-up of torchrun on a busy machine plus ``connect_timeout``."""
+
+
+def refused(agents: Agents, job: Job, expected: str, **environment: str) -> None:
+    """Assert that torchrun fails, and that the last line it prints matches ``expected``."""
+    (agent,) = agents.start(job, "refused", **environment)
+    assert agent.wait(SOON_S) != 0
+    assert not agent.steps()
+    assert re.search(expected, last_line(agent)), last_line(agent)
+
+
+def last_line(agent: Agent) -> str:
+    return agent.output.rstrip().rpartition("\n")[2]
+
+
+def test_wrong_endpoint(agents: Agents, tmp_path: Path) -> None:
+    """Also the case of no etcd and no ``embed``: the line points at both."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    refused(agents, Job(endpoint, tmp_path, nnodes="1"), rf"{endpoint}.*embed=1")
+
+
+def test_no_endpoint(agents: Agents, tmp_path: Path) -> None:
+    """Without ``--rdzv-endpoint``, nothing listening on the default port."""
+    job = Job("", tmp_path, nnodes="1")
+    refused(agents, job, r"endpoint|localhost:2379")
+
+
+def test_misspelt_key(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+    job = Job(newest_etcd.target, tmp_path, nnodes="1", conf="leese_ttl=3")
+    refused(agents, job, "leese_ttl.*lease_ttl")
+
+
+def test_min_above_max(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+    """torchrun itself refuses this, before the backend is asked."""
+    refused(agents, Job(newest_etcd.target, tmp_path, nnodes="3:2"), "min.*max|AssertionError|3:2")
+
+
+def test_wrong_password(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+    newest_etcd.enable_auth()
+    refused(
+        agents,
+        Job(newest_etcd.target, tmp_path, nnodes="1"),
+        "user|password",
+        RDZV_ETCD_USER=USER,
+        RDZV_ETCD_PASSWORD="not the password",
+    )
+
+
+def test_wrong_ca(agents: Agents, tmp_path: Path) -> None:
+    files = make_certificates(tmp_path / "certificates")
+    server = EtcdServer(find_binaries()[0], tmp_path, certificates=files).start_on_free_ports()
+    try:
+        job = Job(server.endpoint, tmp_path, nnodes="1", conf=f"{QUICK},ca_cert={files.foreign_ca}")
+        refused(agents, job, "(?i)certificate")
+    finally:
+        server.stop()
