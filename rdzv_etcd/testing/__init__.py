@@ -1,0 +1,17 @@
+"""An in-memory etcd and a deterministic event loop, for your own tests.
+
+    async with MemoryEtcd() as server:
+        etcd = server.connect()          # implements rdzv_etcd.etcd.api.Etcd
+        etcd.link.partition()            # faults: see Link and MemoryEtcd
+
+Knows etcd's behaviour and its faults; nothing of rendezvous.
+"""
+
+from rdzv_etcd.testing.checks import Limits
+from rdzv_etcd.testing.connection import MemoryConnection
+from rdzv_etcd.testing.link import Link
+from rdzv_etcd.testing.model import Model
+from rdzv_etcd.testing.server import Applied, MemoryEtcd
+from rdzv_etcd.testing.watch import MemoryWatch
+
+__all__ = ["Applied", "Limits", "Link", "MemoryConnection", "MemoryEtcd", "MemoryWatch", "Model"]

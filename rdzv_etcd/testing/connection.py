@@ -1,0 +1,239 @@
+"""``MemoryConnection``: the port, over a simulated link.
+
+Knows what a client knows: replies, deadlines, broken connections. It does not look at the
+server's state except through requests that arrive there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError
+from rdzv_etcd.etcd.api import Get, GetResult, LeaseGrant, Txn, TxnResult
+from rdzv_etcd.testing.link import Fate, Link, Planned
+from rdzv_etcd.testing.requests import (
+    Grant,
+    KeepAlive,
+    KeptAlive,
+    Request,
+    Response,
+    Revoke,
+    Revoked,
+)
+from rdzv_etcd.testing.watch import MemoryWatch
+
+if TYPE_CHECKING:
+    from rdzv_etcd.testing.server import MemoryEtcd
+
+ATTEMPT_TIMEOUT_S = 5.0
+"""How long a call that may be repeated waits for one reply before it is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    request: Request
+    repeatable: bool
+    deadline_s: float
+    """On the event loop's clock."""
+
+
+class _ConnectionBrokenError(Exception):
+    """The connection broke, or no reply came, after the request was sent."""
+
+
+class MemoryConnection:
+    """One client's connection; implements :class:`rdzv_etcd.etcd.api.Etcd`."""
+
+    def __init__(self, server: MemoryEtcd, link: Link, name: str, request_timeout_s: float) -> None:
+        self.link = link
+        self.name = name
+        self._server = server
+        self._request_timeout_s = request_timeout_s
+        self._closed = False
+        self._watches: list[MemoryWatch] = []
+        self._incarnation: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<MemoryConnection {self.name}>"
+
+    # -- the port ---------------------------------------------------------------------------------
+
+    async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult:
+        response = await self._call(request, timeout_s, repeatable=True)
+        assert isinstance(response, GetResult)
+        return response
+
+    async def txn(
+        self, request: Txn, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> TxnResult:
+        read_only = not _writes(request)
+        response = await self._call(request, timeout_s, repeatable=repeatable or read_only)
+        assert isinstance(response, TxnResult)
+        return response
+
+    async def grant(
+        self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
+    ) -> LeaseGrant:
+        request = Grant(ttl_s, lease_id)
+        response = await self._call(request, timeout_s, repeatable=lease_id != 0)
+        assert isinstance(response, LeaseGrant)
+        return response
+
+    async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
+        response = await self._call(Revoke(lease_id), timeout_s, repeatable=True)
+        assert isinstance(response, Revoked)
+        return response.existed
+
+    async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        response = await self._call(KeepAlive(lease_id), timeout_s, repeatable=True)
+        assert isinstance(response, KeptAlive)
+        return response.ttl_s
+
+    def watch(
+        self, key: bytes, range_end: bytes | None = None, *, start_revision: int
+    ) -> MemoryWatch:
+        self._require_open()
+        watch = MemoryWatch(self._server, self, (key, range_end), start_revision, self._incarnation)
+        self._watches.append(watch)
+        return watch
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for watch in list(self._watches):
+            watch.fail(EtcdUnavailableError("the connection to etcd was closed"))
+        self._watches.clear()
+        self._server.connections.remove(self)
+        self.link.changed()
+
+    # -- for the server and watches ---------------------------------------------------------------
+
+    @property
+    def passing(self) -> bool:
+        """Whether a message would reach the other side now."""
+        return self._server.up and not self.link.cut
+
+    def pump_watches(self) -> None:
+        """Hand new changes to the watches."""
+        for watch in list(self._watches):
+            watch.pump()
+
+    def forget(self, watch: MemoryWatch) -> None:
+        if watch in self._watches:
+            self._watches.remove(watch)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def _call(
+        self, request: Request, timeout_s: float | None, *, repeatable: bool
+    ) -> Response:
+        self._require_open()
+        limit_s = self._request_timeout_s if timeout_s is None else timeout_s
+        call = _Call(request, repeatable, asyncio.get_running_loop().time() + limit_s)
+        while True:
+            await self._connected(call)
+            fault = self.link.next_fault(request)
+            if fault.error is not None:
+                raise fault.error
+            try:
+                return await self._attempt(call, fault)
+            except _ConnectionBrokenError as error:
+                if not repeatable:
+                    raise OutcomeUnknownError(
+                        f"{_kind(request)} sent, but {error}: it may have been applied"
+                    ) from None
+                if self._closed or self._left_s(call) <= 0:
+                    raise EtcdUnavailableError(f"{_kind(request)} failed: {error}") from None
+
+    async def _connected(self, call: _Call) -> None:
+        """Wait until the server can be reached; a silent cut is not noticed here."""
+        while not self._server.up or (self.link.cut and not self.link.silent):
+            left_s = self._left_s(call)
+            if left_s <= 0:
+                raise EtcdUnavailableError(
+                    f"{_kind(call.request)} failed: no etcd endpoint could be reached in time"
+                )
+            await asyncio.wait((self.link.change(),), timeout=left_s)
+            self._require_open()
+
+    async def _attempt(self, call: _Call, fault: Planned) -> Response:
+        """Send once and wait for the reply, for a broken connection, or for the time to pass."""
+        server, link = self._server, self.link
+        reply: asyncio.Future[Response | EtcdError] = asyncio.get_running_loop().create_future()
+        cuts = link.cuts
+
+        def arrive() -> None:
+            if cuts != link.cuts or not self.passing or link.request_lost():
+                return
+            outcome: Response | EtcdError
+            try:
+                outcome = server.apply(call.request, self.name)
+            except EtcdError as error:
+                outcome = error
+            incarnation = server.incarnation
+            if fault.fate is Fate.REPLY_LOST:
+                link.cuts += 1
+                link.changed()
+            elif not link.reply_lost():
+                server.call_later(link.draw_delay_s(), lambda: answer(outcome, incarnation))
+
+        def answer(outcome: Response | EtcdError, incarnation: int) -> None:
+            if cuts == link.cuts and self.passing and not reply.done():
+                self._incarnation = incarnation
+                reply.set_result(outcome)
+
+        if fault.fate is not Fate.REQUEST_LOST:
+            server.call_later(fault.delay_s + link.draw_delay_s(), arrive)
+        outcome = await self._reply(call, reply, cuts, known_lost=fault.fate is Fate.REQUEST_LOST)
+        if isinstance(outcome, EtcdError):
+            raise outcome
+        return outcome
+
+    async def _reply(
+        self,
+        call: _Call,
+        reply: asyncio.Future[Response | EtcdError],
+        cuts: int,
+        *,
+        known_lost: bool,
+    ) -> Response | EtcdError:
+        loop = asyncio.get_running_loop()
+        give_up_s = call.deadline_s
+        if call.repeatable and not known_lost:
+            give_up_s = min(give_up_s, loop.time() + ATTEMPT_TIMEOUT_S)
+        while not reply.done():
+            left_s = give_up_s - loop.time()
+            if left_s <= 0:
+                if known_lost:
+                    raise EtcdUnavailableError(f"{_kind(call.request)} reached no etcd server")
+                raise _ConnectionBrokenError("no reply came in time")
+            change = self.link.change()
+            await asyncio.wait((reply, change), timeout=left_s, return_when="FIRST_COMPLETED")
+            if reply.done():
+                break
+            if self._closed:
+                raise _ConnectionBrokenError("the connection was closed")
+            if cuts != self.link.cuts and not known_lost:
+                raise _ConnectionBrokenError("the connection broke")
+        return reply.result()
+
+    def _left_s(self, call: _Call) -> float:
+        return call.deadline_s - asyncio.get_running_loop().time()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EtcdUnavailableError("the connection to etcd was closed")
+
+
+def _kind(request: Request) -> str:
+    return type(request).__name__.lower()
+
+
+def _writes(request: Txn) -> bool:
+    return any(
+        _writes(op) if isinstance(op, Txn) else not isinstance(op, Get)
+        for op in (*request.success, *request.failure)
+    )

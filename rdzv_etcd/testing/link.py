@@ -1,0 +1,170 @@
+"""The simulated network between one connection and the server, and the faults on it.
+
+Knows messages, delays and losses; knows nothing of what the messages mean. All methods must be
+called on the event loop's thread, and do not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.testing.requests import Request
+
+Match = Callable[[Request], bool]
+
+
+class Fate(Enum):
+    """What becomes of one call."""
+
+    NORMAL = "normal"
+    REQUEST_LOST = "request lost"
+    REPLY_LOST = "reply lost"
+
+
+@dataclass(slots=True)
+class Planned:
+    """A fault for the next ``count`` matching calls."""
+
+    count: int
+    matching: Match
+    fate: Fate = Fate.NORMAL
+    delay_s: float = 0.0
+    error: EtcdError | None = None
+
+
+_NO_FAULT = Planned(0, lambda _request: True)
+
+
+class Link:
+    """Delays, drops and cuts what passes between one connection and the server.
+
+    Draws come from the server's seeded random generator, so one seed gives one behaviour.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._random = rng
+        self._delay_s = (0.0, 0.0)
+        self._planned: list[Planned] = []
+        self._loss = (0.0, 0.0)
+        self._change: asyncio.Future[None] | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self.cut = False
+        """Whether the link is partitioned."""
+        self.silent = False
+        """Whether the client does not notice the cut (packets vanish; no reset, no refusal)."""
+        self.cuts = 0
+        """How often a connection over this link was broken."""
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def delay(self, low_s: float, high_s: float | None = None) -> None:
+        """Delay every message, each way, by a random time in the range.
+
+        Replies and requests of concurrent calls may overtake each other; a watch's do not.
+        """
+        self._delay_s = (low_s, low_s if high_s is None else high_s)
+
+    def lose(self, requests: float = 0.0, replies: float = 0.0) -> None:
+        """Lose each request and each reply with these probabilities.
+
+        A client cannot tell the two apart, so a write that must not be repeated ends with
+        :class:`~rdzv_etcd.errors.OutcomeUnknownError`; everything else is tried again.
+        """
+        self._loss = (requests, replies)
+
+    def drop_requests(self, count: int = 1, matching: Match | None = None) -> None:
+        """Let the next calls fail with :class:`~rdzv_etcd.errors.EtcdUnavailableError`.
+
+        At their deadline: nothing reached a server, and the client knows it.
+        """
+        self._plan(Planned(count, matching or _any, Fate.REQUEST_LOST))
+
+    def drop_replies(self, count: int = 1, matching: Match | None = None) -> None:
+        """Apply the next calls, but lose the reply and the connection with it.
+
+        A write that must not be repeated raises :class:`~rdzv_etcd.errors.OutcomeUnknownError`;
+        any other call is tried again: a repeatable write is then applied twice.
+        """
+        self._plan(Planned(count, matching or _any, Fate.REPLY_LOST))
+
+    def hold_requests(self, delay_s: float, count: int = 1, matching: Match | None = None) -> None:
+        """Let the next requests arrive late: perhaps after their caller has given up."""
+        self._plan(Planned(count, matching or _any, delay_s=delay_s))
+
+    def fail(self, error: EtcdError, count: int = 1, matching: Match | None = None) -> None:
+        """Answer the next calls with ``error`` and do nothing."""
+        self._plan(Planned(count, matching or _any, error=error))
+
+    def partition(self, *, silent: bool = False) -> None:
+        """Let nothing pass until :meth:`heal`; what is under way is lost.
+
+        Calls hang until their deadline, watches stall. ``silent``: the client does not notice (a
+        black hole), so that writes end with an unknown outcome; otherwise the connection is
+        reset, and writes begun later are known not to have reached a server.
+        """
+        self.cut, self.silent = True, silent
+        if not silent:
+            self.cuts += 1
+        self.changed()
+
+    def heal(self) -> None:
+        """End a partition; watches go on where they were."""
+        if self.cut:
+            self.cuts += 1
+        self.cut = self.silent = False
+        self.changed()
+
+    def _plan(self, fault: Planned) -> None:
+        self._planned.append(fault)
+
+    # -- for connections --------------------------------------------------------------------------
+
+    def draw_delay_s(self) -> float:
+        low, high = self._delay_s
+        return low if low == high else self._random.uniform(low, high)
+
+    def request_lost(self) -> bool:
+        return self._loss[0] > 0 and self._random.random() < self._loss[0]
+
+    def reply_lost(self) -> bool:
+        return self._loss[1] > 0 and self._random.random() < self._loss[1]
+
+    def next_fault(self, request: Request) -> Planned:
+        """Take the first planned fault that fits the request."""
+        for fault in self._planned:
+            if fault.matching(request):
+                fault.count -= 1
+                if fault.count <= 0:
+                    self._planned.remove(fault)
+                return fault
+        return _NO_FAULT
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have ``listener`` called whenever the link or the server comes or goes."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def change(self) -> asyncio.Future[None]:
+        """Return a future, shared by all who wait, that is done at the next change."""
+        if self._change is None or self._change.done():
+            self._change = asyncio.get_running_loop().create_future()
+        return self._change
+
+    def changed(self) -> None:
+        """Tell everybody that the link or the server came or went."""
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+        for listener in list(self._listeners):
+            listener()
+
+
+def _any(_request: Request) -> bool:
+    return True

@@ -1,0 +1,304 @@
+"""etcd v3 as a deterministic state machine: ``step(request) -> response``.
+
+Knows what etcd does with each request; knows no time, no connections and no randomness. Leases
+have a TTL here, but when one has run out is the server's business: it then steps a ``Revoke``.
+
+Sources, all of etcd 3.4 to 3.5: API reference (https://etcd.io/docs/v3.5/learning/api/); request
+checks in server/etcdserver/api/v3rpc/key.go; application in server/etcdserver/apply.go; leases in
+server/lease/lessor.go. Every statement here is checked against real servers by tests/contract.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from rdzv_etcd.errors import (
+    CompactedError,
+    EtcdNoSpaceError,
+    InvalidRequestError,
+    LeaseExistsError,
+    LeaseNotFoundError,
+)
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Delete,
+    DeleteResult,
+    Event,
+    EventKind,
+    Get,
+    GetResult,
+    KeyValue,
+    LeaseGrant,
+    Op,
+    OpResult,
+    Put,
+    PutResult,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
+from rdzv_etcd.testing.checks import Limits, check_get, check_txn, puts_anything
+from rdzv_etcd.testing.requests import (
+    Compact,
+    Compacted,
+    Grant,
+    KeepAlive,
+    KeptAlive,
+    Request,
+    Response,
+    Revision,
+    Revoke,
+    Revoked,
+)
+
+MAX_LEASE_TTL_S = 9_000_000_000
+"""etcd's largest TTL (``MaxLeaseTTL`` in lessor.go)."""
+
+_FIRST_LEASE_ID = 0x1000_0000_0000
+_FROM_KEY = b"\x00"
+"""As a ``range_end``: up to the end of the key space."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A granted lease and the keys that go with it."""
+
+    ttl_s: int
+    keys: set[bytes] = field(default_factory=set)
+
+
+class Model:
+    """The state of one etcd cluster. A request that raises has changed nothing."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits if limits is not None else Limits()
+        self.revision = 1
+        self.compact_revision = 0
+        self.no_space = False
+        """The NOSPACE alarm: puts and grants are refused, reads and deletes are not."""
+        self.leases: dict[int, Lease] = {}
+        self._values: dict[bytes, KeyValue] = {}
+        self._sorted: list[bytes] = []
+        self._history: deque[Revision] = deque()
+        self._pending: list[Event] = []
+        self._next_lease_id = _FIRST_LEASE_ID
+
+    def step(self, request: Request) -> Response:
+        """Apply one request; raise the port's errors as a server would refuse it."""
+        if isinstance(request, Get):
+            check_get(request)
+            return self._get(request)
+        if isinstance(request, Txn):
+            return self._step_txn(request)
+        if isinstance(request, Grant):
+            return self._grant(request)
+        if isinstance(request, Revoke):
+            return self._revoke(request)
+        if isinstance(request, KeepAlive):
+            lease = self.leases.get(request.lease_id)
+            return KeptAlive(0 if lease is None else lease.ttl_s)
+        return self._compact(request)
+
+    def history(self, start_revision: int) -> Iterator[Revision]:
+        """Return the changes from ``start_revision`` on; :class:`CompactedError` if forgotten."""
+        if start_revision < self.compact_revision:
+            raise CompactedError(self.compact_revision)
+        if not self._history or self._history[-1].number < start_revision:
+            return iter(())
+        first = len(self._history)
+        while first > 0 and self._history[first - 1].number >= start_revision:
+            first -= 1
+        return iter([self._history[index] for index in range(first, len(self._history))])
+
+    # -- transactions -----------------------------------------------------------------------------
+
+    def _step_txn(self, request: Txn) -> TxnResult:
+        check_txn(request, self.limits)
+        if self.no_space and puts_anything(request):
+            raise EtcdNoSpaceError("etcdserver: mvcc: database space exceeded")
+        # etcd evaluates the guards of nested transactions, too, before it applies anything.
+        path = _Path.of(request, self)
+        self._check_puts(request, path)
+        result = self._apply(request, path)
+        self._commit()
+        return replace(result, revision=self.revision)
+
+    def _check_puts(self, request: Txn, path: _Path) -> None:
+        nested = iter(path.nested)
+        for op in request.success if path.succeeded else request.failure:
+            if isinstance(op, Txn):
+                self._check_puts(op, next(nested))
+            elif isinstance(op, Put):
+                if (op.ignore_value or op.ignore_lease) and op.key not in self._values:
+                    raise InvalidRequestError(f"etcdserver: key not found: {op.key!r}")
+                if op.lease_id and op.lease_id not in self.leases:
+                    raise LeaseNotFoundError(op.lease_id)
+
+    def _apply(self, request: Txn, path: _Path) -> TxnResult:
+        nested = iter(path.nested)
+        results: list[OpResult] = []
+        for op in request.success if path.succeeded else request.failure:
+            results.append(self._apply_op(op, nested))
+        return TxnResult(self._read_revision, path.succeeded, tuple(results))
+
+    def _apply_op(self, op: Op, nested: Iterator[_Path]) -> OpResult:
+        if isinstance(op, Get):
+            return self._get(op)
+        if isinstance(op, Put):
+            self._put(op)
+            return PutResult(self.revision + 1)
+        if isinstance(op, Delete):
+            deleted = self._delete(list(self._keys_in(op.key, op.range_end)))
+            return DeleteResult(self._read_revision, deleted)
+        return self._apply(op, next(nested))
+
+    def holds(self, guard: Compare) -> bool:
+        """Evaluate one guard against the current state."""
+        keys = list(self._keys_in(guard.key, guard.range_end))
+        if not keys:
+            return guard.target is not Target.VALUE and _related(0, guard.relation, guard.operand)
+        return all(
+            _related(_aspect(self._values[key], guard.target), guard.relation, guard.operand)
+            for key in keys
+        )
+
+    # -- keys -------------------------------------------------------------------------------------
+
+    @property
+    def _read_revision(self) -> int:
+        """What a reader inside the running transaction sees as the store's revision."""
+        return self.revision + 1 if self._pending else self.revision
+
+    def _keys_in(self, key: bytes, range_end: bytes | None) -> Iterator[bytes]:
+        if not range_end:
+            return iter((key,) if key in self._values else ())
+        start = bisect_left(self._sorted, key)
+        stop = None if range_end == _FROM_KEY else bisect_left(self._sorted, range_end)
+        return iter(self._sorted[start:stop])
+
+    def _get(self, request: Get) -> GetResult:
+        keys = list(self._keys_in(request.key, request.range_end))
+        if request.count_only:
+            return GetResult(self._read_revision, (), len(keys))
+        wanted = keys[: request.limit] if request.limit > 0 else keys
+        kvs = [self._values[key] for key in wanted]
+        if request.keys_only:
+            kvs = [replace(kv, value=b"") for kv in kvs]
+        return GetResult(self._read_revision, tuple(kvs), len(keys), len(wanted) < len(keys))
+
+    def _put(self, op: Put) -> None:
+        revision = self.revision + 1
+        old = self._values.get(op.key)
+        lease_id = op.lease_id
+        if old is None:
+            kv = KeyValue(op.key, op.value, revision, revision, 1, lease_id)
+            insort(self._sorted, op.key)
+        else:
+            if op.ignore_lease:
+                lease_id = old.lease_id
+            value = old.value if op.ignore_value else op.value
+            kv = KeyValue(op.key, value, old.create_revision, revision, old.version + 1, lease_id)
+            self._detach(old)
+        if lease_id:
+            self.leases[lease_id].keys.add(op.key)
+        self._values[op.key] = kv
+        self._pending.append(Event(EventKind.PUT, kv))
+
+    def _delete(self, keys: list[bytes]) -> int:
+        for key in keys:
+            self._detach(self._values.pop(key))
+            del self._sorted[bisect_left(self._sorted, key)]
+            gone = KeyValue(key, b"", 0, self.revision + 1, 0)
+            self._pending.append(Event(EventKind.DELETE, gone))
+        return len(keys)
+
+    def _detach(self, kv: KeyValue) -> None:
+        lease = self.leases.get(kv.lease_id)
+        if lease is not None:
+            lease.keys.discard(kv.key)
+
+    def _commit(self) -> None:
+        """Make the pending changes one revision; without any the revision stays."""
+        if self._pending:
+            self.revision += 1
+            self._history.append(Revision(self.revision, tuple(self._pending)))
+            self._pending = []
+
+    # -- leases and history -----------------------------------------------------------------------
+
+    def _grant(self, request: Grant) -> LeaseGrant:
+        if self.no_space:
+            raise EtcdNoSpaceError("etcdserver: mvcc: database space exceeded")
+        if request.ttl_s > MAX_LEASE_TTL_S:
+            raise InvalidRequestError("etcdserver: too large lease TTL")
+        lease_id = request.lease_id
+        if lease_id in self.leases:
+            raise LeaseExistsError(lease_id)
+        while not lease_id:
+            self._next_lease_id += 1
+            if self._next_lease_id not in self.leases:
+                lease_id = self._next_lease_id
+        ttl_s = max(request.ttl_s, self.limits.min_lease_ttl_s)
+        self.leases[lease_id] = Lease(ttl_s)
+        return LeaseGrant(lease_id, ttl_s, self.revision)
+
+    def _revoke(self, request: Revoke) -> Revoked:
+        lease = self.leases.get(request.lease_id)
+        if lease is None:
+            return Revoked(False, self.revision)
+        self._delete(sorted(lease.keys))
+        del self.leases[request.lease_id]
+        self._commit()
+        return Revoked(True, self.revision)
+
+    def _compact(self, request: Compact) -> Compacted:
+        if request.revision <= self.compact_revision:
+            raise CompactedError(self.compact_revision)
+        if request.revision > self.revision:
+            raise InvalidRequestError("etcdserver: mvcc: required revision is a future revision")
+        self.compact_revision = request.revision
+        while self._history and self._history[0].number < request.revision:
+            self._history.popleft()
+        return Compacted(self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """Which branch a transaction takes, and those of the nested ones in that branch, in order."""
+
+    succeeded: bool
+    nested: tuple[_Path, ...]
+
+    @classmethod
+    def of(cls, request: Txn, model: Model) -> _Path:
+        succeeded = all(model.holds(guard) for guard in request.guards)
+        taken = request.success if succeeded else request.failure
+        return cls(succeeded, tuple(cls.of(op, model) for op in taken if isinstance(op, Txn)))
+
+
+def _aspect(kv: KeyValue, target: Target) -> int | bytes:
+    if target is Target.VERSION:
+        return kv.version
+    if target is Target.CREATE:
+        return kv.create_revision
+    if target is Target.MOD:
+        return kv.mod_revision
+    if target is Target.LEASE:
+        return kv.lease_id
+    return kv.value
+
+
+def _related(left: int | bytes, relation: Relation, right: int | bytes) -> bool:
+    if relation is Relation.EQUAL:
+        return left == right
+    if relation is Relation.NOT_EQUAL:
+        return left != right
+    if isinstance(left, bytes) and isinstance(right, bytes):
+        return left > right if relation is Relation.GREATER else left < right
+    if isinstance(left, int) and isinstance(right, int):
+        return left > right if relation is Relation.GREATER else left < right
+    raise TypeError(f"cannot compare {type(left).__name__} with {type(right).__name__}")

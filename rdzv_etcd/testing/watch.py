@@ -1,0 +1,172 @@
+"""``MemoryWatch``: a gapless stream of changes over a simulated link.
+
+Changes are put into the watch's queue as the server makes them, unless the link is cut; then the
+watch notes where it was and goes on from there later. Knows the server's history, and nothing of
+what the keys mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rdzv_etcd.errors import (
+    CompactedError,
+    EtcdError,
+    InvalidRequestError,
+    RevisionRegressedError,
+)
+from rdzv_etcd.etcd.api import Event, WatchBatch
+
+if TYPE_CHECKING:
+    from rdzv_etcd.testing.connection import MemoryConnection
+    from rdzv_etcd.testing.server import MemoryEtcd
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Something on its way to the client; if it is lost, the watch resumes at ``resume_at``."""
+
+    due_s: float
+    content: WatchBatch | EtcdError
+    resume_at: int
+
+
+class MemoryWatch:
+    """One watch; implements :class:`rdzv_etcd.etcd.api.Watch`. For one iterating task."""
+
+    def __init__(
+        self,
+        server: MemoryEtcd,
+        connection: MemoryConnection,
+        key_range: tuple[bytes, bytes | None],
+        start_revision: int,
+        incarnation: int | None,
+    ) -> None:
+        self._server = server
+        self._connection = connection
+        self._key, self._range_end = key_range
+        self._next_revision = start_revision
+        self._incarnation = incarnation
+        """The cluster that ``start_revision`` is a revision of, once that is known."""
+        self._queue: deque[_Message] = deque()
+        self._wakeup: asyncio.Future[None] | None = None
+        self._lost = False
+        """Whether an error was put into the queue: nothing follows it."""
+        self._failure: EtcdError | None = None
+        self._closed = False
+        self._attached = False
+        self._cuts = connection.link.cuts
+        connection.link.listen(self._link_changed)
+        server.call_later(connection.link.draw_delay_s(), self._attach)
+
+    def __aiter__(self) -> MemoryWatch:
+        return self
+
+    async def __anext__(self) -> WatchBatch:
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            if self._failure is not None:
+                raise self._failure
+            delay_s: float | None = None
+            if self._queue:
+                delay_s = self._queue[0].due_s - loop.time()
+                if delay_s <= 0:
+                    return self._take()
+            self._wakeup = loop.create_future()
+            await asyncio.wait((self._wakeup,), timeout=delay_s)
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        self._closed = True
+        self._queue.clear()
+        self._leave()
+
+    def fail(self, error: EtcdError) -> None:
+        """End the watch with an error that every further iteration raises."""
+        if self._failure is None:
+            self._failure = error
+        self._leave()
+
+    def pump(self) -> None:
+        """Put what has happened since the last look into the queue."""
+        if not self._attached or self._lost or not self._connection.passing:
+            return
+        server = self._server
+        if server.incarnation != self._incarnation or server.revision < self._next_revision - 1:
+            self._send(RevisionRegressedError(self._next_revision - 1, server.revision))
+            return
+        try:
+            revisions = list(server.model.history(self._next_revision))
+        except CompactedError as error:
+            self._send(error)
+            return
+        events = tuple(event for each in revisions for event in each.events if self._has(event))
+        if events:
+            self._send(WatchBatch(server.revision, events))
+        self._next_revision = server.revision + 1
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _take(self) -> WatchBatch:
+        content = self._queue.popleft().content
+        if isinstance(content, EtcdError):
+            self.fail(content)
+            raise content
+        return content
+
+    def _attach(self) -> None:
+        """The server learns of the watch: at first, and again after every cut."""
+        if self._closed or self._failure is not None or self._attached:
+            return
+        if not self._connection.passing or self._cuts != self._connection.link.cuts:
+            return
+        self._attached = True
+        if not self._key:
+            self._send(InvalidRequestError("etcdserver: key is not provided"))
+            return
+        if self._incarnation is None:
+            self._incarnation = self._server.incarnation
+        if self._next_revision <= 0:
+            self._next_revision = self._server.revision + 1
+        self.pump()
+
+    def _link_changed(self) -> None:
+        """Drop what was under way over a broken connection; resume once there is another."""
+        link = self._connection.link
+        if link.cuts == self._cuts and self._connection.passing:
+            return
+        self._cuts = link.cuts
+        self._attached = False
+        now_s = asyncio.get_running_loop().time()
+        while self._queue and self._queue[-1].due_s > now_s:
+            lost = self._queue.pop()
+            self._next_revision = lost.resume_at
+            self._lost = False
+        if self._connection.passing:
+            self._server.call_later(link.draw_delay_s(), self._attach)
+
+    def _send(self, content: WatchBatch | EtcdError) -> None:
+        due_s = asyncio.get_running_loop().time() + self._connection.link.draw_delay_s()
+        if self._queue:
+            due_s = max(due_s, self._queue[-1].due_s)
+        self._queue.append(_Message(due_s, content, self._next_revision))
+        self._lost = isinstance(content, EtcdError)
+        self._wake()
+
+    def _has(self, event: Event) -> bool:
+        key, end = event.kv.key, self._range_end
+        if not end:
+            return key == self._key
+        return self._key <= key and (end == b"\x00" or key < end)
+
+    def _leave(self) -> None:
+        self._connection.link.unlisten(self._link_changed)
+        self._connection.forget(self)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
