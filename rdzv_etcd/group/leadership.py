@@ -1,0 +1,341 @@
+"""The leader's work: claims a vacant lead, closes rounds, publishes changes.
+
+Drives :mod:`rdzv_etcd.core`; every write is fenced by the lead, so a leader that does not know yet
+that it was replaced can do no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from rdzv_etcd.core.changes import Healthy, Publish, claim_delay_s, decide_change
+from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.model import (
+    Change,
+    Control,
+    Leader,
+    Loss,
+    Nodes,
+    Round,
+    display_name,
+    display_names,
+)
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdUnavailableError,
+    LeaseNotFoundError,
+    OutcomeUnknownError,
+    RdzvEtcdError,
+)
+from rdzv_etcd.etcd.api import LeaseGrant, TxnResult
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.feed import Feed
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.control import nodes_after, nodes_from
+
+_RETRY_S = 0.5
+
+
+class Leadership:
+    """Leads while this node holds the leader key, and claims it when it is vacant."""
+
+    def __init__(self, context: NodeContext, is_active: Callable[[], bool]) -> None:
+        self._context = context
+        self._is_active = is_active
+        self._granting: asyncio.Task[LeaseGrant] | None = None
+        """The grant of a job lease that no round uses yet."""
+        self._opened: tuple[tuple[object, ...], float] = ((), 0.0)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the leader key is this node's and its session lives."""
+        context = self._context
+        leader = context.control.view.leader
+        return (
+            leader is not None
+            and leader.node_id == context.identity.node_id
+            and context.session.lease_id != 0
+        )
+
+    async def run(self) -> None:
+        """Claim and lead until cancelled."""
+        context = self._context
+        while True:
+            control = context.control.view
+            if self.is_mine:
+                await self._lead(control.leader_revision)
+            elif control.leader is None and self._is_active() and context.session.lease_id:
+                await self._claim()
+            else:
+                await context.pulse.wait()
+
+    async def _claim(self) -> None:
+        context = self._context
+        delay_s = claim_delay_s(
+            context.control.view, context.identity.node_id, context.clock.jitter(0.02)
+        )
+        if delay_s > 0:
+            await context.clock.sleep(delay_s)
+        if context.control.view.leader is not None or not self._is_active():
+            return
+        leader = Leader(context.identity.node_id, context.settings.job)
+        session = context.session.lease_id
+        if not session:
+            return
+        try:
+            result = await context.etcd.txn(
+                requests.claim(context.keys, leader, session), repeatable=True
+            )
+        except LeaseNotFoundError as error:
+            context.session.lost(error.lease_id or session)
+        except EtcdError:
+            await context.clock.sleep(_RETRY_S)
+        else:
+            self.note(leader, result)
+
+    def note(self, leader: Leader, result: TxnResult) -> None:
+        """Adopt what a claim told about who leads (``leader`` is this node's own proposal)."""
+        known = requests.leader_after(leader, result)
+        if known is None:
+            return
+        feed = self._context.control
+        if result.revision >= feed.view.revision:
+            feed.adopt(replace(feed.view, leader=known[0], leader_revision=known[1]))
+
+    async def _lead(self, fence: int) -> None:
+        context = self._context
+        keys, clock = context.keys, context.clock
+        feed: Feed[Nodes] = Feed(
+            context.etcd,
+            clock,
+            context.pulse,
+            request=requests.read_nodes(keys),
+            build=lambda result: nodes_from(keys, result, clock.now_s()),
+            fold=lambda nodes, batch: nodes_after(
+                keys, nodes, batch.revision, batch.events, clock.now_s()
+            ),
+        )
+        following: asyncio.Task[None] | None = None
+        try:
+            await asyncio.gather(feed.refresh(), self._grant_ahead())
+            following = asyncio.ensure_future(feed.run())
+            while self.is_mine and context.control.view.leader_revision == fence:
+                await self._step(feed)
+        except RdzvEtcdError as error:
+            self._stumble(error)
+            await clock.sleep(_RETRY_S)
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.wait({following})
+            await self._drop_spare_lease()
+
+    async def _step(self, feed: Feed[Nodes]) -> None:
+        """Decide once and act, or wait for something to change."""
+        context = self._context
+        control, nodes = context.control.view, feed.view
+        now_s = context.clock.now_s()
+        if feed.problem is not None:
+            self._stumble(feed.problem)
+            await context.pulse.wait()
+            return
+        try:
+            change = decide_change(
+                control, nodes, now_s, trust_absence_s=context.session.trust_absence_s()
+            )
+            if isinstance(change, Publish):
+                await self._publish(control, change)
+                return
+            waiting = self._decide_close(control, nodes, now_s)
+            if isinstance(waiting, Close):
+                await self._close(control, feed, waiting)
+                return
+        except LeaseNotFoundError:
+            # The job lease is gone, and the record with it; the members put both back.
+            self._granting = None
+            await self._recover(feed)
+            return
+        except EtcdError as error:
+            context.narrator.say(f"as leader: {error}")
+            await self._recover(feed)
+            return
+        until_s = _earliest(change, waiting)
+        if waiting is not None and waiting.reason:
+            context.narrator.say(waiting.reason)
+        await context.pulse.wait(until_s)
+
+    def _decide_close(
+        self, control: Control, nodes: Nodes, now_s: float
+    ) -> Close | KeepWaiting | None:
+        context = self._context
+        formed = control.formed
+        if formed is not None and control.open_change is None:
+            return None
+        phase: tuple[object, ...] = (control.leader_revision, control.round_revision)
+        if self._opened[0] != phase:
+            self._opened = (phase, now_s)
+        timing = context.settings.timing
+        patience = Patience(timing.last_call_timeout_s, timing.settle_s, self._opened[1])
+        settings = context.settings.job if formed is None else formed.settings
+        return decide_close(control, nodes, settings, patience, now_s)
+
+    async def _publish(self, control: Control, decision: Publish) -> None:
+        context = self._context
+        result = await context.etcd.txn(
+            requests.publish_change(context.keys, control, decision.change)
+        )
+        if not result.succeeded:
+            await context.control.refresh()
+            return
+        change = decision.change
+        context.control.adopt(
+            replace(context.control.view, change=change, change_revision=result.revision)
+        )
+        parts = [f"lost {display_name(node)} ({how})" for node, how in change.lost.items()]
+        if change.waiters:
+            parts.append(f"{display_names(change.waiters)} waiting")
+        context.narrator.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
+
+    async def hand_over(self, timeout_s: float) -> None:
+        """Publish this member's own departure, so that nobody waits for the next leader to see it.
+
+        Raises EtcdError.
+        """
+        context = self._context
+        control, node_id = context.control.view, context.identity.node_id
+        formed = control.formed
+        if formed is None or control.open_change is not None or formed.rank_of(node_id) is None:
+            return
+        change = Change(formed.run, formed.number, (), {node_id: Loss.LEFT.value})
+        await context.etcd.txn(
+            requests.publish_change(context.keys, control, change), timeout_s=timeout_s
+        )
+
+    async def _close(self, control: Control, feed: Feed[Nodes], decision: Close) -> None:
+        context, nodes = self._context, feed.view
+        record = await self._next_record(control, decision)
+        audit = self._audit(control, nodes, record, decision)
+        try:
+            result = await context.etcd.txn(
+                requests.close_round(context.keys, control, nodes.revision, record, audit)
+            )
+        except OutcomeUnknownError:
+            await context.control.refresh()  # whatever happened, it shows in the record
+            return
+        if not result.succeeded:
+            # Somebody arrived in this very moment, or the lead is gone: the watches will tell.
+            if context.control.view is control and feed.view is nodes:
+                await context.pulse.wait(context.clock.now_s() + _RETRY_S)
+            return
+        self._granting = None  # it is the job's now
+        context.control.adopt(
+            replace(context.control.view, round=record, round_revision=result.revision)
+        )
+        context.narrator.say(
+            f"closed round {record.number} with {record.size} nodes: {decision.reason}"
+        )
+
+    async def _next_record(self, control: Control, decision: Close) -> Round:
+        before, formed = control.round, control.formed
+        epoch_base = 0 if before is None else before.epoch_base
+        if epoch_base + control.revision < control.epoch:
+            epoch_base = (
+                control.epoch
+            )  # revisions began anew after a loss of data; epochs only grow
+        master = decision.world[0]
+        return Round(
+            number=control.next_number,
+            run=formed.run if formed is not None else self._context.identity.run_seed,
+            members=tuple(node.node_id for node in decision.world),
+            settings=self._context.settings.job if formed is None else formed.settings,
+            master_address=master.address,
+            master_port=master.port,
+            job_lease=formed.job_lease if formed is not None else await self._job_lease(),
+            epoch_base=epoch_base,
+            expelled=decision.expelled,
+        )
+
+    def _audit(
+        self, control: Control, nodes: Nodes, record: Round, decision: Close
+    ) -> dict[str, object]:
+        now_s = self._context.clock.now_s()
+        change = control.open_change
+        waited = [
+            [node_id, round(now_s - nodes.present[node_id].seen_s, 3)] for node_id in record.members
+        ]
+        last = max((nodes.present[node_id] for node_id in record.members), key=lambda p: p.seen_s)
+        open_s = now_s - self._opened[1]
+        return {
+            "round": record.number,
+            "run": record.run,
+            "closed_by": self._context.identity.node_id,
+            "because": decision.reason,
+            "open_s": round(open_s, 3),
+            "waited_s": waited,
+            "last_arrival": last.info.node_id,
+            "last_arrival_after_s": round(max(0.0, last.seen_s - self._opened[1]), 3),
+            "expelled": list(decision.expelled),
+            "change": None
+            if change is None
+            else {"waiters": list(change.waiters), "lost": dict(change.lost)},
+        }
+
+    # -- the job lease --------------------------------------------------------------------------
+
+    async def _grant_ahead(self) -> None:
+        """Grant the job lease before it is needed, so that it is not on the path of round 1."""
+        if self._context.control.view.formed is None:
+            with contextlib.suppress(EtcdError):  # closing the round tries again, and reports
+                await self._job_lease()
+
+    async def _job_lease(self) -> int:
+        if self._granting is None:
+            ttl_s = self._context.settings.timing.job_ttl_s
+            self._granting = asyncio.ensure_future(self._context.etcd.grant(ttl_s))
+        granting = self._granting
+        try:
+            return (await asyncio.shield(granting)).lease_id
+        except EtcdError:
+            if self._granting is granting:
+                self._granting = None
+            raise
+
+    async def _drop_spare_lease(self) -> None:
+        granting, self._granting = self._granting, None
+        if granting is None:
+            return
+        timing = self._context.settings.timing
+        limit_s = min(timing.close_timeout_s, float(timing.lease_ttl_s))
+        with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
+            grant = await self._context.clock.wait_for(granting, limit_s)
+            await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
+
+    # -- trouble --------------------------------------------------------------------------------
+
+    async def _recover(self, feed: Feed[Nodes]) -> None:
+        """After a failed or unknown write: wait a little, then look at how things are."""
+        await self._context.clock.sleep(_RETRY_S)
+        with contextlib.suppress(RdzvEtcdError):  # the loop comes back here until etcd answers
+            await self._context.control.refresh()
+            await feed.refresh()
+
+    def _stumble(self, problem: RdzvEtcdError) -> None:
+        """Let a join that waits on this node's lead fail with the cause."""
+        if isinstance(problem, EtcdUnavailableError):
+            self._context.narrator.say(f"cannot lead for the moment: {problem}")
+            return
+        self._context.control.problem = self._context.control.problem or problem
+        self._context.narrator.warn(f"cannot lead: {problem}")
+        self._context.pulse.beat()
+
+
+def _earliest(change: Healthy, waiting: KeepWaiting | None) -> float | None:
+    times = [
+        until_s
+        for until_s in (change.until_s, None if waiting is None else waiting.until_s)
+        if until_s is not None
+    ]
+    return min(times) if times else None
