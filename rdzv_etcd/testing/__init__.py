@@ -12,6 +12,28 @@ from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.link import Link
 from rdzv_etcd.testing.model import Model
 from rdzv_etcd.testing.server import Applied, MemoryEtcd
+from rdzv_etcd.testing.simloop import (
+    DeadlockError,
+    SimClock,
+    SimLoop,
+    SimulationError,
+    SimulationTimeoutError,
+    run_simulation,
+)
 from rdzv_etcd.testing.watch import MemoryWatch
 
-__all__ = ["Applied", "Limits", "Link", "MemoryConnection", "MemoryEtcd", "MemoryWatch", "Model"]
+__all__ = [
+    "Applied",
+    "DeadlockError",
+    "Limits",
+    "Link",
+    "MemoryConnection",
+    "MemoryEtcd",
+    "MemoryWatch",
+    "Model",
+    "SimClock",
+    "SimLoop",
+    "SimulationError",
+    "SimulationTimeoutError",
+    "run_simulation",
+]
