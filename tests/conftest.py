@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support.certificates import Certificates, make_certificates
@@ -22,6 +23,12 @@ from tests.support.servers import (
     EtcdServer,
     find_binaries,
 )
+
+# A slow machine is no failure: hypothesis is not to time single examples.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 _BINARIES = find_binaries()
 _SERVERS = ("etcd_server", "fresh_etcd", "fresh_cluster", "tls_etcd", "mtls_etcd", "auth_etcd")

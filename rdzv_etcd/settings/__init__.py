@@ -1,5 +1,7 @@
 """Frozen settings and the parsers that make them from what users type."""
 
+from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
+from rdzv_etcd.settings.endpoints import parse_endpoints
 from rdzv_etcd.settings.model import (
     Connection,
     Credentials,
@@ -9,8 +11,10 @@ from rdzv_etcd.settings.model import (
     Timing,
     Tls,
 )
+from rdzv_etcd.settings.options import OPTIONS, options_table
 
 __all__ = [
+    "OPTIONS",
     "Connection",
     "Credentials",
     "Endpoint",
@@ -18,4 +22,8 @@ __all__ = [
     "Settings",
     "Timing",
     "Tls",
+    "is_default_job_id",
+    "options_table",
+    "parse_endpoints",
+    "settings_from_config",
 ]

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 
+DEFAULT_PREFIX = "/rdzv_etcd"
+DEFAULT_EMBED_GRACE_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -56,7 +59,9 @@ class Connection:
 
     def __post_init__(self) -> None:
         if not self.endpoints:
-            raise SettingsError("no etcd endpoint was given (--rdzv-endpoint host:2379[,host:2379])")
+            raise SettingsError(
+                "no etcd endpoint was given (--rdzv-endpoint host:2379[,host:2379])"
+            )
         for name in ("request_timeout_s", "connect_timeout_s"):
             _require_positive(name, getattr(self, name))
 
@@ -157,17 +162,20 @@ class Settings:
     job: JobSettings
     connection: Connection = field(default_factory=Connection)
     timing: Timing = field(default_factory=Timing)
-    prefix: str = "/rdzv_etcd"
+    prefix: str = DEFAULT_PREFIX
     rank_key: str | None = None
     """Orders ranks (natural order): the node's own value, already resolved; ``None``: sticky."""
     local_addr: str | None = None
     """The address other nodes reach this one at; ``None``: found out."""
     embed: bool = False
     """Start an etcd on this machine if the endpoint is ours and none answers."""
+    embed_grace_s: float = DEFAULT_EMBED_GRACE_S
+    """An embedded etcd stops when it has had no node for this long."""
 
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
+        _require_positive("embed_grace_s", self.embed_grace_s)
 
 
 def _require_positive(name: str, value: float) -> None:

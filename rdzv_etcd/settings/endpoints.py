@@ -1,0 +1,106 @@
+"""Parse what users type behind ``--rdzv-endpoint``. Knows the text's forms; resolves nothing.
+
+host                  port 2379
+h1:2379,h2:2379       several members of one etcd cluster
+https://h1,https://h2 TLS; one scheme for all
+[2001:db8::1]:2379    an IPv6 address, always in brackets
+(nothing)             localhost:2379
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.model import Endpoint
+
+DEFAULT_PORT = 2379
+_OPTION = "--rdzv-endpoint"
+_HOST = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedEndpoints:
+    """The endpoints, in the order typed and without repetitions."""
+
+    endpoints: tuple[Endpoint, ...]
+    scheme: str | None = None
+    """``http``, ``https``, or ``None`` if no entry had one."""
+
+
+def parse_endpoints(text: str) -> ParsedEndpoints:
+    """Parse a comma-separated list of endpoints; raises :class:`SettingsError`.
+
+    An entry without a scheme takes that of the others.
+    """
+    if not text.strip():
+        return ParsedEndpoints((Endpoint("localhost", DEFAULT_PORT),))
+    if "@" in text:  # before any message could repeat a password
+        raise SettingsError(
+            f"{_OPTION} contains user information (…@host), which would end up in logs: set "
+            "RDZV_ETCD_USER and RDZV_ETCD_PASSWORD in the environment instead"
+        )
+    schemes: dict[str, str] = {}
+    endpoints: dict[Endpoint, None] = {}
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry:
+            raise SettingsError(f"{_OPTION} {text!r} has an empty entry (a comma too many)")
+        scheme, address = _split_scheme(entry)
+        if scheme is not None:
+            schemes.setdefault(scheme, entry)
+        endpoints.setdefault(_parse_address(entry, address))
+    if len(schemes) > 1:
+        raise SettingsError(
+            f"{_OPTION} mixes http and https ({schemes['http']!r}, {schemes['https']!r}): all "
+            "endpoints of a cluster must have the same scheme"
+        )
+    return ParsedEndpoints(tuple(endpoints), next(iter(schemes), None))
+
+
+def _split_scheme(entry: str) -> tuple[str | None, str]:
+    scheme, separator, rest = entry.partition("://")
+    if not separator:
+        return None, entry
+    if scheme.lower() not in ("http", "https"):
+        raise SettingsError(f"{_OPTION} {entry!r}: the scheme must be http or https")
+    return scheme.lower(), rest
+
+
+def _parse_address(entry: str, address: str) -> Endpoint:
+    address = address.removesuffix("/")
+    if re.search(r"[/?#]", address):
+        raise SettingsError(
+            f"{_OPTION} {entry!r} has a path; it must be host:port only (keys are placed under "
+            "the etcd_prefix setting)"
+        )
+    if address.startswith("["):
+        host, closing, rest = address[1:].partition("]")
+        if not closing or not _is_ipv6(host) or (rest and not rest.startswith(":")):
+            raise SettingsError(f"{_OPTION} {entry!r}: expected [IPv6 address]:port")
+        return Endpoint(host, _parse_port(entry, rest[1:]) if rest else DEFAULT_PORT)
+    if address.count(":") > 1:
+        raise SettingsError(
+            f"{_OPTION} {entry!r} is ambiguous: write an IPv6 address in brackets, "
+            f"as in [2001:db8::1]:{DEFAULT_PORT}"
+        )
+    host, colon, port = address.partition(":")
+    if not _HOST.fullmatch(host):
+        problem = "has no host" if not host else f"has the host {host!r}, which is none"
+        raise SettingsError(f"{_OPTION} {entry!r} {problem}; expected host:port")
+    return Endpoint(host, _parse_port(entry, port) if colon else DEFAULT_PORT)
+
+
+def _parse_port(entry: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise SettingsError(f"{_OPTION} {entry!r}: the port must be a number from 1 to 65535")
+    return int(text)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,197 @@
+"""The options as one user gave them: names resolved, values parsed, the typed name remembered.
+
+Knows how each kind of value is written; does not know what an option is for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.options import NAMES, Kind, Option
+
+LONGEST_S = 10 * 365 * 86400
+"""Ten years: longer waits are mistakes, and overflow some timers."""
+
+_SECRETS = frozenset({"user", "username", "password", "passwd", "token", "credentials"})
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"0", "false", "no", "off"})
+
+Value = float | int | bool | str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One option that was given."""
+
+    typed: str
+    """The name the user typed."""
+    value: Value
+
+
+class Given:
+    """All options that were given, by our name.
+
+    torchrun passes strings; library users may pass numbers, booleans and paths. ``None`` counts
+    as not given.
+    """
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._entries: dict[str, Entry] = {}
+        for typed, raw in config.items():
+            option = _find(typed)
+            if raw is None:
+                continue
+            entry = Entry(typed, _parse(option, typed, raw))
+            other = self._entries.get(option.name)
+            if other is None:
+                self._entries[option.name] = entry
+            else:
+                self._entries[option.name] = _merge(other, entry)
+
+    def entry(self, name: str) -> Entry | None:
+        return self._entries.get(name)
+
+    def typed(self, name: str) -> str:
+        """The name to use in a message: what the user typed, or ours."""
+        entry = self._entries.get(name)
+        return name if entry is None else entry.typed
+
+    def seconds(self, name: str) -> float | None:
+        value = self._value(name)
+        return None if value is None else float(str(value))
+
+    def whole(self, name: str) -> int | None:
+        value = self._value(name)
+        return None if value is None else int(str(value))
+
+    def flag(self, name: str) -> bool:
+        return self._value(name) is True
+
+    def text(self, name: str) -> str | None:
+        value = self._value(name)
+        return None if value is None else str(value)
+
+    def file(self, name: str) -> Path | None:
+        value = self._value(name)
+        return value if isinstance(value, Path) else None
+
+    def _value(self, name: str) -> Value | None:
+        entry = self._entries.get(name)
+        return None if entry is None else entry.value
+
+
+def _find(typed: object) -> Option:
+    if not isinstance(typed, str):
+        raise SettingsError(f"the name of a rendezvous option must be text, not {_shown(typed)}")
+    if typed.lower() in _SECRETS:
+        raise SettingsError(
+            f"{typed}= is refused, because values given here end up in process lists and logs: "
+            "set RDZV_ETCD_USER and RDZV_ETCD_PASSWORD in the environment, or give user_file= and "
+            "password_file="
+        )
+    option = NAMES.get(typed)
+    if option is None:
+        near = difflib.get_close_matches(typed.lower(), NAMES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(NAMES))}"
+        raise SettingsError(f"unknown rendezvous option {typed!r}; {hint}")
+    return option
+
+
+def _merge(first: Entry, second: Entry) -> Entry:
+    if {first.typed, second.typed} == {"timeout", "join_timeout"}:
+        # torchrun sets `timeout` by itself: it says nothing about what the user wants.
+        return first if first.typed == "join_timeout" else second
+    if first.value != second.value:
+        raise SettingsError(
+            f"{first.typed}={first.value} and {second.typed}={second.value} are two names of the "
+            "same setting with different values: keep one"
+        )
+    return first
+
+
+def _parse(option: Option, typed: str, raw: object) -> Value:
+    if isinstance(raw, str):
+        raw = raw.strip()
+        if not raw:
+            raise SettingsError(f"{typed} is empty")
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in raw):
+            raise SettingsError(f"{typed}={raw!r} is not valid UTF-8")
+    if option.kind is Kind.FLAG:
+        return _parse_flag(typed, raw)
+    if option.kind in (Kind.WHOLE_SECONDS, Kind.COUNT):
+        return _parse_whole(option.kind, typed, raw)
+    if option.kind is Kind.SECONDS:
+        return _parse_seconds(typed, raw, zero_allowed=option.name == "settle")
+    if option.kind is Kind.FILE:
+        return _parse_file(typed, raw)
+    if isinstance(raw, str):
+        return raw
+    if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 10**18:
+        return str(raw)  # rank_key=7
+    raise SettingsError(f"{typed}={_shown(raw)} must be text")
+
+
+def _parse_flag(typed: str, raw: object) -> bool:
+    word = raw.lower() if isinstance(raw, str) else raw
+    if word == 1 or word in _YES:
+        return True
+    if word == 0 or word in _NO:
+        return False
+    raise SettingsError(f"{typed}={_shown(raw)} must be 0 or 1")
+
+
+def _number(typed: str, raw: object, wanted: str) -> float:
+    if isinstance(raw, str | int | float) and not isinstance(raw, bool):
+        try:
+            number = float(raw)
+        except (ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise SettingsError(f"{typed}={_shown(raw)} must be {wanted}")
+
+
+def _parse_seconds(typed: str, raw: object, *, zero_allowed: bool) -> float:
+    wanted = "a number of seconds, zero or more" if zero_allowed else "a positive number of seconds"
+    number = _number(typed, raw, wanted)
+    if number < 0 or (number == 0 and not zero_allowed):
+        raise SettingsError(f"{typed}={raw} must be {wanted}")
+    if number > LONGEST_S:
+        raise SettingsError(f"{typed}={raw} is more than ten years ({LONGEST_S} seconds)")
+    return number
+
+
+def _parse_whole(kind: Kind, typed: str, raw: object) -> int:
+    unit = " of seconds" if kind is Kind.WHOLE_SECONDS else ""
+    number = _number(typed, raw, f"a whole number{unit}")
+    if number != int(number) or number < 1:
+        raise SettingsError(f"{typed}={raw} must be a whole number{unit}, at least 1")
+    if number > LONGEST_S:
+        raise SettingsError(f"{typed}={raw} is too large (the most is {LONGEST_S})")
+    return int(number)
+
+
+def _shown(raw: object) -> str:
+    """A value for a message: whatever a caller passed, short and without surprises."""
+    if isinstance(raw, str | float | bool) or (isinstance(raw, int) and abs(raw) < 10**18):
+        return repr(raw)[:80]
+    return f"<{type(raw).__name__}>"
+
+
+def _parse_file(typed: str, raw: object) -> Path:
+    if not isinstance(raw, str | os.PathLike):
+        raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
+    try:
+        path = Path(raw).expanduser()
+        with path.open("rb") as file:
+            file.read(1)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error
+    return path

@@ -1,0 +1,312 @@
+"""Every option by every name, and every contradiction with the names the user typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings import (
+    OPTIONS,
+    Credentials,
+    Settings,
+    Tls,
+    is_default_job_id,
+    options_table,
+    settings_from_config,
+)
+from rdzv_etcd.settings.options import NAMES
+
+
+def settings(
+    *, endpoint: str = "h1", environ: dict[str, str] | None = None, **config: object
+) -> Settings:
+    return settings_from_config(
+        endpoint=endpoint,
+        job_id="job",
+        min_nodes=1,
+        max_nodes=4,
+        local_addr=None,
+        config=config,
+        environ=environ or {},
+    )
+
+
+def refused(message: str, **arguments: Any) -> str:
+    with pytest.raises(SettingsError, match=message) as caught:
+        settings(**arguments)
+    return str(caught.value)
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> Path:
+    path = tmp_path / "some.pem"
+    path.write_text("PEM")
+    return path
+
+
+def test_defaults() -> None:
+    made = settings(timeout=900)
+    assert made.timing.join_timeout_s == 900
+    assert made.timing.last_call_timeout_s == 30
+    assert made.connection.tls is None
+    assert made.connection.credentials is None
+    assert (made.prefix, made.rank_key, made.embed) == ("/rdzv_etcd", None, False)
+    assert made.local_addr is None
+
+
+def test_names_of_the_legacy_etcd_backend(pem: Path) -> None:
+    made = settings(
+        protocol="https",
+        cacert=str(pem),
+        cert=str(pem),
+        key=str(pem),
+        timeout="120",
+        last_call_timeout="5",
+        etcd_prefix="/torchelastic/p2p",
+    )
+    assert made.connection.tls == Tls(pem, pem, pem)
+    assert made.timing.join_timeout_s == 120
+    assert made.timing.last_call_timeout_s == 5
+    assert made.prefix == "/torchelastic/p2p"
+
+
+def test_names_of_etcd_v2(pem: Path) -> None:
+    made = settings(
+        endpoint="https://h1",
+        protocol="https",
+        ca_cert=pem,
+        ssl_cert=pem,
+        ssl_cert_key=pem,
+        timeout=900,
+        join_timeout="600",
+        last_call_timeout="30",
+        close_timeout="20",
+        heartbeat_timeout="2",
+        keep_alive_interval="4",
+        keep_alive_max_attempt="3",
+        read_timeout="7",
+    )
+    assert made.connection.tls == Tls(pem, pem, pem)
+    assert made.connection.request_timeout_s == 7
+    timing = made.timing
+    assert (timing.join_timeout_s, timing.close_timeout_s) == (600, 20)
+    assert (timing.lease_ttl_s, timing.keep_alive_timeout_s) == (12, 2)
+
+
+def test_our_own_names() -> None:
+    made = settings(
+        lease_ttl="5",
+        settle="0",
+        closed_ttl="7",
+        node_unit="2",
+        embed="1",
+        embed_grace="3",
+        prefix="mine/",
+        connect_timeout="2",
+        job_lease_ttl="90",
+        rank_key="rack-3",
+    )
+    assert (made.timing.lease_ttl_s, made.timing.settle_s, made.timing.closed_ttl_s) == (5, 0, 7)
+    assert (made.job.node_unit, made.embed, made.embed_grace_s) == (2, True, 3)
+    assert (made.prefix, made.connection.connect_timeout_s) == ("/mine", 2)
+    assert (made.timing.job_ttl_s, made.rank_key) == (90, "rack-3")
+
+
+def test_values_may_be_what_they_mean() -> None:
+    made = settings(lease_ttl=5, settle=0.5, embed=True, node_unit=2, join_timeout=None, rank_key=7)
+    assert (made.timing.lease_ttl_s, made.timing.settle_s, made.embed) == (5, 0.5, True)
+    assert made.timing.join_timeout_s == 600
+    assert made.rank_key == "7"
+    assert settings(embed=0).embed is False
+    assert settings(embed="no").embed is False
+
+
+def test_an_explicit_join_timeout_beats_torchruns_timeout_in_either_order() -> None:
+    assert settings(timeout=900, join_timeout="60").timing.join_timeout_s == 60
+    assert settings(join_timeout="60", timeout=900).timing.join_timeout_s == 60
+
+
+def test_a_short_join_timeout_shortens_waits_nobody_asked_for() -> None:
+    made = settings(join_timeout=5)
+    assert made.timing.last_call_timeout_s == 5
+    assert made.connection.connect_timeout_s == 5
+
+
+def test_an_unknown_name_gets_the_nearest_known_one() -> None:
+    assert "'last_call_timeout'" in refused("unknown", last_call_timout="3")
+    assert "'lease_ttl'" in refused("unknown", Lease_TTL="3")
+    assert "known are" in refused("unknown", zzzzqqqq="3")
+
+
+@pytest.mark.parametrize("name", ["user", "password", "username", "PASSWORD"])
+def test_secrets_as_values_are_refused_without_being_repeated(name: str) -> None:
+    message = refused("RDZV_ETCD_USER and RDZV_ETCD_PASSWORD", **{name: "s3cret"})
+    assert "s3cret" not in message
+    assert "password_file=" in message
+
+
+def test_credentials_come_from_the_environment_or_files(tmp_path: Path) -> None:
+    variables = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
+    made = settings(environ=variables)
+    assert made.connection.credentials == Credentials("ann", "s3cret")
+    assert "s3cret" not in repr(made)
+    (tmp_path / "user").write_text("bob\n")
+    (tmp_path / "password").write_text(" with spaces \r\n")
+    files: dict[str, Any] = {
+        "user_file": tmp_path / "user",
+        "password_file": str(tmp_path / "password"),
+    }
+    assert settings(environ=variables, **files).connection.credentials == Credentials(
+        "bob", " with spaces "
+    )
+    (tmp_path / "password").write_text("\n")
+    refused("password_file=.* is empty", **files)
+    (tmp_path / "password").write_bytes(b"\xff")
+    refused("not UTF-8", **files)
+    refused("without a password: set RDZV_ETCD_PASSWORD", environ={"RDZV_ETCD_USER": "ann"})
+    refused("without a user: set RDZV_ETCD_USER", environ={"RDZV_ETCD_PASSWORD": "x"})
+
+
+def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    other.write_text("PEM")
+    refused("cacert=.*some.pem and ca_cert=.*other.pem", cacert=pem, ca_cert=other)
+    assert settings(protocol="https", cacert=pem, ca_cert=pem).connection.tls == Tls(pem)
+    refused("ssl_cert_key given without its certificate", protocol="https", ssl_cert_key=pem)
+    refused("ssl_cert given, but the connection is plain http", ssl_cert=pem)
+    refused("protocol=http contradicts https://", endpoint="https://h1", protocol="http")
+    refused("protocol=ftp must be", protocol="ftp")
+    refused("lease_ttl is 1 s; etcd's shortest", lease_ttl="1")
+    refused("keep_alive_interval × keep_alive_max_attempt is 1 s", keep_alive_interval="0.2")
+    refused("lease_ttl=10 contradicts", lease_ttl="10", keep_alive_interval="5")
+    assert settings(lease_ttl=15, keep_alive_interval=5).timing.lease_ttl_s == 15
+    refused("last_call_timeout=20 is longer than timeout=10", last_call_timeout=20, timeout=10)
+    refused("job_lease_ttl=5 is shorter", job_lease_ttl=5)
+    refused(r"--rdzv-endpoint 'h1:x'", endpoint="h1:x")
+    refused("node_unit", node_unit=5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"lease_ttl": "abc"}, "lease_ttl='abc' must be a whole number of seconds"),
+        ({"lease_ttl": "2.5"}, "lease_ttl=2.5 must be a whole number of seconds, at least 1"),
+        ({"lease_ttl": True}, "must be a whole number"),
+        ({"timeout": "-1"}, "timeout=-1 must be a positive number of seconds"),
+        ({"timeout": "inf"}, "must be a positive"),
+        ({"timeout": 1e300}, "more than ten years"),
+        ({"settle": "-0.1"}, "settle=-0.1 must be a number of seconds, zero or more"),
+        ({"node_unit": "0"}, "node_unit=0 must be a whole number, at least 1"),
+        ({"embed": "maybe"}, "embed='maybe' must be 0 or 1"),
+        ({"embed": 2}, "must be 0 or 1"),
+        ({"etcd_prefix": " "}, "etcd_prefix is empty"),
+        ({"etcd_prefix": "//"}, "etcd_prefix='//' would mix"),
+        ({"etcd_prefix": "a\nb"}, "unprintable"),
+        ({"cacert": "/no/such/file"}, "cacert='/no/such/file' cannot be read: No such file"),
+        ({"cacert": "/"}, "cannot be read: Is a directory"),
+        ({"protocol": 7.5}, "must be text"),
+    ],
+)
+def test_malformed_values(config: dict[str, Any], message: str) -> None:
+    refused(message, **config)
+
+
+def test_rank_keys_mean_what_their_form_says() -> None:
+    environ = {"SLURM_PROCID": "3", "node7": "wrong", "EMPTY": ""}
+    assert settings(environ=environ, rank_key="SLURM_PROCID").rank_key == "3"
+    assert settings(environ=environ, rank_key="env:SLURM_PROCID").rank_key == "3"
+    assert settings(environ=environ, rank_key="node7").rank_key == "node7"
+    assert settings(environ=environ, rank_key="env:node7").rank_key == "wrong"
+    assert settings(environ=environ, rank_key="value:SLURM_PROCID").rank_key == "SLURM_PROCID"
+    assert settings(environ=environ, rank_key="7").rank_key == "7"
+    refused("'JOB_INDEX', which is not set.*write rank_key=value:JOB_INDEX", rank_key="JOB_INDEX")
+    refused("variable 'low', which is not set$", rank_key="env:low")
+    refused("which is not set", environ=environ, rank_key="EMPTY")
+    refused("nothing behind", rank_key="value:")
+
+
+def test_the_job_id_and_address_must_be_text() -> None:
+    common: dict[str, Any] = {
+        "endpoint": "",
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "config": {},
+        "environ": {},
+    }
+    with pytest.raises(SettingsError, match="job id"):
+        settings_from_config(job_id="", local_addr=None, **common)
+    with pytest.raises(SettingsError, match="not valid UTF-8"):
+        settings_from_config(job_id="a\udc80", local_addr=None, **common)
+    with pytest.raises(SettingsError, match="--local-addr"):
+        settings_from_config(job_id="a", local_addr="a b", **common)
+    made = settings_from_config(job_id="a/b ü", local_addr="fe80::1%eth0", **common)
+    assert (made.job_id, made.local_addr) == ("a/b ü", "fe80::1%eth0")
+    with pytest.raises(SettingsError, match="max_nodes"):
+        settings_from_config(**{**common, "min_nodes": 2}, job_id="a", local_addr=None)
+
+
+def test_torchruns_default_job_id_is_known() -> None:
+    assert is_default_job_id("none")
+    assert not is_default_job_id("training")
+
+
+def test_every_option_is_in_the_table() -> None:
+    table = options_table()
+    assert all(f"`{name}`" in table for name in NAMES)
+    assert len(table.splitlines()) == len(OPTIONS) + 2
+    assert len(NAMES) == sum(len(option.names) for option in OPTIONS)
+
+
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.sampled_from(["1", "5", "https", "10**9", "env:HOME", "HOME", "value:x", "/", "9" * 5000]),
+    st.just(10**5000),
+    st.binary(),
+    st.just([]),
+)
+
+
+@given(
+    endpoint=st.sampled_from(["", "h1", "https://h1"]),
+    job_id=st.text(max_size=5),
+    config=st.dictionaries(st.one_of(st.sampled_from(sorted(NAMES)), st.text(max_size=8)), _VALUES),
+    environ=st.dictionaries(
+        st.sampled_from(["HOME", "RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD"]), st.text(max_size=5)
+    ),
+)
+def test_nothing_but_settings_errors_comes_out(
+    endpoint: str, job_id: str, config: dict[str, object], environ: dict[str, str]
+) -> None:
+    try:
+        made = settings_from_config(
+            endpoint=endpoint,
+            job_id=job_id,
+            min_nodes=1,
+            max_nodes=4,
+            local_addr=None,
+            config=config,
+            environ=environ,
+        )
+    except SettingsError as error:
+        str(error).encode(errors="backslashreplace")
+        return
+    assert made.timing.lease_ttl_s >= 2
+    made.prefix.encode()
+
+
+@given(name=st.sampled_from(sorted(NAMES)), value=_VALUES)
+def test_one_option_with_any_value(name: str, value: object) -> None:
+    try:
+        one: dict[str, Any] = {name: value}
+        settings(**one)
+    except SettingsError:
+        return

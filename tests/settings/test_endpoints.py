@@ -1,0 +1,88 @@
+"""What may stand behind --rdzv-endpoint, and what is said about everything else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings import Endpoint, parse_endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "endpoints"),
+    [
+        ("", None, [("localhost", 2379)]),
+        ("  ", None, [("localhost", 2379)]),
+        ("h1", None, [("h1", 2379)]),
+        ("h1:2379,h2:23790", None, [("h1", 2379), ("h2", 23790)]),
+        (" h1 , h2:1 ", None, [("h1", 2379), ("h2", 1)]),
+        ("http://h1", "http", [("h1", 2379)]),
+        ("HTTPS://h1:443/", "https", [("h1", 443)]),
+        ("https://h1,h2", "https", [("h1", 2379), ("h2", 2379)]),
+        ("[::1]", None, [("::1", 2379)]),
+        (
+            "http://[2001:db8::1]:80,[fe80::1%eth0]",
+            "http",
+            [("2001:db8::1", 80), ("fe80::1%eth0", 2379)],
+        ),
+        ("10.0.0.1:1,10.0.0.1:1", None, [("10.0.0.1", 1)]),
+        ("etcd-0.etcd_headless.ns.svc:2379", None, [("etcd-0.etcd_headless.ns.svc", 2379)]),
+    ],
+)
+def test_forms(text: str, scheme: str | None, endpoints: list[tuple[str, int]]) -> None:
+    parsed = parse_endpoints(text)
+    assert parsed.scheme == scheme
+    assert parsed.endpoints == tuple(Endpoint(*endpoint) for endpoint in endpoints)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http://h1,https://h2", "mixes http and https"),
+        ("2001:db8::1:2379", r"ambiguous: write an IPv6 address in brackets"),
+        ("::1", "ambiguous"),
+        ("h1,,h2", "empty entry"),
+        ("h1,", "empty entry"),
+        ("ftp://h1", "scheme must be http or https"),
+        ("h1:2379/v3", "has a path"),
+        ("http://h1?x=1", "has a path"),
+        ("h1:0", "port must be a number from 1 to 65535"),
+        ("h1:65536", "port must be"),
+        ("h1:", "port must be"),
+        ("h1:etcd", "port must be"),
+        ("[::1]:", "port must be"),
+        (":2379", "has no host"),
+        ("http://", "has no host"),
+        ("h 1", "host"),
+        ("[::1", r"expected \[IPv6 address\]:port"),
+        ("[h1]:2379", "expected"),
+        ("[::1]2379", "expected"),
+    ],
+)
+def test_refusals(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_endpoints(text)
+
+
+def test_user_information_is_refused_without_being_repeated() -> None:
+    with pytest.raises(SettingsError, match="RDZV_ETCD_PASSWORD") as caught:
+        parse_endpoints("http://ann:secret@h1:2379")
+    assert "secret" not in str(caught.value)
+
+
+_PIECES = st.sampled_from(
+    ["http://", "https://", "[", "]", "::1", ":", ",", "/", "@", "h1", "2379", " "]
+)
+
+
+@given(st.one_of(st.text(), st.lists(_PIECES).map("".join)))
+def test_nothing_but_settings_errors_comes_out(text: str) -> None:
+    try:
+        parsed = parse_endpoints(text)
+    except SettingsError:
+        return
+    assert parsed.endpoints
+    again = parse_endpoints(",".join(endpoint.target for endpoint in parsed.endpoints))
+    assert again.endpoints == parsed.endpoints
