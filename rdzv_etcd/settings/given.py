@@ -138,10 +138,10 @@ def _parse(option: Option, typed: str, raw: object) -> Value:
 
 
 def _parse_flag(typed: str, raw: object) -> bool:
-    word = raw.lower() if isinstance(raw, str) else raw
-    if word == 1 or word in _YES:
+    word = raw.lower() if isinstance(raw, str) else ""
+    if word in _YES or raw in (1, True):
         return True
-    if word == 0 or word in _NO:
+    if word in _NO or raw in (0, False):
         return False
     raise SettingsError(f"{typed}={_shown(raw)} must be 0 or 1")
 
