@@ -1,0 +1,173 @@
+"""The real etcd: implements the port over gRPC.
+
+Knows which of etcd's calls answers which of the port's, and which policy each one gets. Must not
+know what the keys mean. Everything runs on one event loop: that of the first call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from rdzv_etcd.clock import Clock, SystemClock
+from rdzv_etcd.errors import (
+    EtcdPermissionError,
+    EtcdUnavailableError,
+    LeaseExistsError,
+    LeaseNotFoundError,
+)
+from rdzv_etcd.etcd import api, codec, retry
+from rdzv_etcd.etcd.auth import Authenticator
+from rdzv_etcd.etcd.codec import Codec
+from rdzv_etcd.etcd.keepalive import KeepAlive
+from rdzv_etcd.etcd.link import Link
+from rdzv_etcd.etcd.retry import Deadline
+from rdzv_etcd.etcd.server import AioServer, Server
+from rdzv_etcd.etcd.tls import channel_credentials
+from rdzv_etcd.etcd.watch import EtcdWatch
+from rdzv_etcd.settings.model import Connection
+
+_ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
+_CLOSED = "the etcd client is closed"
+
+
+class EtcdClient:
+    """Implements :class:`rdzv_etcd.etcd.api.Etcd`; see there for what each method promises.
+
+    Making one reads the TLS files (blocks shortly; :class:`EtcdTlsError`, :class:`SettingsError`)
+    and opens no connection.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
+        clock = SystemClock() if clock is None else clock
+        self._setup(
+            _servers(connection, clock),
+            Authenticator(connection.credentials, clock),
+            connection,
+            clock,
+        )
+
+    def _setup(
+        self, servers: Sequence[Server], auth: Authenticator, connection: Connection, clock: Clock
+    ) -> None:
+        self._connection = connection
+        self._codec = Codec()
+        self._link = Link(servers, auth, clock)
+        self._keep_alive = KeepAlive(self._link)
+        self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
+
+    async def connect(self, probe: api.Get | None = None) -> None:
+        """Make the first contact, within ``connect_timeout_s``.
+
+        ``probe`` is a read that the user may do; being denied it counts as contact. Raises
+        :class:`EtcdUnavailableError`, :class:`EtcdTlsError` or :class:`EtcdAuthError` with the cause
+        at each endpoint.
+        """
+        try:
+            await self.get(
+                _ANY_READ if probe is None else probe,
+                timeout_s=self._connection.connect_timeout_s,
+            )
+        except EtcdPermissionError:
+            return
+
+    async def get(self, request: api.Get, *, timeout_s: float | None = None) -> api.GetResult:
+        message = self._codec.get(request)
+        return codec.get_result(
+            await self._link.call(retry.READ, "Range", message, self._timeout_s(timeout_s))
+        )
+
+    async def txn(
+        self, request: api.Txn, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> api.TxnResult:
+        kind = retry.REPEATABLE_WRITE if repeatable else retry.GUARDED_WRITE
+        deadline = Deadline(self._link.clock, self._timeout_s(timeout_s))
+        message = self._codec.txn(request)
+        try:
+            response = await self._link.call(kind, "Txn", message, deadline.timeout_s)
+        except LeaseNotFoundError:
+            raise LeaseNotFoundError(await self._missing_lease(request, deadline)) from None
+        return codec.txn_result(response)
+
+    async def grant(
+        self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
+    ) -> api.LeaseGrant:
+        kind = retry.REPEATABLE_WRITE if lease_id else retry.GUARDED_WRITE
+        deadline = Deadline(self._link.clock, self._timeout_s(timeout_s))
+        message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
+        outcome = await self._link.call_noting_doubt(
+            kind, "LeaseGrant", message, deadline.timeout_s
+        )
+        if isinstance(outcome.error, LeaseExistsError):
+            if not outcome.doubtful:
+                raise LeaseExistsError(lease_id) from None
+            # An earlier attempt of this very call made it, and its reply was lost.
+            return await self._own_grant(lease_id, deadline)
+        response = outcome.result()
+        return api.LeaseGrant(response.ID, response.TTL, response.header.revision)
+
+    async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
+        message = self._codec.rpc.LeaseRevokeRequest(ID=lease_id)
+        outcome = await self._link.call_noting_doubt(
+            retry.REPEATABLE_WRITE, "LeaseRevoke", message, self._timeout_s(timeout_s)
+        )
+        if isinstance(outcome.error, LeaseNotFoundError):
+            return outcome.doubtful  # then an earlier attempt of this very call revoked it
+        outcome.result()
+        return True
+
+    async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        return await self._keep_alive.renew(lease_id, self._timeout_s(timeout_s))
+
+    def watch(
+        self, key: bytes, range_end: bytes | None = None, *, start_revision: int
+    ) -> EtcdWatch:
+        if self._link.closed:
+            raise EtcdUnavailableError(_CLOSED)
+        watch = EtcdWatch(self._link, self._codec, (key, range_end), start_revision, self._revision)
+        self._watches.add(watch)
+        return watch
+
+    async def close(self) -> None:
+        self._link.closed = True  # nothing that fails from here on is tried again
+        for watch in tuple(self._watches):
+            await watch.close()
+        await self._keep_alive.close()
+        await self._link.close()
+
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self._connection.request_timeout_s if timeout_s is None else timeout_s
+
+    async def _revision(self, key: bytes) -> int:
+        result = await self.get(api.Get(key, limit=1, count_only=True))
+        return result.revision
+
+    async def _own_grant(self, lease_id: int, deadline: Deadline) -> api.LeaseGrant:
+        message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        response = await self._link.call(
+            retry.READ, "LeaseTimeToLive", message, deadline.remaining_s()
+        )
+        if response.TTL < 0:
+            raise LeaseNotFoundError(lease_id)
+        return api.LeaseGrant(lease_id, response.grantedTTL, response.header.revision)
+
+    async def _missing_lease(self, request: api.Txn, deadline: Deadline) -> int:
+        """Find out which of a transaction's leases is gone; etcd does not say."""
+        candidates = sorted(codec.lease_ids(request))
+        for lease_id in candidates[:-1]:
+            message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
+            response = await self._link.call(
+                retry.READ, "LeaseTimeToLive", message, deadline.remaining_s()
+            )
+            if response.TTL < 0:
+                return lease_id
+        return candidates[-1]
+
+
+def _servers(connection: Connection, clock: Clock) -> list[Server]:
+    scheme = "http" if connection.tls is None else "https"
+    credentials = None if connection.tls is None else channel_credentials(connection.tls)
+    return [
+        AioServer(f"{scheme}://{endpoint.target}", endpoint.target, credentials, clock)
+        for endpoint in connection.endpoints
+    ]

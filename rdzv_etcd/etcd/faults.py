@@ -1,0 +1,185 @@
+"""Judges gRPC's and etcd's failures, once: what they mean for a retry, and which error they become.
+
+Knows etcd's error texts and gRPC's. Must not know which call failed, nor retry anything.
+
+Sources: etcd's api/v3rpc/rpctypes/error.go (3.4 to 3.6), and gRPC's status texts as seen.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from rdzv_etcd.errors import (
+    CompactedError,
+    EtcdAuthError,
+    EtcdError,
+    EtcdNoSpaceError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    EtcdUnavailableError,
+    InvalidRequestError,
+    LeaseExistsError,
+    LeaseNotFoundError,
+    RequestTooLargeError,
+)
+from rdzv_etcd.etcd.quiet import grpc
+
+
+class Verdict(Enum):
+    """What a failure of one attempt means for the next one."""
+
+    NOT_SENT = "the request did not reach a server"
+    REFUSED = "the server did not do it, another or a later one may"
+    UNKNOWN = "the server may or may not have done it"
+    STALE_TOKEN = "not done; authenticate again first"
+    FINAL = "not done, and trying again will not help"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One judged failure."""
+
+    verdict: Verdict
+    reason: str
+    """Short, for messages: what happened and its likely cause."""
+    error: EtcdError
+    """What to raise if this failure is the last word (and nothing was applied)."""
+
+    @property
+    def is_tls(self) -> bool:
+        return isinstance(self.error, EtcdTlsError)
+
+
+class AttemptError(Exception):
+    """One attempt at one endpoint failed. Never leaves this package."""
+
+    def __init__(self, fault: Fault, endpoint: str) -> None:
+        super().__init__(f"{endpoint}: {fault.reason}")
+        self.fault = fault
+        self.endpoint = endpoint
+
+
+_TOKEN = re.compile(
+    "invalid auth token|user name is empty|revision of auth store is old|revision in header is old"
+)
+_REFUSED = re.compile(
+    "no leader|too many requests|not capable|rpc not supported for learner|raft proposal dropped"
+)
+_NOT_CONNECTED = re.compile(
+    "failed to connect to all addresses|DNS resolution failed|Name resolution failure|"
+    "errors resolving|empty address list",
+    re.IGNORECASE,
+)
+_TLS = re.compile("handshake failed|SSL_ERROR|not in peer certificate|certificate", re.IGNORECASE)
+_TOO_LARGE = re.compile("request is too large|message larger than max")
+
+_TLS_HINTS = (
+    ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed - check ca_cert"),
+    ("not in peer certificate", "the server's certificate is for another host name"),
+    ("Hostname Verification", "the server's certificate is for another host name"),
+    ("WRONG_VERSION_NUMBER", "the server does not speak TLS - use http://"),
+    ("CERTIFICATE_REQUIRED", "the server wants a client certificate - set cert and key"),
+    ("BAD_CERTIFICATE", "the server refused the client certificate - check cert and key"),
+    ("UNKNOWN_CA", "the server does not trust the client certificate's CA - check cert"),
+    ("CERTIFICATE_EXPIRED", "a certificate has expired"),
+)
+_CONNECT_HINTS = (
+    ("Connection refused", "connection refused - is etcd running there?"),
+    ("No route to host", "no route to host"),
+    ("Network is unreachable", "network unreachable"),
+    ("before receiving SETTINGS", "it accepts connections but does not answer"),
+    ("onnection reset", "connection reset - does it need https://?"),
+    ("Socket closed", "it closes the connection - does it need https://?"),
+    ("DNS", "the host name cannot be resolved"),
+    ("resol", "the host name cannot be resolved"),
+    ("imed out", "connection timed out"),
+)
+
+
+def judge(error: grpc.RpcError, *, authenticated: bool) -> Fault:
+    """Judge a failed call; ``authenticated`` tells whether we have credentials to renew."""
+    return judge_text(error.code(), error.details() or "", authenticated=authenticated)
+
+
+def judge_text(code: grpc.StatusCode | None, text: str, *, authenticated: bool) -> Fault:
+    """Judge a status; ``code`` is ``None`` where etcd gives only a text (cancelled watches)."""
+    if _TOKEN.search(text):
+        error = EtcdAuthError(_auth_message(text, authenticated))
+        return Fault(Verdict.STALE_TOKEN if authenticated else Verdict.FINAL, str(error), error)
+    final = _final(code, text)
+    if final is not None:
+        return Fault(Verdict.FINAL, str(final), final)
+    if _REFUSED.search(text):
+        return unavailable(Verdict.REFUSED, text)
+    if _NOT_CONNECTED.search(text):
+        return _not_connected(text)
+    return unavailable(Verdict.UNKNOWN, _unknown_reason(code, text))
+
+
+def unavailable(verdict: Verdict, reason: str) -> Fault:
+    """Return a fault without a better error than "unavailable"."""
+    return Fault(verdict, reason, EtcdUnavailableError(reason))
+
+
+def _auth_message(text: str, authenticated: bool) -> str:
+    if authenticated:
+        return f"etcd refuses the token it has just issued: {text}"
+    return f"etcd requires authentication, but no user and password are configured ({text})"
+
+
+def _final(code: grpc.StatusCode | None, text: str) -> EtcdError | None:  # noqa: PLR0911 - a table
+    if "authentication failed" in text or "user name not found" in text:
+        return EtcdAuthError(f"etcd refused the user name or password ({text})")
+    if "permission denied" in text:
+        return EtcdPermissionError(f"the etcd user may not do this ({text})")
+    if "database space exceeded" in text or "alarm:NOSPACE" in text:
+        return EtcdNoSpaceError(
+            "etcd's database is over its quota; an operator must compact, defragment and disarm the "
+            f"alarm ({text})"
+        )
+    if "requested lease not found" in text:
+        return LeaseNotFoundError(0)
+    if "lease already exists" in text:
+        return LeaseExistsError(0)
+    if _TOO_LARGE.search(text):
+        return RequestTooLargeError(f"the request is larger than this etcd accepts ({text})")
+    if "required revision has been compacted" in text:
+        return CompactedError(0)
+    if code in (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+    ):
+        return InvalidRequestError(f"etcd refused the request: {text}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidRequestError(f"this server does not offer etcd's v3 API: {text}")
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return EtcdPermissionError(f"access refused ({text})")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return EtcdAuthError(f"authentication refused ({text})")
+    return None
+
+
+def _not_connected(text: str) -> Fault:
+    last = _shorten(text)
+    if _TLS.search(text):
+        hint = next((hint for mark, hint in _TLS_HINTS if mark in text), f"TLS failed: {last}")
+        return Fault(Verdict.NOT_SENT, hint, EtcdTlsError(f"TLS handshake failed: {hint}"))
+    return unavailable(
+        Verdict.NOT_SENT, next((hint for mark, hint in _CONNECT_HINTS if mark in text), last)
+    )
+
+
+def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    return _shorten(text) or f"failed with {code.name if code is not None else 'no status'}"
+
+
+def _shorten(text: str) -> str:
+    """Keep the part of gRPC's text that names the cause."""
+    return " ".join(text.rpartition("last error: ")[2].split())[:200]

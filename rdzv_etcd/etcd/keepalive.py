@@ -1,0 +1,146 @@
+"""One shared keep-alive stream for all leases of a client.
+
+Knows the LeaseKeepAlive call. Must not know when a lease is to be renewed, or what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from typing import Any
+
+from rdzv_etcd.errors import EtcdUnavailableError
+from rdzv_etcd.etcd import retry, stubs
+from rdzv_etcd.etcd.faults import AttemptError, Verdict, unavailable
+from rdzv_etcd.etcd.link import Link, OpenStream
+from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.retry import Deadline
+from rdzv_etcd.etcd.server import ClosedError
+
+
+class KeepAlive:
+    """Renews leases over one stream, which is opened on demand and again where it broke."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._opening = asyncio.Lock()
+        self._live: _Exchange | None = None
+
+    async def renew(self, lease_id: int, timeout_s: float) -> int:
+        """Return the lease's new TTL, 0 if it is gone.
+
+        Raises :class:`EtcdUnavailableError` if no reply came in time, and authentication errors.
+        """
+        deadline = Deadline(self._link.clock, timeout_s)
+        policy = retry.bounded(
+            retry.KEEP_ALIVE, deadline, self._link.pause(), self._link.clock, lambda: False
+        )
+        try:
+            ttl_s: int = await policy(self._attempt, lease_id, deadline)
+        except AttemptError as failed:
+            if failed.fault.verdict is Verdict.FINAL:
+                raise failed.fault.error from None
+            raise EtcdUnavailableError(
+                f"no reply to the keep-alive of lease {lease_id:016x} within {timeout_s:g} s: {failed}"
+            ) from None
+        return ttl_s
+
+    async def close(self) -> None:
+        if self._live is not None:
+            await self._live.close()
+            self._live = None
+
+    async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
+        kind = retry.KEEP_ALIVE
+        limit_s = kind.shared_limit_s if self._link.has_alternatives else kind.attempt_limit_s
+        limit_s = min(limit_s, deadline.remaining_s())
+        exchange = await self._exchange(limit_s)
+        try:
+            return await self._link.clock.wait_for(
+                exchange.ask(lease_id), min(limit_s, deadline.remaining_s())
+            )
+        except TimeoutError:
+            # A connection that swallows requests is not waited for: the lease runs out meanwhile.
+            fault = unavailable(Verdict.UNKNOWN, "no answer in time")
+            if exchange is self._live:
+                self._live = None
+                await exchange.close()
+                self._link.leave(exchange.opened.server)
+                await exchange.opened.server.renew()
+            raise AttemptError(fault, exchange.opened.server.name) from None
+
+    async def _exchange(self, limit_s: float) -> _Exchange:
+        async with self._opening:
+            if self._live is None or self._live.ended:
+                opened = await self._link.open("LeaseKeepAlive", limit_s)
+                self._live = _Exchange(self._link, opened)
+            return self._live
+
+
+class _Exchange:
+    """One stream with the requests that wait for a reply on it.
+
+    Replies to one lease's requests come in the order of the requests, so the oldest waiter gets
+    the next reply, even if it has given up: a reply must not be taken for a later request's.
+    """
+
+    def __init__(self, link: Link, opened: OpenStream) -> None:
+        self.opened = opened
+        self._link = link
+        self._waiting: defaultdict[int, deque[asyncio.Future[int]]] = defaultdict(deque)
+        self._writing = asyncio.Lock()
+        self._failure: AttemptError | None = None
+        self._reader = asyncio.create_task(self._read(), name="rdzv-etcd keep-alive")
+
+    @property
+    def ended(self) -> bool:
+        return self._reader.done()
+
+    async def ask(self, lease_id: int) -> int:
+        """Send one request and return the TTL in its reply. Raises :class:`AttemptError`."""
+        reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        async with self._writing:
+            if self._failure is not None:
+                raise self._failure
+            self._waiting[lease_id].append(reply)
+            try:
+                await self.opened.stream.write(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
+            except (grpc.RpcError, ClosedError):
+                self.opened.stream.cancel()  # the reader learns why, and tells all who wait
+        return await reply
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        self._fail(AttemptError(unavailable(Verdict.UNKNOWN, "closed"), self.opened.server.name))
+
+    async def _read(self) -> None:
+        stream = self.opened.stream
+        try:
+            while True:
+                message = await stream.read()
+                if message is None:
+                    raise ClosedError("etcd ended the keep-alive stream")
+                self._dispatch(message)
+        except (grpc.RpcError, ClosedError) as error:
+            self._fail(self._link.failed(self.opened.server, error, self.opened.metadata))
+        finally:
+            stream.cancel()
+
+    def _dispatch(self, message: Any) -> None:
+        waiting = self._waiting.get(message.ID)
+        if not waiting:
+            return
+        reply = waiting.popleft()
+        if not waiting:
+            del self._waiting[message.ID]
+        if not reply.done():
+            reply.set_result(message.TTL)
+
+    def _fail(self, failure: AttemptError) -> None:
+        self._failure = self._failure or failure
+        for waiting in self._waiting.values():
+            for reply in waiting:
+                if not reply.done():
+                    reply.set_exception(self._failure)
+        self._waiting.clear()

@@ -1,0 +1,227 @@
+"""The way to the cluster: several endpoints behind one call, with failover, token and deadline.
+
+Knows endpoints, verdicts and policies. Must not know what is asked of etcd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
+from rdzv_etcd.etcd import retry
+from rdzv_etcd.etcd.auth import Authenticator
+from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
+from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
+from rdzv_etcd.etcd.server import ClosedError, Metadata, Server, Stream
+
+_CONNECT_LIMIT_S = 2.0
+"""How long a connection may take while there are other endpoints to turn to."""
+_TOKENS_PER_CALL = 3
+"""A token refused right after it was issued, this often, is no matter of expiry."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What has happened to one call so far."""
+
+    kind: Kind
+    method: str
+    request: Any
+    deadline: Deadline
+    endpoints: int
+    faults: dict[str, Fault] = field(default_factory=dict)
+    """The last fault at each endpoint."""
+    failures: int = 0
+    refused_tokens: int = 0
+    maybe_applied: bool = False
+
+    def share_s(self) -> float:
+        """Return the time for this attempt that leaves some for the endpoints not yet tried."""
+        untried = self.endpoints - self.failures % self.endpoints
+        return self.deadline.remaining_s() / untried
+
+    def hopeless(self) -> bool:
+        """Tell whether more attempts within the deadline make no sense."""
+        everywhere_tls = len(self.faults) == self.endpoints and all(
+            fault.is_tls for fault in self.faults.values()
+        )
+        return everywhere_tls or self.refused_tokens > _TOKENS_PER_CALL
+
+    def note(self, endpoint: str, fault: Fault) -> None:
+        self.faults[endpoint] = fault
+        self.failures += 1
+        self.refused_tokens += fault.verdict is Verdict.STALE_TOKEN
+        self.maybe_applied |= self.kind.writes and fault.verdict is Verdict.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended."""
+
+    message: Any
+    error: EtcdError | None
+    doubtful: bool
+    """Whether an attempt before the last may have been applied as well."""
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream just opened, with where and under which token."""
+
+    server: Server
+    metadata: Metadata
+    stream: Stream
+
+
+class Link:
+    """Calls go to the current endpoint until it fails, then to the next one."""
+
+    def __init__(self, servers: Sequence[Server], auth: Authenticator, clock: Clock) -> None:
+        self._servers = tuple(servers)
+        self._auth = auth
+        self._current = int(clock.jitter(len(servers)))  # spread a fleet over the members
+        self.clock = clock
+        self.closed = False
+
+    def __str__(self) -> str:
+        return ",".join(server.name for server in self._servers)
+
+    def pause(self) -> Pause:
+        return Pause(self.clock, len(self._servers))
+
+    @property
+    def has_alternatives(self) -> bool:
+        return len(self._servers) > 1
+
+    async def call(self, kind: Kind, method: str, request: Any, timeout_s: float) -> Any:
+        """Make one unary call as its kind allows. Raises only :class:`EtcdError`."""
+        return (await self.call_noting_doubt(kind, method, request, timeout_s)).result()
+
+    async def call_noting_doubt(
+        self, kind: Kind, method: str, request: Any, timeout_s: float
+    ) -> Outcome:
+        """Make one unary call; tell also whether an earlier attempt may have been applied."""
+        deadline = Deadline(self.clock, timeout_s)
+        call = _Call(kind, method, request, deadline, len(self._servers))
+        policy = retry.bounded(kind, deadline, self.pause(), self.clock, call.hopeless)
+        try:
+            return Outcome(await policy(self._attempt, call), None, call.maybe_applied)
+        except AttemptError as failed:
+            return Outcome(None, _last_word(call, failed), call.maybe_applied)
+
+    async def open(self, method: str, limit_s: float) -> OpenStream:
+        """Open a stream at the current endpoint. Raises :class:`AttemptError`."""
+        server = await self._connected(limit_s)
+        try:
+            metadata = await self._auth.metadata(server, limit_s)
+            return OpenStream(server, metadata, server.stream(method, metadata=metadata))
+        except (AttemptError, ClosedError) as error:
+            raise self.failed(server, error) from error
+
+    def failed(
+        self, server: Server, error: BaseException, metadata: Metadata | None = None
+    ) -> AttemptError:
+        """Draw the consequences of a failure at ``server`` and return it judged."""
+        if isinstance(error, AttemptError):
+            fault = error.fault
+        elif isinstance(error, grpc.RpcError):
+            fault = judge(error, authenticated=self._auth.can_renew)
+        else:
+            fault = unavailable(Verdict.UNKNOWN, str(error))
+        if fault.verdict is Verdict.STALE_TOKEN:
+            if metadata is not None:
+                self.refuse_token(metadata)
+        elif fault.verdict is not Verdict.FINAL:
+            self.leave(server)
+        return AttemptError(fault, server.name)
+
+    def leave(self, server: Server) -> None:
+        """Turn to the next endpoint, unless that has happened already."""
+        if self._servers[self._current] is server:
+            self._current = (self._current + 1) % len(self._servers)
+
+    def refuse_token(self, metadata: Metadata) -> None:
+        self._auth.refuse(metadata)
+
+    @property
+    def can_renew_token(self) -> bool:
+        return self._auth.can_renew
+
+    async def close(self) -> None:
+        self.closed = True
+        for server in self._servers:
+            await server.close()
+
+    async def _connected(self, limit_s: float) -> Server:
+        if self.closed:
+            fault = Fault(
+                Verdict.FINAL, "closed", EtcdUnavailableError("the etcd client is closed")
+            )
+            raise AttemptError(fault, str(self))
+        server = self._servers[self._current]
+        try:
+            if await server.ready(limit_s):
+                return server
+        except ClosedError as error:
+            raise self.failed(server, error) from error
+        self.leave(server)
+        fault = unavailable(Verdict.NOT_SENT, f"no connection within {limit_s:.1f} s")
+        raise AttemptError(fault, server.name)
+
+    async def _attempt(self, call: _Call) -> Any:
+        try:
+            return await self._send(call)
+        except AttemptError as failed:
+            call.note(failed.endpoint, failed.fault)
+            raise
+
+    async def _send(self, call: _Call) -> Any:
+        share_s = call.share_s()
+        if call.failures and share_s <= 0:  # the policy stops after this
+            raise AttemptError(next(reversed(call.faults.values())), next(reversed(call.faults)))
+        server = await self._connected(
+            min(_CONNECT_LIMIT_S, share_s) if self.has_alternatives else share_s
+        )
+        metadata: Metadata | None = None
+        limit_s = call.kind.shared_limit_s if self.has_alternatives else call.kind.attempt_limit_s
+        limit_s = min(limit_s, call.deadline.remaining_s())
+        try:
+            metadata = await self._auth.metadata(server, limit_s)
+            return await server.unary(
+                call.method,
+                call.request,
+                timeout_s=min(limit_s, call.deadline.remaining_s()),
+                metadata=metadata,
+            )
+        except (AttemptError, ClosedError, grpc.RpcError) as error:
+            raise self.failed(server, error, metadata) from error
+
+
+def _last_word(call: _Call, failed: AttemptError) -> EtcdError:
+    """Return what the caller is told when the policy gives up."""
+    fault = failed.fault
+    closed_in_doubt = call.maybe_applied and isinstance(fault.error, EtcdUnavailableError)
+    if fault.verdict is Verdict.FINAL and not closed_in_doubt:
+        return fault.error
+    history = "; ".join(f"{endpoint}: {fault.reason}" for endpoint, fault in call.faults.items())
+    if call.maybe_applied:
+        return OutcomeUnknownError(
+            f"the {call.kind.name} ({call.method}) may or may not have been applied: {history}. Read "
+            "before acting"
+        )
+    if call.refused_tokens > _TOKENS_PER_CALL:
+        return EtcdAuthError(f"etcd keeps refusing the tokens it issues: {history}")
+    if fault.is_tls:
+        return type(fault.error)(f"TLS handshake failed: {history}")
+    return EtcdUnavailableError(
+        f"etcd did not answer within {call.deadline.timeout_s:g} s: {history}"
+    )

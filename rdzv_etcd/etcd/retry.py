@@ -1,0 +1,110 @@
+"""How often each kind of call is tried: one tenacity policy per kind.
+
+Knows verdicts and time. Must not know gRPC, endpoints or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tenacity
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.etcd.faults import AttemptError, Verdict
+
+_NOT_DONE = frozenset({Verdict.NOT_SENT, Verdict.REFUSED, Verdict.STALE_TOKEN})
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of call."""
+
+    name: str
+    repeat_after: frozenset[Verdict]
+    """After which verdicts it is tried again."""
+    writes: bool
+    """Whether an unknown outcome must be told to the caller."""
+    attempt_limit_s: float
+    """Bounds one attempt; it only matters for a server that is connected and silent, whose
+    connection the keep-alive pings end after 11 s. etcd itself gives up a request after 7 s
+    with default settings, so a longer wait is pointless."""
+    shared_limit_s: float
+    """The same if there are other endpoints to turn to."""
+
+
+READ = Kind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 4.0)
+GUARDED_WRITE = Kind("guarded write", _NOT_DONE, True, 10.0, 10.0)
+REPEATABLE_WRITE = Kind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 8.0)
+KEEP_ALIVE = Kind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5)
+
+
+class Deadline:
+    """A point in time that a call with all its retries must not pass."""
+
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        self._clock = clock
+        self.timeout_s = timeout_s
+        self._at_s = clock.now_s() + timeout_s
+
+    def remaining_s(self) -> float:
+        return max(0.0, self._at_s - self._clock.now_s())
+
+
+class Pause:
+    """Tells how long to wait before the next attempt.
+
+    No wait while there are endpoints left to try; then doubling, with jitter, so that a fleet does
+    not come back in step. ``good()`` starts over.
+    """
+
+    def __init__(self, clock: Clock, endpoints: int) -> None:
+        self._clock = clock
+        self._endpoints = endpoints
+        self._failures = 0
+
+    def good(self) -> None:
+        self._failures = 0
+
+    def next_s(self) -> float:
+        self._failures += 1
+        rounds, within = divmod(self._failures, self._endpoints)
+        if within:
+            return 0.0
+        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(rounds - 1, 10))
+        return longest / 2 + self._clock.jitter(longest / 2)
+
+
+def bounded(
+    kind: Kind, deadline: Deadline, pause: Pause, clock: Clock, give_up: Callable[[], bool]
+) -> tenacity.AsyncRetrying:
+    """Return the policy of one call: until it succeeds, its kind forbids it, or time is up."""
+    return tenacity.AsyncRetrying(
+        sleep=clock.sleep,
+        retry=tenacity.retry_if_exception(
+            lambda error: (
+                isinstance(error, AttemptError) and error.fault.verdict in kind.repeat_after
+            )
+        ),
+        stop=lambda _state: deadline.remaining_s() <= 0 or give_up(),
+        wait=lambda _state: min(pause.next_s(), deadline.remaining_s()),
+        reraise=True,
+    )
+
+
+def endless(pause: Pause, clock: Clock) -> tenacity.AsyncRetrying:
+    """Return the policy of a watch: it outlives every outage, and ends with any other error."""
+    return tenacity.AsyncRetrying(
+        sleep=clock.sleep,
+        retry=tenacity.retry_if_exception(
+            lambda error: (
+                isinstance(error, AttemptError) and error.fault.verdict is not Verdict.FINAL
+            )
+        ),
+        stop=tenacity.stop_never,
+        wait=lambda _state: pause.next_s(),
+        reraise=True,
+    )

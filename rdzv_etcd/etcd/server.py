@@ -1,0 +1,239 @@
+"""One etcd member: its channel, and calls on it.
+
+Knows gRPC channels. Must not know retries, failover, tokens or what the calls mean. Failures come
+out as ``grpc.RpcError``; :mod:`rdzv_etcd.etcd.faults` judges them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any, Protocol
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd.quiet import grpc
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class ClosedError(Exception):
+    """The channel was closed under a call. Never leaves this package."""
+
+
+class Stream(Protocol):
+    """One bidirectional call. One reader and one writer at a time."""
+
+    async def write(self, message: Any) -> None: ...
+
+    async def read(self) -> Any:
+        """Return the next message, ``None`` when the server ended the stream without an error."""
+
+    def cancel(self) -> None:
+        """End the call at once; a pending read fails. Idempotent, does not block."""
+
+
+class Server(Protocol):
+    """One endpoint. Bound to the event loop of its first call."""
+
+    name: str
+
+    async def ready(self, limit_s: float) -> bool:
+        """Wait for the connection; ``False``: nothing was decided within ``limit_s``.
+
+        ``True`` after a failed attempt as well: the next call then fails at once with its cause.
+        """
+
+    async def unary(
+        self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
+    ) -> Any: ...
+
+    def stream(self, method: str, *, metadata: Metadata) -> Stream: ...
+
+    async def renew(self) -> None:
+        """Give up the connection, so that the next call makes a new one."""
+
+    async def close(self) -> None: ...
+
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    # etcd answers pings more frequent than --grpc-keepalive-min-time (5 s) with GOAWAY, and allows
+    # none on a connection without calls.
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    # Without these two, gRPC stops pinging a quiet stream after two pings.
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_time_between_pings_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name: one connection attempt's limit
+    # Each client has its own connections, so that closing it closes them.
+    ("grpc.use_local_subchannel_pool", 1),
+    # etcd is infrastructure of the cluster; a proxy for the outside world is not the way to it.
+    ("grpc.enable_http_proxy", 0),
+    # The limit that counts is the server's; a reply must never be too large to be read.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+_UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+
+
+def bind(channel: Any) -> dict[str, Any]:
+    """Return the calls this package uses, by name, on a channel of either kind."""
+    rpc = stubs.load()
+    kv, lease = rpc.KVStub(channel), rpc.LeaseStub(channel)
+    return {
+        "Range": kv.Range,
+        "Txn": kv.Txn,
+        "LeaseGrant": lease.LeaseGrant,
+        "LeaseRevoke": lease.LeaseRevoke,
+        "LeaseTimeToLive": lease.LeaseTimeToLive,
+        "LeaseKeepAlive": lease.LeaseKeepAlive,
+        "Watch": rpc.WatchStub(channel).Watch,
+        "Authenticate": rpc.AuthStub(channel).Authenticate,
+    }
+
+
+class _AioStream:
+    def __init__(self, call: Any, channel: grpc.aio.Channel) -> None:
+        self._call = call
+        self.channel = channel
+        self._dropped = False
+
+    async def write(self, message: Any) -> None:
+        try:
+            await self._call.write(message)
+        except asyncio.InvalidStateError as error:  # the call has ended
+            raise ClosedError("the stream has ended") from error
+        except asyncio.CancelledError:
+            if self._dropped and not _being_cancelled():
+                raise ClosedError("the connection was given up") from None
+            raise
+
+    async def read(self) -> Any:
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            if self._dropped and not _being_cancelled():
+                raise ClosedError("the connection was given up") from None
+            raise
+        return None if message is grpc.aio.EOF else message
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def drop(self) -> None:
+        """Cancel because the channel is closing: the reader gets :class:`ClosedError`."""
+        self._dropped = True
+        self._call.cancel()
+
+
+class AioServer:
+    """An endpoint over ``grpc.aio``; the channel is made on first use, in the running loop."""
+
+    def __init__(
+        self, name: str, target: str, credentials: grpc.ChannelCredentials | None, clock: Clock
+    ) -> None:
+        self.name = name
+        self._target = target
+        self._credentials = credentials
+        self._clock = clock
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: dict[str, Any] = {}
+        self._in_flight: dict[Any, grpc.aio.Channel] = {}
+        self._streams: weakref.WeakSet[_AioStream] = weakref.WeakSet()
+        self._retired: list[grpc.aio.Channel] = []
+        self._closed = False
+
+    async def ready(self, limit_s: float) -> bool:
+        channel = self._open()
+        state = channel.get_state(try_to_connect=True)
+        if state not in _UNDECIDED:
+            return True
+        try:
+            await self._clock.wait_for(_decided(channel, state), limit_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def unary(
+        self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
+    ) -> Any:
+        channel = self._open()
+        call = self._calls[method](request, timeout=timeout_s, metadata=metadata)
+        self._in_flight[call] = channel
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self._closed and not _being_cancelled():
+                raise ClosedError("the client was closed") from None
+            raise
+        finally:
+            del self._in_flight[call]
+            await self._close_retired()
+
+    def stream(self, method: str, *, metadata: Metadata) -> Stream:
+        channel = self._open()
+        stream = _AioStream(self._calls[method](metadata=metadata), channel)
+        self._streams.add(stream)
+        return stream
+
+    async def renew(self) -> None:
+        """Unary calls in flight go on on the old channel; it is closed when the last has ended.
+
+        Streams on it fail then, and are opened again on the new one by whoever holds them.
+        """
+        if self._channel is not None:
+            self._retired.append(self._channel)
+            self._channel = None
+            await self._close_retired()
+
+    async def close(self) -> None:
+        self._closed = True
+        for call in tuple(self._in_flight):
+            call.cancel()
+        channels = [*self._retired, *([self._channel] if self._channel is not None else [])]
+        self._retired, self._channel = [], None
+        for channel in channels:
+            await self._shut(channel)
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if self._channel is None:
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+            else:
+                self._channel = grpc.aio.secure_channel(
+                    self._target, self._credentials, options=_OPTIONS
+                )
+            self._calls = bind(self._channel)
+        return self._channel
+
+    async def _close_retired(self) -> None:
+        busy = set(self._in_flight.values()) if self._retired else set()
+        idle = [channel for channel in self._retired if channel not in busy]
+        self._retired = [channel for channel in self._retired if channel in busy]
+        for channel in idle:
+            await self._shut(channel)
+
+    async def _shut(self, channel: grpc.aio.Channel) -> None:
+        for stream in tuple(self._streams):
+            if stream.channel is channel:
+                stream.drop()
+        await channel.close()
+
+
+async def _decided(channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> None:
+    while state in _UNDECIDED:
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+
+
+def _being_cancelled() -> bool:
+    """Tell whether the running task itself was cancelled (Python 3.10 cannot tell: no)."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)
+    return cancelling is not None and cancelling() > 0

@@ -1,0 +1,111 @@
+"""Reads and checks the TLS files, and turns them into gRPC credentials.
+
+Knows PEM files and where systems keep their root certificates. Must not know endpoints or calls.
+Blocks on file reads; meant for start-up.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import NoReturn
+
+from rdzv_etcd.errors import EtcdTlsError, SettingsError
+from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.settings.model import Tls
+
+# Where distributions keep their bundle when OpenSSL's compiled-in path does not exist here (as in
+# relocatable Python builds). Source: Go's crypto/x509/root_linux.go
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Return credentials for a secure channel.
+
+    Raises :class:`EtcdTlsError` naming the file that is missing, is not PEM or does not match, and
+    :class:`SettingsError` for a key without a certificate.
+    """
+    roots = system_roots() if tls.ca_cert is None else _read_ca(tls.ca_cert)
+    if tls.cert is None:
+        if tls.key is not None:
+            raise SettingsError(
+                f"a client key ({tls.key}) was given without its certificate (cert)"
+            )
+        return grpc.ssl_channel_credentials(root_certificates=roots)
+    chain, key = _read_pair(tls.cert, tls.key)
+    return grpc.ssl_channel_credentials(
+        root_certificates=roots, private_key=key, certificate_chain=chain
+    )
+
+
+def system_roots() -> bytes | None:
+    """Return the system's root certificates as PEM; ``None``: none found, gRPC uses its own.
+
+    ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` are honoured, as OpenSSL does.
+    """
+    paths = ssl.get_default_verify_paths()
+    for candidate in (paths.cafile, *_BUNDLES):
+        if candidate is not None and Path(candidate).is_file():
+            return Path(candidate).read_bytes()
+    if paths.capath is not None:
+        parts = [file.read_bytes() for file in sorted(Path(paths.capath).glob("*.[0-9]"))]
+        return b"\n".join(parts) or None
+    return None
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EtcdTlsError(f"cannot read the {what} {path}: {error.strerror}") from error
+
+
+def _read_ca(path: Path) -> bytes:
+    content = _read(path, "CA certificate")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=content.decode("latin-1"))
+    except (ssl.SSLError, ValueError) as error:
+        raise EtcdTlsError(
+            f"the CA certificate {path} is not a PEM certificate ({_reason(error)})"
+        ) from error
+    return content
+
+
+def _read_pair(cert: Path, key: Path | None) -> tuple[bytes, bytes]:
+    chain = _read(cert, "client certificate")
+    if b"-----BEGIN CERTIFICATE-----" not in chain:
+        raise EtcdTlsError(f"the client certificate {cert} is not a PEM certificate")
+    key_path = cert if key is None else key
+    key_content = _read(key_path, "client key")
+    if b"PRIVATE KEY-----" not in key_content:
+        missing = "; set key, or append the key to it" if key is None else ""
+        raise EtcdTlsError(f"{key_path} contains no PEM private key{missing}")
+    if b"ENCRYPTED" in key_content:
+        _refuse_encrypted(key_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_cert_chain(cert, key_path, password=lambda: _refuse_encrypted(key_path))
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise EtcdTlsError(
+                f"the client key {key_path} does not belong to the certificate {cert}"
+            ) from error
+        raise EtcdTlsError(
+            f"the client certificate {cert} or key {key_path} is unusable ({_reason(error)})"
+        ) from error
+    return chain, key_content
+
+
+def _refuse_encrypted(path: Path) -> NoReturn:
+    raise EtcdTlsError(f"the client key {path} is encrypted; only unencrypted keys can be used")
+
+
+def _reason(error: ssl.SSLError | ValueError) -> str:
+    return getattr(error, "reason", None) or str(error)

@@ -1,0 +1,176 @@
+"""A watch that survives reconnects without a gap, or says that it cannot.
+
+Knows the Watch call, revisions and resuming. Must not know what the keys mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from rdzv_etcd.errors import CompactedError, EtcdError, RevisionRegressedError
+from rdzv_etcd.etcd import codec, retry
+from rdzv_etcd.etcd.api import WatchBatch
+from rdzv_etcd.etcd.codec import Codec
+from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text
+from rdzv_etcd.etcd.link import Link, OpenStream
+from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.server import ClosedError, Stream
+
+_OPEN_LIMIT_S = 5.0
+"""How long an endpoint may take to confirm the watch before the next one is tried."""
+_BUFFERED_BATCHES = 1_000
+"""What a slow reader may leave unread before the stream is left to gRPC's flow control."""
+
+
+class EtcdWatch:
+    """Implements :class:`rdzv_etcd.etcd.api.Watch`; see there for its promise.
+
+    A task of its own reads ahead, so that giving up one iteration step (a timeout around it) loses
+    nothing. ``close`` ends that task.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        messages: Codec,
+        key_range: tuple[bytes, bytes | None],
+        start_revision: int,
+        current_revision: Callable[[bytes], Awaitable[int]],
+    ) -> None:
+        self._link = link
+        self._codec = messages
+        self._key, self._range_end = key_range
+        self._next_revision = start_revision
+        self._current_revision = current_revision
+        self._denied = False
+        self._pause = link.pause()
+        self._batches: deque[WatchBatch] = deque()
+        self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._failure: EtcdError | None = None
+        self._closed = False
+        self._task = asyncio.create_task(self._run(), name=f"rdzv-etcd watch {self._key!r}")
+
+    # -- the reader's side ------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[WatchBatch]:
+        return self
+
+    async def __anext__(self) -> WatchBatch:
+        while not self._batches:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        batch = self._batches.popleft()
+        self._drained.set()
+        return batch
+
+    async def close(self) -> None:
+        self._closed = True
+        self._batches.clear()
+        self._changed.set()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    # -- the stream's side ------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            await retry.endless(self._pause, self._link.clock)(self._follow)
+        except AttemptError as failed:
+            self._failure = failed.fault.error
+        except EtcdError as error:
+            self._failure = error
+        finally:
+            self._changed.set()
+
+    async def _follow(self) -> None:
+        """Follow one stream until it breaks. Raises :class:`AttemptError` or the last word."""
+        opened = await self._link.open("Watch", _OPEN_LIMIT_S)
+        try:
+            await self._confirm(opened.stream)
+            self._pause.good()
+            self._denied = False
+            while True:
+                await self._deliver(await _next(opened.stream))
+        except _Cancelled as cancelled:
+            raise self._judge_cancel(opened, cancelled.reason) from None
+        except (grpc.RpcError, ClosedError) as error:
+            raise self._link.failed(opened.server, error, opened.metadata) from error
+        except TimeoutError:
+            silent = ClosedError(f"no answer within {_OPEN_LIMIT_S:g} s")
+            raise self._link.failed(opened.server, silent) from None
+        finally:
+            opened.stream.cancel()
+
+    async def _confirm(self, stream: Stream) -> None:
+        """Open the watch and make sure that the cluster is not older than what was seen.
+
+        A cluster that was wiped accepts a watch from a future revision and would stay silent until
+        it gets there. The confirmation carries the member's revision; a member that merely lags
+        behind is told apart by a linearizable read.
+        """
+        request = self._codec.watch(self._key, self._range_end, self._next_revision)
+        await self._link.clock.wait_for(stream.write(request), _OPEN_LIMIT_S)
+        created = await self._link.clock.wait_for(_next(stream), _OPEN_LIMIT_S)
+        seen = self._next_revision - 1
+        if created.header.revision < seen:
+            current = await self._current_revision(self._key)
+            if current < seen:
+                raise RevisionRegressedError(seen, current)
+
+    async def _deliver(self, response: Any) -> None:
+        # Old events can precede those asked for (etcd issue 15220); all events of one revision are
+        # in one response, because fragmentation was not asked for.
+        events = tuple(
+            codec.event(message)
+            for message in response.events
+            if message.kv.mod_revision >= self._next_revision
+        )
+        if not response.events:  # a progress notification: everything up to it was delivered
+            self._next_revision = max(self._next_revision, response.header.revision + 1)
+        if not events:
+            return
+        revision = events[-1].kv.mod_revision
+        self._next_revision = revision + 1
+        while len(self._batches) >= _BUFFERED_BATCHES:
+            self._drained.clear()
+            await self._drained.wait()
+        self._batches.append(WatchBatch(revision, events))
+        self._changed.set()
+
+    def _judge_cancel(self, opened: OpenStream, reason: str) -> AttemptError:
+        fault = judge_text(None, reason, authenticated=self._link.can_renew_token)
+        # etcd 3.4 says "permission denied" for an expired token as well: ask once with a new one.
+        denied = "permission denied" in reason
+        if denied and self._link.can_renew_token and not self._denied:
+            self._denied = True
+            fault = Fault(Verdict.STALE_TOKEN, fault.reason, fault.error)
+        return self._link.failed(
+            opened.server, AttemptError(fault, opened.server.name), opened.metadata
+        )
+
+
+class _Cancelled(Exception):
+    """etcd cancelled the watch; the stream is intact."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+async def _next(stream: Stream) -> Any:
+    response = await stream.read()
+    if response is None:
+        raise ClosedError("etcd ended the watch stream")
+    if response.compact_revision:
+        raise CompactedError(response.compact_revision)
+    if response.canceled:
+        raise _Cancelled(response.cancel_reason or "etcd cancelled the watch")
+    return response
