@@ -163,7 +163,8 @@ def load_checkpoint(
 
 
 def _unpack(content: bytes) -> dict[str, Any]:
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state
 
 
 # --- training -----------------------------------------------------------------------------------
