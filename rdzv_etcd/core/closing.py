@@ -58,6 +58,8 @@ def decide_close(
     pool = crowd.pool
     size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
     here = f"{round_label}: {len(pool)} of {_needed(settings)} nodes here"
+    if not pool and control.closure is not None:
+        return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, here + _missing(crowd, control))
     full = size == settings.max_nodes // settings.node_unit * settings.node_unit

@@ -65,7 +65,7 @@ class Leadership:
         context = self._context
         while True:
             control = context.control.view
-            if self.is_mine:
+            if self.is_mine and self._is_active():
                 await self._lead(control.leader_revision)
             elif control.leader is None and self._is_active() and context.session.lease_id:
                 await self._claim()
@@ -122,7 +122,9 @@ class Leadership:
         try:
             await asyncio.gather(feed.refresh(), self._grant_ahead())
             following = asyncio.ensure_future(feed.run())
-            while self.is_mine and context.control.view.leader_revision == fence:
+            while (
+                self.is_mine and self._is_active() and context.control.view.leader_revision == fence
+            ):
                 await self._step(feed)
         except RdzvEtcdError as error:
             self._stumble(error)

@@ -178,6 +178,8 @@ class Node:
     def _observe(self, control: Control) -> Control:
         if control.closure is not None and not self._closed_before_us(control):
             self._closure = control.closure
+            node_id = self._context.identity.node_id
+            self._was_member = control.round is not None and node_id in control.round.members
         return control
 
     # -- join -----------------------------------------------------------------------------------
@@ -231,7 +233,6 @@ class Node:
         if rank is None:
             return None
         self._phase = Phase.MEMBER
-        self._was_member = True
         self._world = (record, control.epoch)
         world = World(
             record.number,

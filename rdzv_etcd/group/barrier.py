@@ -1,0 +1,91 @@
+"""A named barrier among the members of a round. Drives etcd's port; knows no torch."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rdzv_etcd.core.model import display_names
+from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
+from rdzv_etcd.group.node import Node, World
+from rdzv_etcd.schema.keys import KeyRange
+
+_DONE = b"done"
+_ARRIVED = b"arrived/"
+
+
+async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float) -> None:
+    """Wait until every member of ``world`` has called this with the same ``name``.
+
+    The last to arrive says so in one key that the others watch: N notifications, not N². Raises
+    BarrierTimeoutError (names who is missing), BarrierBrokenError if the round changes meanwhile,
+    and EtcdError.
+    """
+    context = node.context
+    etcd = context.etcd
+    place = context.keys.barrier(world.round, name)
+    node_id = context.identity.node_id
+    done = place.start + _DONE
+    arrived = await etcd.txn(
+        Txn(
+            (),
+            (
+                Put(place.start + _ARRIVED + node_id.encode(), b"", context.session.lease_id),
+                Get(place.start + _ARRIVED, _end(place), count_only=True),
+                Get(done),
+            ),
+        ),
+        repeatable=True,
+    )
+    _, count, already = arrived.results
+    if not isinstance(count, GetResult) or not isinstance(already, GetResult):
+        raise TypeError("etcd answered a read with something else")
+    if already.count:
+        return
+    if count.count >= world.size:
+        await etcd.txn(Txn((), (Put(done, b"", world.job_lease),)), repeatable=True)
+        return
+    watch = etcd.watch(done, start_revision=arrived.revision + 1)
+    try:
+        await context.clock.wait_for(_first_of(watch, node, world, name), timeout_s)
+    except TimeoutError as error:
+        missing = await _missing(etcd, place, world)
+        raise BarrierTimeoutError(
+            f"barrier {name!r} of round {world.round}: after {timeout_s:g} s "
+            f"{len(missing)} of {world.size} members are missing ({display_names(missing)})"
+        ) from error
+    finally:
+        await watch.close()
+
+
+def _end(place: KeyRange) -> bytes:
+    return place.start + _ARRIVED[:-1] + bytes([_ARRIVED[-1] + 1])
+
+
+async def _first_of(watch: Watch, node: Node, world: World, name: str) -> None:
+    passing = asyncio.ensure_future(_next(watch))
+    breaking = asyncio.ensure_future(node.changed())
+    try:
+        await asyncio.wait({passing, breaking}, return_when=asyncio.FIRST_COMPLETED)
+        if passing.done():
+            passing.result()
+            return
+        raise BarrierBrokenError(
+            f"barrier {name!r}: round {world.round} is over, join the next one"
+        )
+    finally:
+        passing.cancel()
+        breaking.cancel()
+        await asyncio.wait({passing, breaking})
+
+
+async def _next(watch: Watch) -> None:
+    async for _ in watch:
+        return
+
+
+async def _missing(etcd: Etcd, place: KeyRange, world: World) -> list[str]:
+    prefix = place.start + _ARRIVED
+    result = await etcd.get(Get(prefix, _end(place), keys_only=True))
+    here = {kv.key[len(prefix) :].decode(errors="replace") for kv in result.kvs}
+    return [member for member in world.members if member not in here]

@@ -1,0 +1,241 @@
+"""The blocking face of a node: what launchers use, and what the torch plugin is built on."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from rdzv_etcd.clock import Clock, SystemClock
+from rdzv_etcd.core.model import Closure
+from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.group.barrier import wait_at_barrier
+from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
+from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.node import Node, World
+from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import Settings
+
+_log = logging.getLogger("rdzv_etcd")
+
+Connect = Callable[[], Awaitable[Etcd]]
+"""Makes the connection to etcd, on the library's event loop."""
+
+
+class Group:
+    """One participant of one job.
+
+    ::
+
+        with Group(settings) as group:
+            world = group.join()
+            while working:
+                if group.waiting_count():
+                    world = group.join()
+
+    The constructor connects, opens the session and begins to watch the job, so that :meth:`join` is
+    one round trip plus the wait for the others. It blocks for at most
+    ``settings.connection.connect_timeout_s`` when etcd does not answer, and raises
+    :class:`~rdzv_etcd.errors.EtcdError`, :class:`~rdzv_etcd.errors.StateCorruptError` or, with
+    ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`.
+
+    All methods may be called from any thread; one join at a time. When the interpreter exits a group
+    that was not left leaves by itself.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        connect: Connect | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """``connect``: use this connection instead of the one that the settings describe, for
+        instance ``lambda: EtcdClient.from_etcd3(my_client)``; it is closed with the group."""
+        self._settings = settings
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._keys = JobKeys(settings.prefix, settings.job_id)
+        self._listener: Bootstrap | None = None
+        self._world: World | None = None
+        self._left = False
+        if settings.embed:
+            from rdzv_etcd.embedded import ensure_etcd  # noqa: PLC0415 - only who embeds pays
+
+            ensure_etcd(settings)
+        self._runtime = Runtime.acquire()
+        try:
+            self._etcd = self._runtime.run(self._open(connect))
+        except BaseException:
+            self._runtime.release()
+            raise
+        self._node = Node(self._etcd, settings, make_identity(), self._clock)
+        atexit.register(self._at_exit)
+        try:
+            self._runtime.run(self._node.start())
+        except BaseException:
+            self.leave("could not start")
+            raise
+
+    async def _open(self, connect: Connect | None) -> Etcd:
+        if connect is not None:
+            return await connect()
+        from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
+
+        client = EtcdClient(self._settings.connection)
+        try:
+            await client.connect(requests.read_control(self._keys))
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    # -- taking part ------------------------------------------------------------------------------
+
+    def join(self, timeout_s: float | None = None) -> World:
+        """Arrive for the next round and block until it is formed with this node in it.
+
+        ``timeout_s`` (default: the settings' ``join_timeout_s``) bounds the wait for enough nodes;
+        a spare of a healthy round waits for as long as that lasts. Raises
+        :class:`~rdzv_etcd.errors.JoinTimeoutError`, :class:`~rdzv_etcd.errors.JobClosedError`,
+        :class:`~rdzv_etcd.errors.JobSettingsMismatchError`,
+        :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        self._drop_listener()
+        bootstrap = bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)
+        limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
+        try:
+            world = self._runtime.run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
+        except BaseException:
+            bootstrap.close()
+            raise
+        if world.rank == 0:
+            self._listener = bootstrap
+        else:
+            bootstrap.close()
+        self._world = world
+        return world
+
+    def take_listener(self) -> Bootstrap | None:
+        """Hand rank 0 the listening socket behind ``world.master_port``, once; the caller owns it."""
+        listener, self._listener = self._listener, None
+        return listener
+
+    def waiting_count(self) -> int:
+        """How many nodes wait for a re-rendezvous; above zero: stop working and join again.
+
+        Also above zero when a member was lost, when the others went on without this node, and when
+        the job failed. Answers from memory: never blocks, never raises, whatever state etcd is in.
+        """
+        return self._node.waiting_count()
+
+    def wait_change(self, timeout_s: float | None = None) -> bool:
+        """Block until :meth:`waiting_count` is above zero; ``False`` if ``timeout_s`` passed first."""
+        try:
+            self._runtime.run(self._clock.wait_for(self._node.changed(), timeout_s))  # type: ignore[arg-type]
+        except TimeoutError:
+            return False
+        return True
+
+    def closure(self) -> Closure | None:
+        """How the job was closed, if it was; from memory."""
+        return self._node.closure()
+
+    def barrier(self, name: str, timeout_s: float = 300.0) -> None:
+        """Block until every member of the round has called this with the same ``name``.
+
+        Raises :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
+        :class:`~rdzv_etcd.errors.BarrierBrokenError` when the round changes meanwhile,
+        :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        world = self._world
+        if world is None:
+            raise RendezvousFailedError("a barrier needs a round: call join() first")
+        self._runtime.run(
+            wait_at_barrier(self._etcd, self._keys, self._clock, self._node, world, name, timeout_s)
+        )
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self, *, succeeded: bool, reason: str) -> None:
+        """Close the job for everybody, if this node is a member. Blocks for ``close_timeout_s`` at
+        most; raises :class:`~rdzv_etcd.errors.EtcdError`."""
+        self._runtime.run(self._node.close_job(succeeded=succeeded, reason=reason))
+
+    def leave(self, reason: str = "left") -> None:
+        """End the session at once and free everything; the others see it in one watch event.
+
+        Idempotent; never raises because etcd is away (then the lease expires by itself).
+        """
+        if self._left:
+            return
+        self._left = True
+        atexit.unregister(self._at_exit)
+        self._drop_listener()
+        try:
+            self._runtime.run(self._leave(reason))
+        finally:
+            self._runtime.release()
+
+    async def _leave(self, reason: str) -> None:
+        try:
+            await self._node.leave(reason)
+        finally:
+            await self._etcd.close()
+
+    def _at_exit(self) -> None:
+        try:
+            self.leave("the process ended")
+        except RdzvEtcdError as error:
+            _log.info("left without etcd's confirmation: %s", error)
+
+    def _drop_listener(self) -> None:
+        listener = self.take_listener()
+        if listener is not None:
+            listener.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave("left" if error is None else f"left after {kind.__name__ if kind else error}")
+
+    # -- for stores on the same connection ----------------------------------------------------------
+
+    @property
+    def node_id(self) -> str:
+        return self._node.context.identity.node_id
+
+    @property
+    def etcd(self) -> Etcd:
+        """The connection; use it on the library's event loop only."""
+        return self._etcd
+
+    @property
+    def keys(self) -> JobKeys:
+        return self._keys
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+
+def make_identity() -> Identity:
+    """Return a new identity for this process: host name, pid, and something random."""
+    host = socket.gethostname().replace("~", "-").replace("/", "-") or "node"
+    return Identity(f"{host}~{os.getpid()}~{secrets.token_hex(4)}", secrets.token_hex(4))

@@ -1,0 +1,164 @@
+"""Reads of the round's store: many keys at once, and waiting until keys are there.
+
+Knows batches, watches and deadlines; knows nothing of what the values mean. Waiting is one read and
+a watch from the revision of that read; nothing is polled, and what the watch brings is not read a
+second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
+from rdzv_etcd.etcd.api import Etcd, EventKind, Get, GetResult, KeyValue, Txn
+from rdzv_etcd.group.kvwrites import Deadline
+
+T = TypeVar("T")
+
+BATCH_OPERATIONS = 100
+"""Operations in one transaction; etcd's limit is 128 (--max-txn-ops), guards and nesting count."""
+
+_NAMED_KEYS = 16
+
+
+class Reader:
+    """Reads keys given as etcd keys."""
+
+    def __init__(self, etcd: Etcd, clock: Clock) -> None:
+        self._etcd = etcd
+        self._clock = clock
+
+    async def read(self, keys: Sequence[bytes], deadline: Deadline) -> list[GetResult]:
+        """Read every key once; one request per ``BATCH_OPERATIONS`` keys, side by side."""
+        return await self._read_all([Get(key) for key in keys], deadline)
+
+    async def count(self, keys: Sequence[bytes], deadline: Deadline) -> int:
+        """Tell how many of the keys exist; no value travels."""
+        reads = [Get(key, count_only=True) for key in keys]
+        return sum(result.count for result in await self._read_all(reads, deadline))
+
+    async def until_present(
+        self,
+        keys: Iterable[bytes],
+        deadline: Deadline,
+        name: Callable[[bytes], str],
+        *,
+        values: bool = True,
+    ) -> dict[bytes, KeyValue]:
+        """Return all keys as soon as each has been there; ``values=False`` may leave values empty.
+
+        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
+        """
+        found: dict[bytes, KeyValue] = {}
+        missing = dict.fromkeys(keys)
+        while missing:
+            reads = [Get(key, keys_only=not values) for key in missing]
+            results = await self._read_all(reads, deadline)
+            _take(found, missing, (kv for result in results for kv in result.kvs))
+            if not missing:
+                break
+            # Batches are read at different revisions; the oldest one misses nothing.
+            revision = min(result.revision for result in results) + 1
+            try:
+                await self._clock.wait_for(
+                    self._follow(found, missing, revision), deadline.left_s()
+                )
+            except WatchLostError:
+                continue  # read again: that is all a lost watch asks for
+            except TimeoutError:
+                raise _timed_out(deadline, [name(key) for key in missing]) from None
+        return found
+
+    async def first_put(
+        self, key: bytes, end: bytes | None, revision: int, deadline: Deadline
+    ) -> KeyValue:
+        """Return the first put on the key, or the range, at or after ``revision``.
+
+        Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
+        """
+        return await self._clock.wait_for(self._first_put(key, end, revision), deadline.left_s())
+
+    async def _first_put(self, key: bytes, end: bytes | None, revision: int) -> KeyValue:
+        watch = self._etcd.watch(key, end, start_revision=revision)
+        try:
+            async for batch in watch:
+                for event in batch.events:
+                    if event.kind is EventKind.PUT:
+                        return event.kv
+        finally:
+            await watch.close()
+        raise WatchLostError("the watch was closed")
+
+    async def _follow(
+        self, found: dict[bytes, KeyValue], missing: dict[bytes, None], revision: int
+    ) -> None:
+        """Watch from ``revision`` until nothing is missing."""
+        first, last = min(missing), max(missing)
+        end = None if first == last else last + b"\x00"
+        watch = self._etcd.watch(first, end, start_revision=revision)
+        try:
+            async for batch in watch:
+                puts = (event.kv for event in batch.events if event.kind is EventKind.PUT)
+                _take(found, missing, puts)
+                if not missing:
+                    return
+        finally:
+            await watch.close()
+        raise WatchLostError("the watch was closed")
+
+    async def _read_all(self, reads: Sequence[Get], deadline: Deadline) -> list[GetResult]:
+        batches = [
+            reads[start : start + BATCH_OPERATIONS]
+            for start in range(0, len(reads), BATCH_OPERATIONS)
+        ]
+        answers = await side_by_side([self._read_batch(batch, deadline) for batch in batches])
+        return [result for answer in answers for result in answer]
+
+    async def _read_batch(self, reads: Sequence[Get], deadline: Deadline) -> list[GetResult]:
+        if len(reads) == 1:
+            return [await self._etcd.get(reads[0], timeout_s=deadline.request_s())]
+        try:
+            answer = await self._etcd.txn(
+                Txn((), tuple(reads)), timeout_s=deadline.request_s(), repeatable=True
+            )
+        except RequestTooLargeError:
+            # The answer is larger than the client accepts at once; each half may not be.
+            half = len(reads) // 2
+            return [
+                *await self._read_batch(reads[:half], deadline),
+                *await self._read_batch(reads[half:], deadline),
+            ]
+        return [result for result in answer.results if isinstance(result, GetResult)]
+
+
+async def side_by_side(coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all; if one fails, cancel the others and raise its error when they have ended."""
+    if len(coros) == 1:
+        return [await coros[0]]
+    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _take(
+    found: dict[bytes, KeyValue], missing: dict[bytes, None], kvs: Iterable[KeyValue]
+) -> None:
+    for kv in kvs:
+        if kv.key in missing:
+            found[kv.key] = kv
+            del missing[kv.key]
+
+
+def _timed_out(deadline: Deadline, names: Sequence[str]) -> StoreTimeoutError:
+    shown = ", ".join(names[:_NAMED_KEYS])
+    more = f" and {len(names) - _NAMED_KEYS} more" if len(names) > _NAMED_KEYS else ""
+    return StoreTimeoutError(
+        f"wait timeout after {round(1000 * (deadline.timeout_s or 0))}ms, keys: {shown}{more}"
+    )

@@ -1,0 +1,178 @@
+"""Writes of the round's store that are applied once, however often they are sent.
+
+Knows transactions, markers and deadlines; knows nothing of what the written keys mean.
+
+A reply can be lost, and a request can arrive after its sender has given up and sent it again. So
+each write carries a *marker*: a key that only this writer puts, once with every write, under the
+guard that its version is what the writer counted. Whichever copy of a request comes first raises
+the version, and with that disarms all other copies, for good. A copy that finds its guard broken
+by exactly one knows that an earlier copy was applied; the marker's value tells which branch was
+taken, its revision when. Every branch puts the marker, so that a copy of a write that changed
+nothing cannot come back to life either.
+
+Concurrent writes use different markers (*slots*); a slot whose write ended in an error, its
+outcome perhaps unknown, is never used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import StateCorruptError, StoreTimeoutError
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Etcd,
+    Get,
+    GetResult,
+    KeyValue,
+    OpResult,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
+from rdzv_etcd.schema.store import StoreKeys
+
+_WROTE = b"1"
+_KEPT = b"0"
+
+LEAST_REQUEST_S = 1.0
+"""Even a wait of a millisecond gets one answer from a healthy etcd."""
+
+Body: TypeAlias = Callable[[Put, Put], Txn]
+"""Makes a transaction from two puts: one for each branch that writes, one for each that does not.
+
+Every branch must contain exactly one of them.
+"""
+
+
+class Deadline:
+    """When one call on the store must be done; ``None`` seconds: never."""
+
+    def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        self._clock = clock
+        self.timeout_s = timeout_s
+        self._at_s = None if timeout_s is None else clock.now_s() + timeout_s
+
+    def left_s(self) -> float | None:
+        """Return the seconds left, at least zero; ``None``: unlimited."""
+        return None if self._at_s is None else max(0.0, self._at_s - self._clock.now_s())
+
+    def request_s(self) -> float | None:
+        """Return the limit of one request; ``None``: the connection's own."""
+        left_s = self.left_s()
+        return None if left_s is None else max(LEAST_REQUEST_S, left_s)
+
+    @property
+    def passed(self) -> bool:
+        return self.left_s() == 0.0
+
+    def require(self, doing: str) -> None:
+        """Raise :class:`~rdzv_etcd.errors.StoreTimeoutError` if the time is over."""
+        if self.passed:
+            raise StoreTimeoutError(
+                f"{doing} did not prevail over other writers within {self.timeout_s} s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a write."""
+
+    wrote: bool
+    """Whether a branch that writes was taken."""
+    kv: KeyValue | None
+    """What the branch read last; ``None`` if nothing was there, or ``recovered_at`` is set."""
+    recovered_at: int | None = None
+    """The revision of the copy that was applied, if its reply was lost and with it ``kv``."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    key: bytes
+    uses: int = 0
+
+
+class OnceWriter:
+    """Applies writes once. ``writer`` must be unique among all who ever write to the store."""
+
+    def __init__(self, etcd: Etcd, keys: StoreKeys, lease_id: int, writer: str) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._lease_id = lease_id
+        self._writer = writer
+        self._free: list[_Slot] = []
+        self._made = 0
+
+    async def apply(self, body: Body, deadline: Deadline) -> Written:
+        """Apply ``body`` exactly once and tell which branch was taken.
+
+        Raises :class:`~rdzv_etcd.errors.EtcdError`; after
+        :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
+        """
+        while True:
+            slot = self._free.pop() if self._free else self._new_slot()
+            result = await self._send(slot, body, deadline)
+            if result.succeeded:
+                slot.uses += 1
+                self._free.append(slot)
+                return _read(result)
+            marker = _last_get(result)
+            if marker is not None and marker.version == slot.uses + 1:
+                slot.uses += 1
+                self._free.append(slot)
+                return Written(marker.value == _WROTE, None, marker.mod_revision)
+            if marker is not None and marker.version > slot.uses:
+                raise StateCorruptError(slot.key.decode(), "somebody else writes to it")
+            # The marker is older than what was seen: etcd's data was wiped or restored, so no
+            # copy of this write is in it. No slot can be trusted any more.
+            self._free.clear()
+
+    def unique(self) -> str:
+        """Return a name that no call, of this or any other writer, has returned before."""
+        self._made += 1
+        return f"{self._writer}-{self._made}"
+
+    def _new_slot(self) -> _Slot:
+        self._made += 1
+        return _Slot(self._keys.marker(self._writer, self._made))
+
+    async def _send(self, slot: _Slot, body: Body, deadline: Deadline) -> TxnResult:
+        wrote = Put(slot.key, _WROTE, self._lease_id)
+        kept = Put(slot.key, _KEPT, self._lease_id)
+        return await self._etcd.txn(
+            Txn(
+                (Compare(slot.key, Target.VERSION, Relation.EQUAL, slot.uses),),
+                (body(wrote, kept),),
+                (Get(slot.key),),
+            ),
+            timeout_s=deadline.request_s(),
+            repeatable=True,
+        )
+
+
+def _read(result: TxnResult) -> Written:
+    # Each branch puts its marker; whatever it writes beyond that is the write itself.
+    reads = sum(isinstance(leaf, GetResult) for leaf in _leaves(result))
+    leaves = sum(1 for _ in _leaves(result))
+    return Written(leaves - reads > 1, _last_get(result))
+
+
+def _last_get(result: TxnResult) -> KeyValue | None:
+    kv = None
+    for leaf in _leaves(result):
+        if isinstance(leaf, GetResult):
+            kv = leaf.kvs[0] if leaf.kvs else None
+    return kv
+
+
+def _leaves(result: TxnResult) -> Iterator[OpResult]:
+    for part in result.results:
+        if isinstance(part, TxnResult):
+            yield from _leaves(part)
+        else:
+            yield part

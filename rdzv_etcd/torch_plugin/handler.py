@@ -1,0 +1,143 @@
+"""``RendezvousHandler`` on a :class:`~rdzv_etcd.group.group.Group`: ``--rdzv_backend=etcd3``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from torch.distributed import Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.group.group import Connect, Group
+from rdzv_etcd.group.node import World
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
+from rdzv_etcd.torch_plugin.store import EtcdStore
+from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
+from rdzv_etcd.torch_plugin.translate import is_missing_result, outcome_of, torch_errors
+
+BACKEND = "etcd3"
+EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
+"""Tells workers the epoch of their round: a fencing token that only grows."""
+
+_log = logging.getLogger("rdzv_etcd")
+
+
+class EtcdRendezvousHandler(RendezvousHandler):
+    """Torch's rendezvous contract (see ``torch.distributed.elastic.rendezvous.api``)."""
+
+    def __init__(self, settings: Settings, *, connect: Connect | None = None) -> None:
+        """Connect to etcd and open the session.
+
+        Blocks for at most ``connect_timeout`` if etcd does not answer. Raises torch's
+        ``RendezvousConnectionError`` or ``RendezvousStateError``.
+        """
+        self._settings = settings
+        self._worker_store: TCPStore | None = None
+        self._exits_gracefully = False
+        with torch_errors():
+            self._group = Group(settings, connect=connect)
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_run_id(self) -> str:
+        return self._settings.job_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until a round with this node is formed; see torch's contract for the errors.
+
+        Raises ``RendezvousGracefulExitError`` if the job was finished by others while this node
+        waited as a spare.
+        """
+        self._worker_store = None  # a fresh store in every round: workers use it without a prefix
+        try:
+            with torch_errors():
+                world = self._group.join()
+        except RendezvousGracefulExitError:
+            self._exits_gracefully = True
+            raise
+        listener = self._group.take_listener()
+        if listener is not None:
+            self._worker_store = serve_tcp_store(listener)
+        os.environ[EPOCH_VARIABLE] = str(world.epoch)
+        return RendezvousInfo(
+            self._agent_store(world),
+            world.rank,
+            world.size,
+            RendezvousStoreInfo(world.master_address, world.master_port),
+        )
+
+    def _agent_store(self, world: World) -> Store:
+        group = self._group
+        return EtcdStore(group.etcd, group.runtime, group.keys.store(world.round), world.job_lease)
+
+    def num_nodes_waiting(self) -> int:
+        """From memory: never blocks, and never raises, whatever state etcd is in."""
+        return self._group.waiting_count()
+
+    def is_closed(self) -> bool:
+        return self._group.closure() is not None
+
+    def set_closed(self) -> None:
+        """Close the job for everybody, if this node is a member."""
+        with torch_errors():
+            self._group.close(succeeded=False, reason="closed by the launcher")
+
+    def shutdown(self) -> bool:
+        """Close the job if its work is done or has failed, then leave.
+
+        Returns whether etcd confirmed the closing; never raises because etcd is away. After a
+        graceful exit it ends the process with code 0 where torch itself would fail.
+        """
+        error = sys.exc_info()[1]
+        outcome = outcome_of(error)
+        confirmed = True
+        try:
+            if outcome.closes:
+                self._group.close(succeeded=outcome.succeeded, reason=outcome.reason)
+        except RdzvEtcdError as failure:
+            _log.warning("could not close job %r: %s", self._settings.job_id, failure)
+            confirmed = False
+        finally:
+            self._group.leave(outcome.reason)
+            self._worker_store = None
+        if self._exits_gracefully and is_missing_result(error):
+            raise SystemExit(0) from None
+        return confirmed
+
+
+def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
+    """Create the handler from torchrun's parameters.
+
+    Raises :class:`~rdzv_etcd.errors.SettingsError` (a ``ValueError``) for bad parameters, torch's
+    ``RendezvousConnectionError`` if etcd does not answer.
+    """
+    settings = settings_from_config(
+        endpoint=params.endpoint,
+        job_id=params.run_id,
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        local_addr=params.local_addr,
+        config=params.config,
+        environ=os.environ,
+    )
+    if is_default_job_id(params.run_id):
+        _log.warning(
+            "--rdzv-id is %r, torchrun's default: every job started without an id on this etcd would "
+            "be the same job; give each job its own",
+            params.run_id,
+        )
+    return EtcdRendezvousHandler(settings)

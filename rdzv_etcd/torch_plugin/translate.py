@@ -1,0 +1,95 @@
+"""Translates this library's errors into torch's, and the way an agent ends into a job's outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+from rdzv_etcd.errors import (
+    EmbeddedEtcdError,
+    EtcdError,
+    JobClosedError,
+    JoinTimeoutError,
+    RdzvEtcdError,
+    SettingsError,
+    StateCorruptError,
+)
+
+
+@contextmanager
+def torch_errors() -> Iterator[None]:
+    """Raise torch's exception for ours; the cause is in the message, not in a second traceback."""
+    try:
+        yield
+    except SettingsError:
+        raise  # a ValueError, as torch's own handlers raise for bad parameters
+    except RdzvEtcdError as error:
+        raise translate(error) from None
+
+
+def translate(error: RdzvEtcdError) -> RendezvousError:
+    """Return torch's counterpart of ``error``."""
+    text = str(error)
+    if isinstance(error, JobClosedError):
+        if error.succeeded and not error.was_member:
+            return RendezvousGracefulExitError(text)
+        return RendezvousClosedError(text)
+    if isinstance(error, JoinTimeoutError):
+        return RendezvousTimeoutError(text)
+    if isinstance(error, StateCorruptError):
+        return RendezvousStateError(text)
+    if isinstance(error, EtcdError | EmbeddedEtcdError):
+        return RendezvousConnectionError(text)
+    return RendezvousError(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the agent ended: whether that closes the job for everybody, and why."""
+
+    closes: bool
+    succeeded: bool
+    reason: str
+
+
+def outcome_of(error: BaseException | None) -> Outcome:
+    """Tell from the exception in flight during ``shutdown()`` how the agent ended.
+
+    ``launch_agent`` calls ``shutdown()`` in a ``finally``: no exception means that the workers are
+    done; ``ChildFailedError`` that they failed and no restart is left. Both close the job. A node
+    that could not take part (a rendezvous error) or was told to stop just leaves: the others may
+    well go on without it.
+    """
+    if error is None:
+        return Outcome(True, True, "the workers have finished")
+    if isinstance(error, ChildFailedError):
+        return Outcome(True, False, _failure(error))
+    if isinstance(error, RendezvousError) or is_missing_result(error):
+        return Outcome(False, False, "could not take part")
+    if isinstance(error, Exception):
+        return Outcome(True, False, f"the agent failed: {type(error).__name__}: {error}")
+    return Outcome(False, False, f"was told to stop ({type(error).__name__})")
+
+
+def is_missing_result(error: BaseException | None) -> bool:
+    """Whether this is torch's failure on the ``None`` that its agent returns after a graceful exit.
+
+    Up to torch 2.13 ``launch_agent`` calls ``result.is_failed()`` on it.
+    """
+    return isinstance(error, AttributeError) and error.name == "is_failed" and error.obj is None
+
+
+def _failure(error: ChildFailedError) -> str:
+    rank, failure = error.get_first_failure()
+    return f"the worker of rank {rank} failed with exit code {failure.exitcode}"
