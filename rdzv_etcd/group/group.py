@@ -46,8 +46,8 @@ class Group:
     :class:`~rdzv_etcd.errors.EtcdError`, :class:`~rdzv_etcd.errors.StateCorruptError` or, with
     ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`.
 
-    All methods may be called from any thread; one join at a time. When the interpreter exits a group
-    that was not left leaves by itself.
+    All methods may be called from any thread; one join at a time. When the interpreter exits, a
+    group that was not left leaves by itself.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Group:
         return world
 
     def take_listener(self) -> Bootstrap | None:
-        """Hand rank 0 the listening socket behind ``world.master_port``, once; the caller owns it."""
+        """Hand rank 0 the socket that listens on ``world.master_port``, once; the caller owns it."""
         listener, self._listener = self._listener, None
         return listener
 
@@ -136,9 +136,9 @@ class Group:
         return self._node.waiting_count()
 
     def wait_change(self, timeout_s: float | None = None) -> bool:
-        """Block until :meth:`waiting_count` is above zero; ``False`` if ``timeout_s`` passed first."""
+        """Block until :meth:`waiting_count` is above zero; ``False`` after ``timeout_s``."""
         try:
-            self._runtime.run(self._clock.wait_for(self._node.changed(), timeout_s))  # type: ignore[arg-type]
+            self._runtime.run(self._clock.wait_for(self._node.changed(), timeout_s))
         except TimeoutError:
             return False
         return True
@@ -157,9 +157,7 @@ class Group:
         world = self._world
         if world is None:
             raise RendezvousFailedError("a barrier needs a round: call join() first")
-        self._runtime.run(
-            wait_at_barrier(self._etcd, self._keys, self._clock, self._node, world, name, timeout_s)
-        )
+        self._runtime.run(wait_at_barrier(self._node, world, name, timeout_s))
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -211,7 +209,7 @@ class Group:
     ) -> None:
         self.leave("left" if error is None else f"left after {kind.__name__ if kind else error}")
 
-    # -- for stores on the same connection ----------------------------------------------------------
+    # -- for stores on the same connection --------------------------------------------------------
 
     @property
     def node_id(self) -> str:

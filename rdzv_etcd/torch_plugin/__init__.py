@@ -1,6 +1,6 @@
 """The torch plugin. This module imports nothing: torch loads it in every process that touches
-``torch.distributed.elastic.rendezvous``, training workers included, and turns an import error into a
-warning and "backend not registered".
+``torch.distributed.elastic.rendezvous``, training workers included, and turns an import error into
+a warning and "backend not registered".
 """
 
 from __future__ import annotations

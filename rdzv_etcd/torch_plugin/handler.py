@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from torch.distributed import Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
     RendezvousHandler,
@@ -136,8 +136,8 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     )
     if is_default_job_id(params.run_id):
         _log.warning(
-            "--rdzv-id is %r, torchrun's default: every job started without an id on this etcd would "
-            "be the same job; give each job its own",
+            "--rdzv-id is %r, torchrun's default: every job started without an id on this etcd "
+            "would be the same job; give each job its own",
             params.run_id,
         )
     return EtcdRendezvousHandler(settings)
