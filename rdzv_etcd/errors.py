@@ -142,6 +142,13 @@ class BarrierTimeoutError(RendezvousFailedError):
     """Not every member reached the barrier in time; the message names who is missing."""
 
 
+# --- the round's store ---------------------------------------------------------------------------
+
+
+class StoreTimeoutError(RdzvEtcdError):
+    """A store operation was not done in time; the message names the keys it waited for."""
+
+
 # --- embedded etcd ------------------------------------------------------------------------------
 
 

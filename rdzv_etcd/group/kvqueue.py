@@ -1,0 +1,80 @@
+"""First-in, first-out queues in the round's store.
+
+An item is a key of its own; etcd's creation revisions are the order. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from rdzv_etcd.errors import StoreTimeoutError, WatchLostError
+from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.group.kvreads import Reader
+from rdzv_etcd.group.kvwrites import Deadline, OnceWriter
+from rdzv_etcd.schema.store import StoreKeys, content_of, encode_value
+
+
+class Queues:
+    """All queues of one round's store."""
+
+    def __init__(
+        self, etcd: Etcd, keys: StoreKeys, writes: OnceWriter, reads: Reader, lease_id: int
+    ) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._writes = writes
+        self._reads = reads
+        self._lease_id = lease_id
+
+    async def push(self, key: str, value: bytes, deadline: Deadline) -> None:
+        """Put an item at the end: one request."""
+        item = self._keys.queue_item(key, self._writes.unique())
+        put = Put(item, encode_value(value), self._lease_id)
+        await self._writes.apply(lambda wrote, _: Txn((), (put, wrote)), deadline)
+
+    async def pop(self, key: str, deadline: Deadline, *, block: bool) -> bytes | None:
+        """Take the oldest item: three requests, more if others take at the same time.
+
+        Without an item: with ``block`` wait for one, else return ``None``. Raises
+        :class:`~rdzv_etcd.errors.StoreTimeoutError`.
+        """
+        queue = self._keys.queue(key)
+        while True:
+            listing = Get(queue.start, queue.end, keys_only=True)
+            items = await self._etcd.get(listing, timeout_s=deadline.request_s())
+            if items.kvs:
+                oldest = min(items.kvs, key=lambda kv: (kv.create_revision, kv.key))
+                taken = await self._take(oldest, deadline)
+                if taken is not None:
+                    return taken
+                deadline.require(f"queue_pop of {key!r}")
+            elif not block:
+                return None
+            else:
+                await self._await_item(key, items.revision + 1, deadline)
+
+    async def length(self, key: str, deadline: Deadline) -> int:
+        queue = self._keys.queue(key)
+        counting = Get(queue.start, queue.end, count_only=True)
+        return (await self._etcd.get(counting, timeout_s=deadline.request_s())).count
+
+    async def _take(self, item: KeyValue, deadline: Deadline) -> bytes | None:
+        """Read the item, then delete it; ``None`` if somebody else took it."""
+        # In this order: once it is deleted, a lost reply could not be asked for again.
+        found = (await self._etcd.get(Get(item.key), timeout_s=deadline.request_s())).kvs
+        if not found:
+            return None
+        there = Compare(item.key, Target.CREATE, Relation.EQUAL, found[0].create_revision)
+        written = await self._writes.apply(
+            lambda wrote, kept: Txn((there,), (Delete(item.key), wrote), (kept,)), deadline
+        )
+        return content_of(found[0]) if written.wrote else None
+
+    async def _await_item(self, key: str, revision: int, deadline: Deadline) -> None:
+        queue = self._keys.queue(key)
+        try:
+            await self._reads.first_put(queue.start, queue.end, revision, deadline)
+        except WatchLostError:
+            return  # the caller reads again, and that is all a lost watch asks for
+        except TimeoutError:
+            raise StoreTimeoutError(
+                f"wait timeout after {round(1000 * (deadline.timeout_s or 0))}ms, keys: {key}"
+            ) from None

@@ -1,0 +1,339 @@
+"""The round's key-value store on etcd, with the operations of torch's stores.
+
+Knows what each operation promises and how to get it in as few requests as can be; knows no torch
+and no threads. How a write is applied once is :mod:`rdzv_etcd.group.kvwrites`' business, how
+waiting works :mod:`rdzv_etcd.group.kvreads`'.
+
+``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store` for how a counter is kept
+in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
+Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by its
+revision; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
+
+Requests: one for set, delete, check, num_keys, get of a present key, add (two if the amount is
+new to the counter), compare_set (two on a counter), append to a new key (two otherwise); one per
+100 keys for multi_get and multi_set, and one watch when something has to be waited for.
+
+All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
+by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
+from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.group.kvqueue import Queues
+from rdzv_etcd.group.kvreads import BATCH_OPERATIONS, Reader, side_by_side
+from rdzv_etcd.group.kvwrites import Body, Deadline, OnceWriter, Written
+from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.schema.store import (
+    Counter,
+    StoreKeys,
+    content_of,
+    counter_of,
+    encode_value,
+    number_of,
+)
+
+BATCH_BYTES = 1024 * 1024
+"""Keys and values in one request; etcd's limit is 1.5 MiB (--max-request-bytes), all included."""
+
+_PAGE_KEYS = 5000
+
+
+class KeyValueStore:
+    """One round's store. Values are bytes, keys are any text; every key lives as long as the job.
+
+    ``writer`` must be unique among all stores that are ever opened on the same round.
+    """
+
+    def __init__(
+        self, etcd: Etcd, keys: KeyRange, lease_id: int, *, writer: str, clock: Clock
+    ) -> None:
+        self._etcd = etcd
+        self._keys = StoreKeys(keys)
+        self._lease_id = lease_id
+        self._clock = clock
+        self._writes = OnceWriter(etcd, self._keys, lease_id, writer)
+        self._reads = Reader(etcd, clock)
+        self._queues = Queues(etcd, self._keys, self._writes, self._reads, lease_id)
+        self._counters: dict[bytes, Counter] = {}
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def get(self, key: str, timeout_s: float | None) -> bytes:
+        """Return the value, waiting for the key if it is missing.
+
+        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
+        """
+        return (await self.multi_get([key], timeout_s))[0]
+
+    async def multi_get(self, keys: Sequence[str], timeout_s: float | None) -> list[bytes]:
+        """Return the values in the order of ``keys``, waiting until each has been there.
+
+        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the missing keys.
+        """
+        names = [self._keys.value(key) for key in keys]
+        found = await self._reads.until_present(names, self._deadline(timeout_s), self._keys.name)
+        return [content_of(found[name]) for name in names]
+
+    async def wait(self, keys: Sequence[str], timeout_s: float | None) -> None:
+        """Return when each key has been there; raises as :meth:`multi_get`."""
+        names = [self._keys.value(key) for key in keys]
+        await self._reads.until_present(
+            names, self._deadline(timeout_s), self._keys.name, values=False
+        )
+
+    async def check(self, keys: Sequence[str], timeout_s: float | None) -> bool:
+        """Tell at once whether all keys exist."""
+        names = {self._keys.value(key) for key in keys}
+        return await self._reads.count(list(names), self._deadline(timeout_s)) == len(names)
+
+    async def num_keys(self, timeout_s: float | None) -> int:
+        """Return the number of keys; queues and this library's own keys do not count."""
+        read = Get(self._keys.values.start, self._keys.values.end, count_only=True)
+        deadline = self._deadline(timeout_s)
+        return (await self._etcd.get(read, timeout_s=deadline.request_s())).count
+
+    async def list_keys(self, timeout_s: float | None) -> list[str]:
+        """Return all keys in ascending order; large stores are read page by page."""
+        deadline = self._deadline(timeout_s)
+        start, end = self._keys.values.start, self._keys.values.end
+        names: list[str] = []
+        while True:
+            read = Get(start, end, limit=_PAGE_KEYS, keys_only=True)
+            page = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
+            names += [self._keys.name(kv.key) for kv in page]
+            if len(page) < _PAGE_KEYS:
+                return names
+            start = page[-1].key + b"\x00"
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    async def set(self, key: str, value: bytes, timeout_s: float | None) -> None:
+        await self.multi_set([(key, value)], timeout_s)
+
+    async def multi_set(self, items: Sequence[tuple[str, bytes]], timeout_s: float | None) -> None:
+        """Set all; of two values for one key the last one counts. Each batch is atomic.
+
+        Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`, naming the largest value's key.
+        """
+        deadline = self._deadline(timeout_s)
+        batches = list(_batches(list(dict(items).items())))
+        await side_by_side([self._set_batch(batch, deadline) for batch in batches])
+
+    async def delete(self, key: str, timeout_s: float | None) -> bool:
+        """Delete the key and tell whether it was there."""
+        name = self._keys.value(key)
+        exists = Compare(name, Target.VERSION, Relation.GREATER, 0)
+        written = await self._writes.apply(
+            lambda wrote, kept: Txn((exists,), (Delete(name), wrote), (kept,)),
+            self._deadline(timeout_s),
+        )
+        return written.wrote
+
+    async def compare_set(
+        self, key: str, expected: bytes, desired: bytes, timeout_s: float | None
+    ) -> bytes:
+        """Set ``desired`` if the value is ``expected`` and return the value afterwards.
+
+        A missing key is set if ``expected`` is empty; otherwise ``expected`` is returned, as
+        torch's stores do.
+        """
+        deadline = self._deadline(timeout_s)
+        name = self._keys.value(key)
+        put = self._put(name, encode_value(desired))
+        seen: KeyValue | None = None
+        while True:
+            written = await self._apply(key, put, self._compare_body(put, expected, seen), deadline)
+            if written.wrote:
+                return desired
+            seen = await self._seen(name, written, deadline)
+            if seen is None:
+                if expected:
+                    return expected
+            elif content_of(seen) != expected:
+                return content_of(seen)
+            deadline.require(f"compare_set of {key!r}")
+
+    async def append(self, key: str, value: bytes, timeout_s: float | None) -> None:
+        """Append to the value; a missing key is set."""
+        deadline = self._deadline(timeout_s)
+        name = self._keys.value(key)
+        seen: KeyValue | None = None
+        while True:
+            before = b"" if seen is None else content_of(seen)
+            put = self._put(name, encode_value(before + value))
+            written = await self._apply(key, put, _put_if_unchanged(put, seen), deadline)
+            if written.wrote:
+                return
+            seen = await self._seen(name, written, deadline)
+            deadline.require(f"append to {key!r}")
+
+    async def add(self, key: str, amount: int, timeout_s: float | None) -> int:
+        """Add to the number and return the sum; a missing key counts as zero. Never counts twice.
+
+        Raises :class:`ValueError` if the key holds something that is no decimal number.
+        """
+        deadline = self._deadline(timeout_s)
+        name = self._keys.value(key)
+        seen = await self._peek(name, deadline) if amount == 0 else None
+        while True:
+            if seen is not None:
+                number = self._number(key, seen)
+                if amount == 0:
+                    return number
+            written = await self._writes.apply(self._add_body(name, amount, seen), deadline)
+            kv = written.kv
+            if written.recovered_at is not None:
+                kv = await self._recovered(name, written, deadline)
+            if written.wrote and kv is not None:
+                self._remember(kv)
+                return self._number(key, kv)
+            seen = kv
+            deadline.require(f"add to {key!r}")
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    async def queue_push(self, key: str, value: bytes, timeout_s: float | None) -> None:
+        """Put an item at the end of a queue."""
+        await self._queues.push(key, value, self._deadline(timeout_s))
+
+    async def queue_pop(
+        self, key: str, timeout_s: float | None, *, block: bool = True
+    ) -> bytes | None:
+        """Take the oldest item; if there is none wait for one, or return ``None`` at once.
+
+        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
+        """
+        return await self._queues.pop(key, self._deadline(timeout_s), block=block)
+
+    async def queue_len(self, key: str, timeout_s: float | None) -> int:
+        return await self._queues.length(key, self._deadline(timeout_s))
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._clock, timeout_s)
+
+    def _put(self, name: bytes, value: bytes) -> Put:
+        return Put(name, value, self._lease_id)
+
+    async def _set_batch(self, items: Sequence[tuple[str, bytes]], deadline: Deadline) -> None:
+        puts = tuple(self._put(self._keys.value(k), encode_value(v)) for k, v in items)
+        key, _ = max(items, key=lambda item: len(item[1]))
+        largest = max(puts, key=lambda put: len(put.value))
+        await self._apply(key, largest, lambda wrote, _: Txn((), (*puts, wrote)), deadline)
+
+    async def _apply(self, key: str, put: Put, body: Body, deadline: Deadline) -> Written:
+        try:
+            return await self._writes.apply(body, deadline)
+        except RequestTooLargeError as error:
+            raise RequestTooLargeError(
+                f"the value of store key {key!r} has {len(put.value) - 1} bytes, more than etcd "
+                "accepts in one request: 1.5 MiB unless its --max-request-bytes is raised"
+            ) from error
+
+    def _compare_body(self, put: Put, expected: bytes, seen: KeyValue | None) -> Body:
+        if seen is not None and counter_of(seen) is not None:
+            return _put_if_unchanged(put, seen)  # a counter's number cannot be compared by etcd
+        equal = Compare(put.key, Target.VALUE, Relation.EQUAL, encode_value(expected))
+        missing = Compare(put.key, Target.VERSION, Relation.EQUAL, 0)
+        read = Get(put.key)
+
+        def body(wrote: Put, kept: Put) -> Txn:
+            on_missing = (kept, read) if expected else (put, wrote)
+            return Txn((equal,), (put, wrote), (Txn((missing,), on_missing, (kept, read)),))
+
+        return body
+
+    def _add_body(self, name: bytes, amount: int, seen: KeyValue | None) -> Body:
+        counter = None if seen is None else counter_of(seen)
+        if seen is not None and (counter is None or counter.scale != amount):
+            # The put raises the version by one, so this makes the new number: old + amount.
+            number = number_of(seen) or 0
+            rebased = Counter(amount, number - amount * seen.version)
+            return _put_if_unchanged(self._put(name, rebased.encode()), seen)
+        if counter is None:
+            counter = self._counters.get(name)
+        # A new counter of zeros must not have a scale of zero: nobody could add to it by version.
+        fresh = Counter(amount) if amount else Counter(1, -1)
+        if counter is None or counter.scale != fresh.scale:
+            counter = fresh
+        same = Compare(name, Target.VALUE, Relation.EQUAL, counter.encode())
+        missing = Compare(name, Target.VERSION, Relation.EQUAL, 0)
+        count = Put(name, b"", self._lease_id, ignore_value=True)
+        create = self._put(name, fresh.encode())
+        read = Get(name)
+
+        def body(wrote: Put, kept: Put) -> Txn:
+            otherwise = Txn((missing,), (create, wrote, read), (kept, read))
+            if not amount:
+                return otherwise
+            return Txn((same,), (count, wrote, read), (otherwise,))
+
+        return body
+
+    def _remember(self, kv: KeyValue) -> None:
+        """Keep a re-based counter's form in mind: with it the next add takes one request."""
+        counter = counter_of(kv)
+        if counter is not None and counter.base:
+            self._counters[kv.key] = counter
+        else:
+            self._counters.pop(kv.key, None)
+
+    def _number(self, key: str, kv: KeyValue) -> int:
+        number = number_of(kv)
+        if number is None:
+            raise ValueError(
+                f"cannot add to store key {key!r}: its value {content_of(kv)[:40]!r} is no number"
+            )
+        return number
+
+    async def _peek(self, name: bytes, deadline: Deadline) -> KeyValue | None:
+        kvs = (await self._etcd.get(Get(name), timeout_s=deadline.request_s())).kvs
+        return kvs[0] if kvs else None
+
+    async def _seen(self, name: bytes, written: Written, deadline: Deadline) -> KeyValue | None:
+        """Return what a write that kept everything found in its way."""
+        if written.recovered_at is not None:
+            return await self._peek(name, deadline)
+        return written.kv
+
+    async def _recovered(
+        self, name: bytes, written: Written, deadline: Deadline
+    ) -> KeyValue | None:
+        """Return the key as the write left it, though others may have written since."""
+        if not written.wrote or written.recovered_at is None:
+            return await self._peek(name, deadline)
+        try:
+            return await self._reads.first_put(name, None, written.recovered_at, deadline)
+        except (WatchLostError, TimeoutError) as error:
+            raise OutcomeUnknownError(
+                "the add was applied once, but its sum cannot be told any more"
+            ) from error
+
+
+def _put_if_unchanged(put: Put, seen: KeyValue | None) -> Body:
+    """Put if the key is as it was seen (``None``: missing); in any case read it."""
+    revision = 0 if seen is None else seen.mod_revision
+    unchanged = Compare(put.key, Target.MOD, Relation.EQUAL, revision)
+    read = Get(put.key)
+    return lambda wrote, kept: Txn((unchanged,), (put, wrote, read), (kept, read))
+
+
+def _batches(items: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
+    """Cut so that each batch stays below etcd's limits; a value too large for all goes alone."""
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for key, value in items:
+        added = len(key.encode()) + len(value)
+        if batch and (len(batch) == BATCH_OPERATIONS or size + added > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += added
+    if batch:
+        yield batch
