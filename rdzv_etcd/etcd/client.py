@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import (
@@ -16,19 +18,22 @@ from rdzv_etcd.errors import (
     LeaseExistsError,
     LeaseNotFoundError,
 )
-from rdzv_etcd.etcd import api, codec, retry
+from rdzv_etcd.etcd import api, codec, retry, stubs
 from rdzv_etcd.etcd.auth import Authenticator
+from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
 from rdzv_etcd.etcd.retry import Deadline
-from rdzv_etcd.etcd.server import AioServer, Server
+from rdzv_etcd.etcd.server import AioServer, Metadata, Server
 from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.etcd.watch import EtcdWatch
-from rdzv_etcd.settings.model import Connection
+from rdzv_etcd.settings.model import Connection, Endpoint
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
 _CLOSED = "the etcd client is closed"
+
+stubs.load()  # from here on `import etcd3` works, for whoever brings a client of their own
 
 
 class EtcdClient:
@@ -47,6 +52,25 @@ class EtcdClient:
             clock,
         )
 
+    @classmethod
+    def from_etcd3(cls, client: Any) -> EtcdClient:
+        """Use the channel, credentials and timeout of the caller's own ``etcd3.Etcd3Client``.
+
+        It must stay open until this one is closed, which leaves it open. Its single endpoint
+        has no failover, and its token cannot be renewed: etcd3 does not keep the password.
+        """
+        clock = SystemClock()
+        host, _, port = client._url.rpartition(":")
+        connection = Connection((Endpoint(host.strip("[]"), int(port)),))
+        if client.timeout is not None:
+            connection = replace(connection, request_timeout_s=float(client.timeout))
+        scheme = "https" if client.uses_secure_channel else "http"
+        server = BorrowedServer(f"{scheme}://{client._url}", client.channel)
+        lent = cls.__new__(cls)
+        fixed: Metadata = tuple(client.metadata or ())
+        lent._setup([server], Authenticator(None, clock, fixed), connection, clock)
+        return lent
+
     def _setup(
         self, servers: Sequence[Server], auth: Authenticator, connection: Connection, clock: Clock
     ) -> None:
@@ -60,8 +84,8 @@ class EtcdClient:
         """Make the first contact, within ``connect_timeout_s``.
 
         ``probe`` is a read that the user may do; being denied it counts as contact. Raises
-        :class:`EtcdUnavailableError`, :class:`EtcdTlsError` or :class:`EtcdAuthError` with the cause
-        at each endpoint.
+        :class:`EtcdUnavailableError`, :class:`EtcdTlsError` or :class:`EtcdAuthError`, with the
+        cause at each endpoint.
         """
         try:
             await self.get(

@@ -41,7 +41,7 @@ class KeepAlive:
             if failed.fault.verdict is Verdict.FINAL:
                 raise failed.fault.error from None
             raise EtcdUnavailableError(
-                f"no reply to the keep-alive of lease {lease_id:016x} within {timeout_s:g} s: {failed}"
+                f"keep-alive of lease {lease_id:016x} not answered within {timeout_s:g} s: {failed}"
             ) from None
         return ttl_s
 

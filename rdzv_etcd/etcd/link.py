@@ -215,8 +215,8 @@ def _last_word(call: _Call, failed: AttemptError) -> EtcdError:
     history = "; ".join(f"{endpoint}: {fault.reason}" for endpoint, fault in call.faults.items())
     if call.maybe_applied:
         return OutcomeUnknownError(
-            f"the {call.kind.name} ({call.method}) may or may not have been applied: {history}. Read "
-            "before acting"
+            f"the {call.kind.name} ({call.method}) may or may not have been applied: {history}. "
+            "Read before acting"
         )
     if call.refused_tokens > _TOKENS_PER_CALL:
         return EtcdAuthError(f"etcd keeps refusing the tokens it issues: {history}")

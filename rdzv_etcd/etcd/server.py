@@ -7,7 +7,7 @@ out as ``grpc.RpcError``; :mod:`rdzv_etcd.etcd.faults` judges them.
 from __future__ import annotations
 
 import asyncio
-import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rdzv_etcd.clock import Clock
@@ -119,10 +119,17 @@ class _AioStream:
             if self._dropped and not _being_cancelled():
                 raise ClosedError("the connection was given up") from None
             raise
-        return None if message is grpc.aio.EOF else message
+        return message if message else None  # only grpc.aio.EOF is falsy
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        self._call.add_done_callback(lambda _call: callback())
+
+    async def ended(self) -> None:
+        """Wait until gRPC is through with a cancelled call, so that no task of its is left."""
+        await self._call.code()
 
     def drop(self) -> None:
         """Cancel because the channel is closing: the reader gets :class:`ClosedError`."""
@@ -143,7 +150,7 @@ class AioServer:
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
-        self._streams: weakref.WeakSet[_AioStream] = weakref.WeakSet()
+        self._streams: set[_AioStream] = set()
         self._retired: list[grpc.aio.Channel] = []
         self._closed = False
 
@@ -178,6 +185,7 @@ class AioServer:
         channel = self._open()
         stream = _AioStream(self._calls[method](metadata=metadata), channel)
         self._streams.add(stream)
+        stream.when_ended(lambda: self._streams.discard(stream))
         return stream
 
     async def renew(self) -> None:
@@ -220,10 +228,12 @@ class AioServer:
             await self._shut(channel)
 
     async def _shut(self, channel: grpc.aio.Channel) -> None:
-        for stream in tuple(self._streams):
-            if stream.channel is channel:
-                stream.drop()
-        await channel.close()
+        streams = [stream for stream in self._streams if stream.channel is channel]
+        for stream in streams:
+            stream.drop()
+        for stream in streams:
+            await stream.ended()
+        await channel.close(grace=None)
 
 
 async def _decided(channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> None:

@@ -22,11 +22,17 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
 from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.etcd import quiet
 
 _PACKAGE = "etcd3.etcdrpc"
 _FILES = ("kv_pb2", "auth_pb2", "rpc_pb2")  # in the order in which they depend on each other
 _SERIALIZED = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
+
+assert quiet.grpc  # etcd3 imports grpc: ours must have come first
 
 _lock = threading.Lock()
 _loaded: ModuleType | None = None
@@ -97,10 +103,6 @@ def _serialized_descriptor(spec: ModuleSpec) -> bytes:
 
 def _build(serialized: dict[str, bytes], specs: dict[str, ModuleSpec]) -> dict[str, ModuleType]:
     """Make one module per descriptor, with what protoc's output for it would define."""
-    # Imported here: importing this module must stay cheap.
-    from google.protobuf import descriptor_pb2, descriptor_pool
-    from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
-
     pool: Any = descriptor_pool.DescriptorPool()
     make_class = _class_maker(pool)
     modules: dict[str, ModuleType] = {}
@@ -125,8 +127,6 @@ def _build(serialized: dict[str, bytes], specs: dict[str, ModuleSpec]) -> dict[s
 
 def _class_maker(pool: Any) -> Any:
     """Return ``descriptor -> class``; protobuf renamed it (GetMessageClass since 4.22)."""
-    from google.protobuf import message_factory
-
     current = getattr(message_factory, "GetMessageClass", None)
     if current is not None:
         return current
