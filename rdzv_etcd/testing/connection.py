@@ -7,10 +7,15 @@ server's state except through requests that arrive there.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdUnavailableError,
+    LeaseExistsError,
+    OutcomeUnknownError,
+)
 from rdzv_etcd.etcd.api import Get, GetResult, LeaseGrant, Txn, TxnResult
 from rdzv_etcd.testing.link import Fate, Link, Planned
 from rdzv_etcd.testing.requests import (
@@ -53,7 +58,6 @@ class MemoryConnection:
         self._request_timeout_s = request_timeout_s
         self._closed = False
         self._watches: list[MemoryWatch] = []
-        self._incarnation: int | None = None
 
     def __repr__(self) -> str:
         return f"<MemoryConnection {self.name}>"
@@ -68,8 +72,7 @@ class MemoryConnection:
     async def txn(
         self, request: Txn, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> TxnResult:
-        read_only = not _writes(request)
-        response = await self._call(request, timeout_s, repeatable=repeatable or read_only)
+        response = await self._call(request, timeout_s, repeatable=repeatable)
         assert isinstance(response, TxnResult)
         return response
 
@@ -95,7 +98,7 @@ class MemoryConnection:
         self, key: bytes, range_end: bytes | None = None, *, start_revision: int
     ) -> MemoryWatch:
         self._require_open()
-        watch = MemoryWatch(self._server, self, (key, range_end), start_revision, self._incarnation)
+        watch = MemoryWatch(self._server, self, (key, range_end), start_revision)
         self._watches.append(watch)
         return watch
 
@@ -104,8 +107,7 @@ class MemoryConnection:
             return
         self._closed = True
         for watch in list(self._watches):
-            watch.fail(EtcdUnavailableError("the connection to etcd was closed"))
-        self._watches.clear()
+            await watch.close()
         self._server.connections.remove(self)
         self.link.changed()
 
@@ -133,13 +135,19 @@ class MemoryConnection:
         self._require_open()
         limit_s = self._request_timeout_s if timeout_s is None else timeout_s
         call = _Call(request, repeatable, asyncio.get_running_loop().time() + limit_s)
+        doubtful = False
         while True:
             await self._connected(call)
             fault = self.link.next_fault(request)
             if fault.error is not None:
                 raise fault.error
             try:
-                return await self._attempt(call, fault)
+                return _settled(await self._attempt(call, fault), doubtful=doubtful)
+            except LeaseExistsError:
+                if not (doubtful and isinstance(request, Grant)):
+                    raise
+                lease = self._server.model.leases[request.lease_id]
+                return LeaseGrant(request.lease_id, lease.ttl_s, self._server.revision)
             except _ConnectionBrokenError as error:
                 if not repeatable:
                     raise OutcomeUnknownError(
@@ -147,6 +155,7 @@ class MemoryConnection:
                     ) from None
                 if self._closed or self._left_s(call) <= 0:
                     raise EtcdUnavailableError(f"{_kind(request)} failed: {error}") from None
+                doubtful = True
 
     async def _connected(self, call: _Call) -> None:
         """Wait until the server can be reached; a silent cut is not noticed here."""
@@ -173,16 +182,14 @@ class MemoryConnection:
                 outcome = server.apply(call.request, self.name)
             except EtcdError as error:
                 outcome = error
-            incarnation = server.incarnation
             if fault.fate is Fate.REPLY_LOST:
                 link.cuts += 1
                 link.changed()
             elif not link.reply_lost():
-                server.call_later(link.draw_delay_s(), lambda: answer(outcome, incarnation))
+                server.call_later(link.draw_delay_s(), lambda: answer(outcome))
 
-        def answer(outcome: Response | EtcdError, incarnation: int) -> None:
+        def answer(outcome: Response | EtcdError) -> None:
             if cuts == link.cuts and self.passing and not reply.done():
-                self._incarnation = incarnation
                 reply.set_result(outcome)
 
         if fault.fate is not Fate.REQUEST_LOST:
@@ -232,8 +239,8 @@ def _kind(request: Request) -> str:
     return type(request).__name__.lower()
 
 
-def _writes(request: Txn) -> bool:
-    return any(
-        _writes(op) if isinstance(op, Txn) else not isinstance(op, Get)
-        for op in (*request.success, *request.failure)
+def _settled(response: Response, *, doubtful: bool) -> Response:
+    """A lease found gone when revoking is tried again was revoked by an earlier attempt."""
+    return (
+        replace(response, existed=True) if doubtful and isinstance(response, Revoked) else response
     )

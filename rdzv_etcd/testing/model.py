@@ -125,7 +125,7 @@ class Model:
         self._check_puts(request, path)
         result = self._apply(request, path)
         self._commit()
-        return replace(result, revision=self.revision)
+        return _at(result, self.revision)
 
     def _check_puts(self, request: Txn, path: _Path) -> None:
         nested = iter(path.nested)
@@ -278,6 +278,12 @@ class _Path:
         succeeded = all(model.holds(guard) for guard in request.guards)
         taken = request.success if succeeded else request.failure
         return cls(succeeded, tuple(cls.of(op, model) for op in taken if isinstance(op, Txn)))
+
+
+def _at(result: TxnResult, revision: int) -> TxnResult:
+    """Give a transaction and those nested in it the revision the whole ended at."""
+    results = tuple(_at(r, revision) if isinstance(r, TxnResult) else r for r in result.results)
+    return replace(result, revision=revision, results=results)
 
 
 def _aspect(kv: KeyValue, target: Target) -> int | bytes:

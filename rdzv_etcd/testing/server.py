@@ -70,8 +70,6 @@ class MemoryEtcd:
         self.model = Model(self.limits)
         self.up = True
         """Whether the cluster answers; see :meth:`stop`."""
-        self.incarnation = 1
-        """Rises with every :meth:`wipe`, as a real cluster's id changes."""
         self.requests: Counter[str] = Counter()
         """How many requests of each kind arrived, by the request's class name."""
         self.observers: list[Callable[[Applied], None]] = []
@@ -147,11 +145,15 @@ class MemoryEtcd:
         self.call_later(downtime_s, self.start)
 
     def wipe(self) -> None:
-        """Lose everything: revision 1, no keys, no leases; a new cluster at the old address."""
+        """Lose everything: revision 1, no keys, no leases; a new cluster at the old address.
+
+        Watches raise :class:`~rdzv_etcd.errors.RevisionRegressedError` when they are in contact
+        again, unless the new cluster has reached their revision by then: a real one with the same
+        members has the same cluster id, so a client cannot know.
+        """
         no_space = self.model.no_space
         self.model = Model(self.limits)
         self.model.no_space = no_space
-        self.incarnation += 1
         self._expiry_s.clear()
         self._arm()
         self._tell_links(broken=True)

@@ -70,6 +70,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._held: defaultdict[str, list[tuple[str, asyncio.Handle]]] = defaultdict(list)
         self._task_numbers: weakref.WeakKeyDictionary[asyncio.Task[Any], int]
         self._task_numbers = weakref.WeakKeyDictionary()
+        self._failed: list[asyncio.Task[Any]] = []
         self.set_exception_handler(lambda _loop, context: self.unhandled.append(context))
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -149,7 +150,20 @@ class SimLoop(asyncio.BaseEventLoop):
         self._serial += 1
         task = super().create_task(coro, name=name or f"task-{self._serial}", **options)
         self._task_numbers[task] = self._serial
+        task.add_done_callback(self._note_failure)
         return task
+
+    def _note_failure(self, task: asyncio.Task[Any]) -> None:
+        # Cycles keep failed tasks from being reported by their destructor at once (3.12 and later).
+        if not task.cancelled() and task._exception is not None:
+            self._failed.append(task)
+
+    def report_failures(self) -> None:
+        """Note every failed task whose exception nobody has retrieved."""
+        for task in self._failed:
+            if task._log_traceback:
+                self.unhandled.append({"message": task.get_name(), "exception": task.exception()})
+        self._failed.clear()
 
     def close(self) -> None:
         self._ready_now.clear()
@@ -304,9 +318,7 @@ def _end_tasks(loop: SimLoop) -> None:
     if tasks:
         loop.run_until_complete(asyncio.wait(tasks))
     loop.run_until_complete(loop.shutdown_asyncgens())
-    for task in tasks:
-        if task.done() and not task.cancelled() and task.exception() is not None:
-            loop.unhandled.append({"message": task.get_name(), "exception": task.exception()})
+    loop.report_failures()
 
 
 def _unhandled(loop: SimLoop) -> SimulationError:

@@ -1,8 +1,10 @@
 """``MemoryWatch``: a gapless stream of changes over a simulated link.
 
 Changes are put into the watch's queue as the server makes them, unless the link is cut; then the
-watch notes where it was and goes on from there later. Knows the server's history, and nothing of
-what the keys mean.
+watch notes where it was and goes on from there later. As with a real etcd, a wiped cluster is
+recognised by its revision alone: one that has caught up with the watch's revision before the watch
+is back cannot be told from the old one (the cluster's id is the same again). Knows the server's
+history, and nothing of what the keys mean.
 """
 
 from __future__ import annotations
@@ -43,14 +45,11 @@ class MemoryWatch:
         connection: MemoryConnection,
         key_range: tuple[bytes, bytes | None],
         start_revision: int,
-        incarnation: int | None,
     ) -> None:
         self._server = server
         self._connection = connection
         self._key, self._range_end = key_range
         self._next_revision = start_revision
-        self._incarnation = incarnation
-        """The cluster that ``start_revision`` is a revision of, once that is known."""
         self._queue: deque[_Message] = deque()
         self._wakeup: asyncio.Future[None] | None = None
         self._lost = False
@@ -84,18 +83,12 @@ class MemoryWatch:
         self._queue.clear()
         self._leave()
 
-    def fail(self, error: EtcdError) -> None:
-        """End the watch with an error that every further iteration raises."""
-        if self._failure is None:
-            self._failure = error
-        self._leave()
-
     def pump(self) -> None:
         """Put what has happened since the last look into the queue."""
         if not self._attached or self._lost or not self._connection.passing:
             return
         server = self._server
-        if server.incarnation != self._incarnation or server.revision < self._next_revision - 1:
+        if server.revision < self._next_revision - 1:
             self._send(RevisionRegressedError(self._next_revision - 1, server.revision))
             return
         try:
@@ -105,7 +98,7 @@ class MemoryWatch:
             return
         events = tuple(event for each in revisions for event in each.events if self._has(event))
         if events:
-            self._send(WatchBatch(server.revision, events))
+            self._send(WatchBatch(events[-1].kv.mod_revision, events))
         self._next_revision = server.revision + 1
 
     # -- inside -----------------------------------------------------------------------------------
@@ -113,7 +106,8 @@ class MemoryWatch:
     def _take(self) -> WatchBatch:
         content = self._queue.popleft().content
         if isinstance(content, EtcdError):
-            self.fail(content)
+            self._failure = content  # every further iteration raises it again
+            self._leave()
             raise content
         return content
 
@@ -127,8 +121,6 @@ class MemoryWatch:
         if not self._key:
             self._send(InvalidRequestError("etcdserver: key is not provided"))
             return
-        if self._incarnation is None:
-            self._incarnation = self._server.incarnation
         if self._next_revision <= 0:
             self._next_revision = self._server.revision + 1
         self.pump()
