@@ -2,12 +2,13 @@
 
     python tools/check_protobuf_versions.py [--etcd PATH] [--only 5.29 ...]
 
-For each protobuf version: a fresh virtual environment with a grpcio of the same time, etcd3 and this
-package (both with --no-deps: torch is not needed here), and no environment variable set. In it, with
-warnings as errors: put, get, watch and lease through this library's client and through etcd3's own,
-on a real etcd server. Prints a table; the exit code is 1 if anything failed.
+For each protobuf version: a fresh virtual environment with a grpcio of the same time, etcd3 and
+this package (both with --no-deps: torch is not needed here), and no environment variable set. In
+it, with warnings as errors: put, get, watch and lease through this library's client and through
+etcd3's own, on a real etcd server. Prints a table; the exit code is 1 if anything failed.
 
-Needs an etcd binary (``--etcd``, else ``RDZV_ETCD_BINARY``, else ``etcd`` on PATH) and a package index.
+Needs a package index and an etcd binary (``--etcd``, else ``RDZV_ETCD_BINARY``, else ``etcd`` on
+PATH).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def theirs(port):
         [client.transactions.version("/theirs") == 1], [client.transactions.delete("/theirs")], []
     )[0]
     lease.revoke()
-    client.close()
+    return client  # etcd3's watch thread dies with a traceback when its client is closed
 
 async def lent(port):
     import etcd3
@@ -107,10 +108,11 @@ async def lent(port):
 
 port = int(sys.argv[1])
 asyncio.run(ours(port))
-theirs(port)
+left_open = theirs(port)
 asyncio.run(lent(port))
 import google.protobuf, grpc
-print(google.protobuf.__version__, grpc.__version__)
+print(google.protobuf.__version__, grpc.__version__, flush=True)
+os._exit(0)
 """
 
 
@@ -175,7 +177,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"pip {' '.join(arguments)} failed:\n{done.stderr}")

@@ -1,0 +1,123 @@
+"""What the etcd tests share: running coroutines, short ways to say puts, scripts in a subprocess.
+
+Knows the client under test and asyncio; starts no server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from rdzv_etcd.etcd import api
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Connection, Credentials, Endpoint, Tls
+from tests.support.servers import EtcdServer
+
+T = TypeVar("T")
+
+LIMIT_S = 60.0
+"""Longer than anything here takes on a slow machine; only a hang reaches it."""
+
+PREFIX, END = b"/rdzv_etcd/t/", b"/rdzv_etcd/t0"
+
+
+def run(test: Coroutine[Any, Any, T]) -> T:
+    """Run an async test to its end in a loop of its own; raises if it leaves a task behind."""
+
+    async def guarded() -> T:
+        result = await asyncio.wait_for(test, 4 * LIMIT_S)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        # gRPC's own tasks end on their own as soon as its core has confirmed the cancellation.
+        if left:
+            _, stuck = await asyncio.wait(left, timeout=5.0)
+            assert not stuck, f"tasks left behind: {stuck}"
+        return result
+
+    return asyncio.run(guarded())
+
+
+def connection(
+    *servers: EtcdServer,
+    tls: Tls | None = None,
+    credentials: Credentials | None = None,
+    request_timeout_s: float = 30.0,
+    connect_timeout_s: float = 30.0,
+) -> Connection:
+    return Connection(
+        tuple(Endpoint(server.host, server.port) for server in servers),
+        tls,
+        credentials,
+        request_timeout_s,
+        connect_timeout_s,
+    )
+
+
+@asynccontextmanager
+async def client_of(*servers: EtcdServer, **options: Any) -> AsyncIterator[EtcdClient]:
+    """A client of the servers, in this order; closed at the end."""
+    client = EtcdClient(connection(*servers, **options), InOrder())
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class InOrder:
+    """The system's clock, without jitter: the first endpoint is the first one used."""
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall_s(self) -> float:
+        raise AssertionError("the etcd layer has no use for wall-clock time")
+
+    def jitter(self, upto_s: float) -> float:
+        return 0.0
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+
+    async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
+        try:
+            return await asyncio.wait_for(awaitable, timeout_s)
+        except asyncio.TimeoutError as error:
+            raise TimeoutError from error
+
+
+def put(name: bytes, value: bytes = b"1", lease_id: int = 0) -> api.Txn:
+    """An unguarded put of one key of the tests' range."""
+    return api.Txn((), (api.Put(PREFIX + name, value, lease_id),))
+
+
+def create(name: bytes, value: bytes = b"1") -> api.Txn:
+    """A put guarded by the key not existing."""
+    key = PREFIX + name
+    absent = api.Compare(key, api.Target.VERSION, api.Relation.EQUAL, 0)
+    return api.Txn((absent,), (api.Put(key, value),))
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """Await with a limit that only a hang reaches."""
+    return await asyncio.wait_for(awaitable, LIMIT_S)
+
+
+async def in_background(action: Callable[[], T]) -> T:
+    """Run a blocking action of the test (stopping a server) beside the loop."""
+    return await asyncio.get_running_loop().run_in_executor(None, action)
+
+
+def python(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a fresh interpreter with warnings as errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=2 * LIMIT_S,
+        check=False,
+    )
