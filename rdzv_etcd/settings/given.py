@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,13 +184,13 @@ def _shown(raw: object) -> str:
 
 
 def _parse_file(typed: str, raw: object) -> Path:
-    if not isinstance(raw, str | os.PathLike):
+    if not isinstance(raw, str | Path):
         raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
     try:
         path = Path(raw).expanduser()
         with path.open("rb") as file:
             file.read(1)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error
     return path

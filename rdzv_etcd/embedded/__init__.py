@@ -1,0 +1,15 @@
+"""An etcd of our own, so that a newcomer needs none: ``--rdzv-conf=embed=1``.
+
+The node on the machine that the endpoint names starts it; it outlives that node and stops by
+itself when nobody has used it for a while.
+
+    start.py       decides whether to start, wait or refuse (the only public part)
+    addresses.py   which addresses are this machine's
+    binary.py      where the etcd executable is
+    probe.py       what answers at an address
+    supervisor.py  the detached process that keeps etcd and ends it; a program of its own
+"""
+
+from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
+
+__all__ = ["StartedEtcd", "ensure_etcd"]
