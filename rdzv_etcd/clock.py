@@ -52,7 +52,30 @@ class SystemClock:
         await asyncio.sleep(max(0.0, delay_s))
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        try:
-            return await asyncio.wait_for(awaitable, timeout_s)
-        except asyncio.TimeoutError as error:  # not the builtin before Python 3.11
-            raise TimeoutError(f"not done within {timeout_s} s") from error
+        return await wait_for(awaitable, timeout_s)
+
+
+async def wait_for(awaitable: Awaitable[T], timeout_s: float | None) -> T:
+    """Await with a limit in loop time; raise :class:`TimeoutError` when it has passed.
+
+    Unlike ``asyncio.wait_for`` before Python 3.12 it never swallows a cancellation that comes
+    together with the result (https://github.com/python/cpython/issues/86296).
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        await _abandon(task)
+        raise
+    if not task.done():
+        await _abandon(task)
+        if task.cancelled():
+            raise TimeoutError(f"not done within {timeout_s} s")
+    return task.result()
+
+
+async def _abandon(task: asyncio.Future[T]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # retrieved: nobody will ask for it any more

@@ -49,7 +49,7 @@ def decide_close(
     * fewer: wait.
     """
     round_label = f"round {control.next_number}"
-    if control.formed is None and len(nodes.present) < settings.min_nodes:
+    if control.round is None and len(nodes.present) < settings.min_nodes:
         # The common case while a big job starts: do not sort thousands of nodes at each arrival.
         return KeepWaiting(
             None, f"{round_label}: {len(nodes.present)} of {_needed(settings)} nodes here"

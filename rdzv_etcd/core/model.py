@@ -180,12 +180,11 @@ def display_name(node_id: str) -> str:
 
 
 def display_names(node_ids: Sequence[str]) -> str:
-    """Host names for a log line; where a host runs several agents, with their pid."""
-    hosts = [display_name(node_id) for node_id in node_ids]
-    shown = [
-        host if hosts.count(host) == 1 else "~".join(node_id.split("~")[:2])
-        for host, node_id in zip(hosts, node_ids, strict=True)
-    ]
+    """Host names for a log line; where they are ambiguous with the pid, or the whole id."""
     limit = 8
+    for parts in (1, 2, 3):
+        shown = ["~".join(node_id.split("~")[:parts]) for node_id in node_ids]
+        if len(set(shown)) == len(shown):
+            break
     more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
     return ", ".join(shown[:limit]) + more

@@ -123,7 +123,7 @@ class Group:
         return world
 
     def take_listener(self) -> Bootstrap | None:
-        """Hand rank 0 the socket that listens on ``world.master_port``, once; the caller owns it."""
+        """Hand rank 0 the socket listening on ``world.master_port``, once; the caller owns it."""
         listener, self._listener = self._listener, None
         return listener
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from rdzv_etcd.core.changes import Healthy, Publish, claim_delay_s, decide_change
+from rdzv_etcd.core.changes import Publish, claim_delay_s, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
 from rdzv_etcd.core.model import (
     Change,
@@ -164,10 +164,11 @@ class Leadership:
             context.narrator.say(f"as leader: {error}")
             await self._recover(feed)
             return
-        until_s = _earliest(change, waiting)
-        if waiting is not None and waiting.reason:
-            context.narrator.say(waiting.reason)
-        await context.pulse.wait(until_s)
+        told_s = None
+        if waiting is not None:
+            told_s = context.narrator.progress(waiting.reason, now_s)
+        waiting_s = None if waiting is None else waiting.until_s
+        await context.pulse.wait(_earliest(change.until_s, waiting_s, told_s))
 
     def _decide_close(
         self, control: Control, nodes: Nodes, now_s: float
@@ -334,10 +335,5 @@ class Leadership:
         self._context.pulse.beat()
 
 
-def _earliest(change: Healthy, waiting: KeepWaiting | None) -> float | None:
-    times = [
-        until_s
-        for until_s in (change.until_s, None if waiting is None else waiting.until_s)
-        if until_s is not None
-    ]
-    return min(times) if times else None
+def _earliest(*times_s: float | None) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

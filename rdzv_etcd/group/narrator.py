@@ -6,6 +6,9 @@ import logging
 
 _log = logging.getLogger("rdzv_etcd")
 
+PROGRESS_EVERY_S = 2.0
+"""Progress (3 of 64 nodes here, 4 of 64 …) is told at most this often; the last state always."""
+
 
 class Narrator:
     """Says a thing once. ``who`` names the node in every line."""
@@ -13,6 +16,7 @@ class Narrator:
     def __init__(self, job_id: str, who: str) -> None:
         self._prefix = f"[{job_id}] {who}: "
         self._last = ""
+        self._progress_after_s = 0.0
 
     def say(self, text: str) -> None:
         """Log at INFO if it differs from the last line."""
@@ -21,6 +25,20 @@ class Narrator:
             _log.info("%s%s", self._prefix, text)
 
     def warn(self, text: str) -> None:
+        """Log at WARNING if it differs from the last line."""
         if text != self._last:
             self._last = text
             _log.warning("%s%s", self._prefix, text)
+
+    def progress(self, text: str, now_s: float) -> float | None:
+        """Tell how a wait goes on, unless something was told just now.
+
+        Returns when to call again with the text as it is then, ``None`` if all is told.
+        """
+        if not text or text == self._last:
+            return None
+        if now_s < self._progress_after_s:
+            return self._progress_after_s
+        self._progress_after_s = now_s + PROGRESS_EVERY_S
+        self.say(text)
+        return None

@@ -23,6 +23,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rdzv_etcd.clock import wait_for
+
 T = TypeVar("T")
 
 WALL_EPOCH_S = 1_700_000_000.0
@@ -276,10 +278,7 @@ class SimClock:
         await asyncio.sleep(max(0.0, delay_s))
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        try:
-            return await asyncio.wait_for(awaitable, timeout_s)
-        except asyncio.TimeoutError as error:  # not the builtin before Python 3.11
-            raise TimeoutError(f"not done within {timeout_s} s") from error
+        return await wait_for(awaitable, timeout_s)
 
 
 def run_simulation(
