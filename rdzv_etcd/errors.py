@@ -35,7 +35,7 @@ class OutcomeUnknownError(EtcdError):
 
 
 class EtcdAuthError(EtcdError):
-    """etcd refused the user, the password, or the client certificate; or authentication is needed."""
+    """etcd refused the user, the password or the client certificate, or asks for one."""
 
 
 class EtcdPermissionError(EtcdError):
@@ -90,7 +90,9 @@ class RevisionRegressedError(WatchLostError):
     """The cluster's revision is older than one seen before: its data was wiped or restored."""
 
     def __init__(self, seen: int, current: int) -> None:
-        super().__init__(f"etcd's revision went back from {seen} to {current}: data wiped or restored")
+        super().__init__(
+            f"etcd's revision went back from {seen} to {current}: data wiped or restored"
+        )
         self.seen = seen
         self.current = current
 
@@ -128,8 +130,8 @@ class StateCorruptError(RendezvousFailedError):
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(
-            f"the value of etcd key {key!r} is not this library's: {problem}. Delete the key, or use "
-            "another job id or prefix"
+            f"the value of etcd key {key!r} is not this library's: {problem}. Delete the key, or "
+            "use another job id or prefix"
         )
         self.key = key
 
