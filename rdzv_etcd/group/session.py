@@ -49,6 +49,9 @@ class Session:
         """Note that etcd does not know the lease (any more)."""
         if lease_id and lease_id == self.lease_id:
             self.lease_id = 0
+            # What took this lease may have taken the others' (data wiped, a long outage), even if
+            # contact was there all the time.
+            self._shaken_until_s = self._clock.now_s() + self._ttl_s
             self._pulse.beat()
 
     def trust_absence_s(self) -> float:
@@ -56,7 +59,8 @@ class Session:
 
         While this node was cut off itself, the others may have been too: they get one TTL to come
         back after contact is there again. Half a TTL without contact counts as cut off, because a
-        lease that is renewed every third of its TTL cannot run out in less.
+        lease that is renewed every third of its TTL cannot run out in less. So does the loss of this
+        node's own lease.
         """
         now_s = self._clock.now_s()
         if now_s - self._last_contact_s > self._ttl_s / 2:

@@ -116,6 +116,7 @@ class Agent:
         self.name = name
         self.may_end = False
         """Whether the test expects this agent to end (or has ended it)."""
+        self._frozen: list[psutil.Process] = []
         self._step_log = job.directory / f"{name}.steps"
         self._output = job.directory / f"{name}.output"
         with self._output.open("wb") as output:
@@ -143,6 +144,10 @@ class Agent:
         complete, _, _ = self._step_log.read_text().rpartition("\n")
         return [Step(agent=self.name, **json.loads(line)) for line in complete.splitlines()]
 
+    def steps_after(self, moment: float) -> list[Step]:
+        """Return the steps reported after a moment (wall clock)."""
+        return [step for step in self.steps() if step.time > moment]
+
     def kill(self) -> None:
         """End the agent and its workers like a power cut: nobody gets to say goodbye."""
         self.may_end = True
@@ -153,6 +158,18 @@ class Agent:
             process.kill()
         self.process.wait()
         psutil.wait_procs(workers, timeout=PATIENCE_S)
+
+    def freeze(self) -> None:
+        """Stop the agent and its workers like a machine that hangs, until :meth:`thaw`."""
+        agent = psutil.Process(self.process.pid)
+        agent.suspend()
+        self._frozen = [agent, *agent.children(recursive=True)]
+        for process in self._frozen:
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in self._frozen:
+            process.resume()
 
     def terminate(self) -> None:
         """Ask torchrun to stop, as a job scheduler does."""
@@ -201,6 +218,17 @@ class Agents:
             f"a world of {size} workers on {', '.join(names)}",
             lambda: self._world(agents, size, steps, after),
         )
+
+    def wait_for_undisturbed_steps(self, agents: Sequence[Agent], count: int) -> None:
+        """Wait for ``count`` more steps of each agent; fail if a worker was restarted meanwhile."""
+        before = {step.pid for agent in agents for step in agent.steps()}
+        now = time.time()
+        self.wait_until(
+            f"{count} more steps of each agent",
+            lambda: all(len(agent.steps_after(now)) > count for agent in agents),
+        )
+        after = {step.pid for agent in agents for step in agent.steps()}
+        assert after == before, "workers were restarted"
 
     def close(self) -> None:
         """End every process that the agents have started, and print what they wrote."""

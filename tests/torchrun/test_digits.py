@@ -29,7 +29,7 @@ def test_training_goes_on_through_a_loss_and_an_arrival(
     interval is lost each time, and the accuracy is reached."""
     job = Job(newest_etcd.target, tmp_path, nnodes="2:3", script=DIGITS)
     job.script_args = (
-        "--passes=16",  # 384 steps
+        "--passes=12",  # 288 steps
         f"--checkpoint-every={CHECKPOINT_EVERY}",
         "--min-step-seconds=0.12",  # the arrival has to fall into the training
     )

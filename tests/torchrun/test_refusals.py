@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,17 @@ def last_line(agent: Agent) -> str:
 
 
 def test_wrong_endpoint(agents: Agents, tmp_path: Path) -> None:
-    """Also the case of no etcd and no ``embed``: the line points at both."""
+    """Also the case of no etcd and no ``embed``."""
     endpoint = f"127.0.0.1:{free_port()}"
-    refused(agents, Job(endpoint, tmp_path, nnodes="1"), rf"{endpoint}.*embed=1")
+    refused(agents, Job(endpoint, tmp_path, nnodes="1"), rf"{endpoint}.*refused")
 
 
 def test_no_endpoint(agents: Agents, tmp_path: Path) -> None:
-    """Without ``--rdzv-endpoint``, nothing listening on the default port."""
-    job = Job("", tmp_path, nnodes="1")
-    refused(agents, job, r"endpoint|localhost:2379")
+    """Without ``--rdzv-endpoint`` it is etcd's default port on this machine."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("localhost", 2379)) == 0:
+            pytest.skip("something listens on localhost:2379")
+    refused(agents, Job("", tmp_path, nnodes="1"), r"localhost:2379.*refused")
 
 
 def test_misspelt_key(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
