@@ -203,7 +203,8 @@ class AioServer:
         for call in tuple(self._in_flight):
             call.cancel()
         channels = [*self._retired, *([self._channel] if self._channel is not None else [])]
-        self._retired, self._channel = [], None
+        # The stubs go too: they keep the channel, and it grpc's own thread, alive.
+        self._retired, self._channel, self._calls = [], None, {}
         for channel in channels:
             await self._shut(channel)
 

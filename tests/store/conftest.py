@@ -1,0 +1,99 @@
+"""The store under test, on the in-memory etcd and on every real version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from rdzv_etcd.etcd.api import Etcd, Get
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.settings.model import Connection, Endpoint
+from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
+from rdzv_etcd.torch_plugin.store import EtcdStore
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
+
+GENEROUS = timedelta(seconds=60)
+"""For what must happen; a slow machine may take a while."""
+BRIEF = timedelta(milliseconds=50)
+"""For what must not happen."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An etcd, the loop it lives on, and where in it the store is."""
+
+    runtime: Runtime
+    etcd: Etcd
+    keys: KeyRange
+    lease_id: int
+
+    def open(self, timeout: timedelta = GENEROUS) -> EtcdStore:
+        """Open a store on the place's keys, as one node does."""
+        return EtcdStore(self.etcd, self.runtime, self.keys, self.lease_id, timeout=timeout)
+
+
+@pytest.fixture(
+    scope="package",
+    params=[None, *find_binaries()],
+    ids=lambda binary: "memory" if binary is None else binary.label,
+)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer | None]:
+    """A real server, or ``None`` for the in-memory etcd."""
+    binary: EtcdBinary | None = request.param
+    if binary is None:
+        yield None
+        return
+    real = EtcdServer(binary, tmp_path_factory.mktemp(f"store-{binary.label}"))
+    real.start_on_free_ports()
+    yield real
+    real.kill()
+
+
+@pytest.fixture
+def place(leak_check: LeakCheck, server: EtcdServer | None, job_id: str) -> Iterator[Place]:
+    """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
+    with ExitStack() as stack:
+        runtime = stack.enter_context(Runtime.acquire())
+        etcd = stack.enter_context(_connected(runtime, server))
+        job = JobKeys("/rdzv_etcd", job_id)
+        lease_id = runtime.run(etcd.grant(600)).lease_id
+        yield Place(runtime, etcd, job.store(1), lease_id)
+        assert runtime.run(etcd.revoke(lease_id))
+        left = runtime.run(etcd.get(Get(job.all.start, job.all.end, keys_only=True)))
+        assert left.kvs == ()
+
+
+@pytest.fixture
+def open_store(place: Place) -> Callable[[], EtcdStore]:
+    return place.open
+
+
+@pytest.fixture
+def store(place: Place) -> EtcdStore:
+    return place.open()
+
+
+@contextmanager
+def _connected(runtime: Runtime, server: EtcdServer | None) -> Iterator[Etcd]:
+    if server is None:
+        memory, etcd = runtime.run(_memory())
+        yield etcd
+        runtime.run(memory.close())
+    else:
+        client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
+        yield client
+        runtime.run(client.close())
+
+
+async def _memory() -> tuple[MemoryEtcd, MemoryConnection]:
+    server = MemoryEtcd()
+    return server, server.connect()

@@ -1,0 +1,496 @@
+"""What torch expects of a store, on every etcd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TypeVar
+
+import pytest
+import torch.distributed as dist
+import torch.distributed.elastic.utils.store as store_util
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.torch_plugin.store import EtcdStore
+from tests.store.conftest import BRIEF, GENEROUS, Place
+
+T = TypeVar("T")
+Open = Callable[[], EtcdStore]
+THREADS = 64
+
+
+def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
+    """Run ``work(i)`` in as many threads at the same time; return the results in order."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"text", b"\x00\xff\x00", bytes(range(256)), b"=", b"#1,0", b"5", b"x" * 1_000_000],
+    ids=["empty", "text", "binary", "all-bytes", "sign", "counter-like", "number", "1MB"],
+)
+def test_a_value_comes_back_as_it_was(store: EtcdStore, value: bytes) -> None:
+    store.set("key", value)
+    assert store.get("key") == value
+
+
+@pytest.mark.parametrize(
+    "key", ["", "a", "a/b", "/a//b/", "torch elastic", "Schlüssel", "k\x00", "%"]
+)
+def test_any_text_is_a_key(store: EtcdStore, key: str) -> None:
+    store.set(key, "value")
+    assert store.get(key) == b"value"
+    assert store.check([key])
+    assert store.list_keys() == [key]
+    assert store.delete_key(key)
+    assert store.num_keys() == 0
+
+
+def test_text_is_stored_as_utf8(store: EtcdStore) -> None:
+    store.set("key", "Größe")
+    assert store.get("key") == "Größe".encode()
+
+
+def test_setting_again_replaces(store: EtcdStore) -> None:
+    store.set("key", "first")
+    store.set("key", "second")
+    assert store.get("key") == b"second"
+
+
+def test_something_else_than_text_and_bytes_is_refused(store: EtcdStore) -> None:
+    with pytest.raises(TypeError, match="str or bytes"):
+        store.set("key", 5)  # type: ignore[arg-type]
+
+
+def test_a_value_too_large_for_etcd_is_refused_with_its_size_and_the_limit(
+    store: EtcdStore,
+) -> None:
+    with pytest.raises(dist.DistStoreError, match=r"'big' has 10000000 bytes.*1\.5 MiB"):
+        store.set("big", b"x" * 10_000_000)
+    assert not store.check(["big"])
+    store.set("small", "works still")
+    assert store.get("small") == b"works still"
+
+
+def test_stores_of_two_rounds_do_not_see_each_other(place: Place, store: EtcdStore) -> None:
+    other_keys = KeyRange(place.keys.end, place.keys.end + b"\xff")
+    other = EtcdStore(place.etcd, place.runtime, other_keys, place.lease_id, timeout=GENEROUS)
+    store.set("key", "here")
+    assert not other.check(["key"])
+    other.set("key", "there")
+    assert store.get("key") == b"here"
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def test_get_waits_for_the_key(open_store: Open) -> None:
+    reader, writer = open_store(), open_store()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(reader.get, "key")
+        writer.set("key", "value")
+        assert reading.result(60) == b"value"
+
+
+def test_a_wait_in_one_thread_is_released_by_sets_in_another(open_store: Open) -> None:
+    waiter, writer = open_store(), open_store()
+    writer.set("there before", "1")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.wait, ["a", "there before", "b"])
+        writer.set("b", "1")
+        writer.set("unrelated", "1")
+        with pytest.raises(dist.DistStoreError):
+            writer.wait(["a"], BRIEF)
+        assert not waiting.done()
+        writer.add("a", 1)
+        waiting.result(60)
+
+
+def test_a_missing_key_times_out_and_the_error_names_it(store: EtcdStore) -> None:
+    store.set("there", "1")
+    store.set_timeout(BRIEF)
+    with pytest.raises(dist.DistStoreError, match="wait timeout after 50ms, keys: absent"):
+        store.get("absent")
+    with pytest.raises(dist.DistStoreError, match=r"wait timeout after 50ms, keys: a, b$"):
+        store.multi_get(["a", "there", "b"])
+    with pytest.raises(dist.DistStoreError, match=r"wait timeout after 1ms, keys: a$"):
+        store.wait(["there", "a"], timedelta(milliseconds=1))
+    with pytest.raises(dist.DistStoreError, match="and 984 more"):
+        store.wait([f"key{i}" for i in range(1000)])
+
+
+def test_timeouts_are_torchs(store: EtcdStore, place: Place) -> None:
+    assert EtcdStore(place.etcd, place.runtime, place.keys, place.lease_id).timeout == timedelta(
+        seconds=300
+    )
+    store.set_timeout(timedelta(seconds=7))
+    assert store.timeout == timedelta(seconds=7)
+    with store_util.store_timeout(store, 3):
+        assert store.timeout == timedelta(seconds=3)
+    assert store.timeout == timedelta(seconds=7)
+    with pytest.raises(dist.DistStoreError, match="keys: absent"):
+        store.wait(["absent"], timedelta(seconds=-1))
+
+
+def test_zero_means_no_limit(open_store: Open) -> None:
+    """As torch's kNoTimeout."""
+    waiter, writer = open_store(), open_store()
+    waiter.set_timeout(timedelta(0))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.get, "key")
+        with pytest.raises(dist.DistStoreError):
+            writer.wait(["key"], BRIEF)
+        assert not waiting.done()
+        writer.set("key", "value")
+        assert waiting.result(60) == b"value"
+
+
+def test_check_never_waits(store: EtcdStore) -> None:
+    store.multi_set(["a", "b"], ["1", "2"])
+    assert store.check(["a", "b"])
+    assert store.check(["a", "a"])
+    assert not store.check(["a", "absent"])
+    assert store.check([])
+    store.wait([])
+    assert store.multi_get([]) == []
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_add_counts_from_zero_and_reads_as_a_decimal(store: EtcdStore) -> None:
+    assert store.add("n", 5) == 5
+    assert store.add("n", 5) == 10
+    assert store.get("n") == b"10"
+    assert store.add("n", -3) == 7
+    assert store.add("n", -3) == 4
+    assert store.add("n", 5) == 9
+    assert store.add("n", 0) == 9
+    assert store.multi_get(["n"]) == [b"9"]
+
+
+def test_adding_zero_makes_a_key_and_later_adds_count(store: EtcdStore) -> None:
+    assert store.add("n", 0) == 0
+    assert store.get("n") == b"0"
+    assert store.add("n", 0) == 0
+    assert store.add("n", 2) == 2
+    assert store.add("n", 1) == 3
+    assert store.add("n", 0) == 3
+
+
+@pytest.mark.parametrize("value", ["5", " 5 ", "+5", "05"])
+def test_add_after_set(store: EtcdStore, value: str) -> None:
+    store.set("n", "unrelated history")
+    store.set("n", value)
+    assert store.add("n", 0) == 5
+    assert store.add("n", 3) == 8
+    assert store.add("n", 3) == 11
+    assert store.get("n") == b"11"
+    store.set("n", "-4")
+    assert store.add("n", 1) == -3
+
+
+def test_set_and_delete_after_add(store: EtcdStore) -> None:
+    for _ in range(3):
+        store.add("n", 2)
+    store.set("n", "text")
+    assert store.get("n") == b"text"
+    assert store.delete_key("n")
+    assert store.add("n", 2) == 2
+    assert store.delete_key("n")
+    assert store.add("n", 7) == 7
+
+
+def test_a_number_wraps_at_64_bits_as_torchs_does(store: EtcdStore) -> None:
+    store.set("n", str(2**63 - 1))
+    assert store.add("n", 1) == -(2**63)
+    assert store.add("n", -1) == 2**63 - 1
+
+
+@pytest.mark.parametrize("value", ["", "abc", "1.5", "1_000", "7 apples"])
+def test_adding_to_something_else_than_a_number_is_refused(store: EtcdStore, value: str) -> None:
+    store.set("n", value)
+    with pytest.raises(ValueError, match="is no number"):
+        store.add("n", 1)
+    assert store.get("n") == value.encode()
+
+
+def test_64_concurrent_adders_each_see_their_own_sum(open_store: Open) -> None:
+    def add(_: int) -> list[int]:
+        store = open_store()
+        return [store.add("n", 1) for _ in range(5)]
+
+    sums = [number for numbers in in_threads(THREADS, add) for number in numbers]
+    assert sorted(sums) == list(range(1, 5 * THREADS + 1))
+
+
+def test_concurrent_adders_of_different_amounts_and_after_a_set_lose_nothing(
+    open_store: Open,
+) -> None:
+    store = open_store()
+    store.set("n", "1000")
+    amounts = [1, 2, -3, 10]
+
+    def add(index: int) -> int:
+        return store.add("n", amounts[index % len(amounts)])
+
+    in_threads(16, add)
+    assert store.get("n") == str(1000 + 4 * sum(amounts)).encode()
+
+
+def test_one_store_serves_many_threads(store: EtcdStore) -> None:
+    assert sorted(in_threads(THREADS, lambda _: store.add("n", 1))) == list(range(1, THREADS + 1))
+
+
+# --- compare_set, append, delete ------------------------------------------------------------------
+
+
+def test_compare_set(store: EtcdStore) -> None:
+    assert store.compare_set("key", "expected", "new") == b"expected"
+    assert not store.check(["key"])
+    assert store.compare_set("key", "", "first") == b"first"
+    assert store.compare_set("key", "", "second") == b"first"
+    assert store.compare_set("key", "other", "second") == b"first"
+    assert store.compare_set("key", b"first", b"\x00\xff") == b"\x00\xff"
+    assert store.get("key") == b"\x00\xff"
+    store.set("empty", "")
+    assert store.compare_set("empty", "", "filled") == b"filled"
+
+
+def test_compare_set_sees_a_counter_as_its_decimal(store: EtcdStore) -> None:
+    store.add("n", 4)
+    store.add("n", 4)
+    assert store.compare_set("n", "4", "x") == b"8"
+    assert store.compare_set("n", "8", "100") == b"100"
+    assert store.add("n", 1) == 101
+
+
+def test_only_one_of_many_compare_sets_wins(open_store: Open) -> None:
+    def claim(index: int) -> bytes:
+        return open_store().compare_set("leader", "", str(index))
+
+    results = in_threads(32, claim)
+    assert len(set(results)) == 1
+    assert open_store().get("leader") == results[0]
+
+
+def test_append(store: EtcdStore) -> None:
+    store.append("key", "a")
+    store.append("key", b"\x00")
+    store.append("key", "")
+    store.append("key", "b")
+    assert store.get("key") == b"a\x00b"
+    store.add("n", 4)
+    store.append("n", "2")
+    assert store.get("n") == b"42"
+
+
+def test_concurrent_appends_lose_nothing(open_store: Open) -> None:
+    store = open_store()
+    in_threads(16, lambda index: store.append("key", f"{index:02d};"))
+    parts = store.get("key").decode().split(";")
+    assert sorted(parts) == ["", *(f"{index:02d}" for index in range(16))]
+
+
+def test_delete_tells_whether_the_key_was_there(store: EtcdStore) -> None:
+    store.set("key", "value")
+    assert store.delete_key("key") is True
+    assert store.delete_key("key") is False
+    assert not store.check(["key"])
+
+
+# --- many keys ------------------------------------------------------------------------------------
+
+
+def test_a_thousand_keys_at_once(store: EtcdStore) -> None:
+    keys = [f"torchelastic/{index}" for index in range(1000)]
+    values = [f"value {index}" for index in range(1000)]
+    store.multi_set(keys, values)
+    assert store.multi_get(keys) == [value.encode() for value in values]
+    assert store.multi_get(keys[::-1])[0] == b"value 999"
+    assert store.check(keys)
+    assert store.num_keys() == 1000
+    assert store.list_keys() == sorted(keys)
+
+
+def test_many_large_values(store: EtcdStore) -> None:
+    """More than etcd takes in one request, and more than a gRPC client takes in one answer."""
+    keys = [f"k{index}" for index in range(10)]
+    values = [bytes([index]) * 700_000 for index in range(10)]
+    store.multi_set(keys, values)
+    assert store.multi_get(keys) == values
+
+
+def test_multi_get_waits_for_keys_that_are_set_one_by_one(open_store: Open) -> None:
+    reader, writer = open_store(), open_store()
+    keys = [f"role/{index}" for index in range(150)]
+    writer.multi_set(keys[:50], ["early"] * 50)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(reader.multi_get, keys)
+        for key in keys[50:]:
+            writer.set(key, "late")
+        assert reading.result(60) == [b"early"] * 50 + [b"late"] * 100
+
+
+def test_of_two_values_for_one_key_the_last_counts(store: EtcdStore) -> None:
+    store.multi_set(["a", "a"], ["1", "2"])
+    assert store.multi_get(["a", "a"]) == [b"2", b"2"]
+
+
+def test_multi_set_needs_as_many_values_as_keys(store: EtcdStore) -> None:
+    with pytest.raises(dist.DistStoreError, match="2 keys but 1 values"):
+        store.multi_set(["a", "b"], ["1"])
+
+
+def test_num_keys_counts_only_the_callers_keys(store: EtcdStore) -> None:
+    assert store.num_keys() == 0
+    store.add("n", 1)
+    store.set("key", "value")
+    store.queue_push("queue", "item")
+    assert store.num_keys() == 2
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_first_in_first_out(store: EtcdStore) -> None:
+    for item in ("a", b"\x00", ""):
+        store.queue_push("queue", item)
+    assert store.queue_len("queue") == 3
+    assert store.queue_len("queue/other") == 0
+    assert [store.queue_pop("queue") for _ in range(3)] == [b"a", b"\x00", b""]
+    with pytest.raises(getattr(dist, "QueueEmptyError", dist.DistStoreError), match="empty"):
+        store.queue_pop("queue", block=False)
+    store.set_timeout(BRIEF)
+    with pytest.raises(dist.DistStoreError, match="keys: queue"):
+        store.queue_pop("queue")
+
+
+def test_many_take_from_a_queue_and_each_item_is_taken_once(open_store: Open) -> None:
+    store = open_store()
+    with ThreadPoolExecutor(8) as pool:
+        taking = [pool.submit(store.queue_pop, "queue") for _ in range(24)]
+        for index in range(24):
+            store.queue_push("queue", str(index))
+        taken = [int(item.result(60)) for item in taking]
+    assert sorted(taken) == list(range(24))
+
+
+# --- through torch --------------------------------------------------------------------------------
+
+
+def test_a_prefix_store_over_it_offers_the_same(store: EtcdStore) -> None:
+    prefixed = PrefixStore("outer", PrefixStore("inner", store))
+    prefixed.set("key", "value")
+    assert prefixed.get("key") == b"value"
+    assert store.get("inner/outer/key") == b"value"
+    assert prefixed.add("n", 2) == 2
+    assert prefixed.compare_set("cas", "", "x") == b"x"
+    prefixed.append("key", "+")  # type: ignore[attr-defined]
+    prefixed.multi_set(["a", "b"], ["1", "2"])  # type: ignore[attr-defined]
+    assert prefixed.multi_get(["key", "a", "b"]) == [b"value+", b"1", b"2"]
+    assert prefixed.check(["a", "b"])
+    assert not prefixed.check(["absent"])
+    prefixed.wait(["a"])
+    prefixed.wait(["a"], GENEROUS)
+    assert prefixed.num_keys() == 5
+    assert prefixed.delete_key("a") is True
+    assert prefixed.delete_key("a") is False
+    assert prefixed.has_extended_api()  # type: ignore[attr-defined]
+
+
+def test_a_prefix_stores_timeout_counts_and_its_error_is_torchs(store: EtcdStore) -> None:
+    prefixed = PrefixStore("p", store)
+    prefixed.set_timeout(BRIEF)
+    with pytest.raises(dist.DistStoreError, match="wait timeout after 50ms, keys: p/absent"):
+        prefixed.get("absent")
+    with pytest.raises(dist.DistStoreError, match="wait timeout after 1ms, keys: p/absent"):
+        prefixed.wait(["absent"], timedelta(milliseconds=1))
+
+
+def test_a_clone_shares_keys_but_not_the_timeout(store: EtcdStore) -> None:
+    clone = store.clone()
+    clone.set_timeout(timedelta(seconds=1))
+    clone.add("n", 1)
+    assert store.add("n", 1) == 2
+    assert store.timeout == GENEROUS
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_torchs_barrier_of_64(open_store: Open, prefixed: bool) -> None:
+    def arrive(rank: int) -> None:
+        store = open_store()
+        target: Store = PrefixStore("p", store) if prefixed else store
+        store_util.barrier(target, THREADS, "exit", barrier_timeout=60)
+
+    in_threads(THREADS, arrive)
+
+
+def test_torchs_barrier_names_the_missing(open_store: Open) -> None:
+    with pytest.raises(dist.DistStoreError, match=r"missing_ranks=\[node 1, node 2\]"):
+        store_util.barrier(
+            open_store(),
+            3,
+            "exit",
+            barrier_timeout=0.05,
+            rank=0,
+            rank_tracing_decoder=lambda rank: f"node {rank}",
+            trace_timeout=0.05,
+        )
+
+
+def test_torchs_synchronize(open_store: Open) -> None:
+    size = 16
+
+    def exchange(rank: int) -> Sequence[bytes]:
+        return store_util.synchronize(open_store(), b"%d" % rank, rank, size, "data/", timeout=60)
+
+    expected = [b"%d" % rank for rank in range(size)]
+    assert in_threads(size, exchange) == [expected] * size
+
+
+def test_the_exchange_of_ranks_that_torchs_agent_does(open_store: Open) -> None:
+    """As ``SimpleElasticAgent._assign_worker_ranks``: all set, rank 0 reads all and answers all."""
+    size = 32
+
+    def assign(rank: int) -> bytes:
+        store = open_store()
+        store.set(f"torchelastic/role_info/{rank}", f"role of {rank}")
+        if rank == 0:
+            roles = store.multi_get([f"torchelastic/role_info/{i}" for i in range(size)])
+            answers = [role + b" assigned" for role in roles]
+            store.multi_set([f"torchelastic/assigned_ranks/{i}" for i in range(size)], answers)
+        return store.get(f"torchelastic/assigned_ranks/{rank}")
+
+    assert in_threads(size, assign) == [b"role of %d assigned" % rank for rank in range(size)]
+
+
+def test_interrupting_a_wait_leaves_the_store_usable(place: Place, store: EtcdStore) -> None:
+    """torchrun's SIGTERM handler raises inside whatever the agent waits for."""
+
+    class Terminated(Exception):
+        pass
+
+    def handler(number: int, frame: object) -> None:
+        raise Terminated
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+        sender.start()
+        with pytest.raises(Terminated):
+            store.get("absent")
+        sender.join()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
