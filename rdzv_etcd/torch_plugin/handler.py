@@ -20,6 +20,7 @@ from rdzv_etcd.group.group import Connect, Group
 from rdzv_etcd.group.node import World
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
+from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import is_missing_result, outcome_of, torch_errors
@@ -125,6 +126,7 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     Raises :class:`~rdzv_etcd.errors.SettingsError` (a ``ValueError``) for bad parameters, torch's
     ``RendezvousConnectionError`` if etcd does not answer.
     """
+    follow_torch()
     settings = settings_from_config(
         endpoint=params.endpoint,
         job_id=params.run_id,
