@@ -128,7 +128,7 @@ class MemoryWatch:
     def _link_changed(self) -> None:
         """Drop what was under way over a broken connection; resume once there is another."""
         link = self._connection.link
-        if link.cuts == self._cuts and self._connection.passing:
+        if self._attached and link.cuts == self._cuts and self._connection.passing:
             return
         self._cuts = link.cuts
         self._attached = False

@@ -1,0 +1,222 @@
+"""What a contract test works with: connections to one etcd, and what only an operator can do.
+
+Knows how to make each kind of etcd; the tests do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Delete,
+    Etcd,
+    Event,
+    Get,
+    GetResult,
+    KeyValue,
+    Op,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+    Watch,
+    WatchBatch,
+    prefix_end,
+)
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Connection, Endpoint
+from rdzv_etcd.testing import MemoryEtcd, SimClock, SimLoop, run_simulation
+from tests.support.servers import EtcdServer
+
+LIMIT_S = 60.0
+"""How long a test waits for something that must happen."""
+
+
+class Operator(Protocol):
+    """One etcd cluster, from its operator's side."""
+
+    def connect(self) -> Etcd: ...
+
+    def compact(self, revision: int) -> None: ...
+
+    def wipe(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+
+class RealOperator:
+    """Hurts a real server. Blocks the loop on purpose: the server dies with its parent thread."""
+
+    def __init__(self, server: EtcdServer) -> None:
+        self._server = server
+
+    def connect(self) -> Etcd:
+        endpoint = Endpoint(self._server.host, self._server.port)
+        return EtcdClient(Connection((endpoint,), request_timeout_s=LIMIT_S))
+
+    def compact(self, revision: int) -> None:
+        self._server.gateway.compact(revision)
+
+    def wipe(self) -> None:
+        self._server.wipe()
+
+    def restart(self) -> None:
+        self._server.restart()
+
+
+class MemoryOperator:
+    """Hurts the in-memory etcd."""
+
+    def __init__(self, server: MemoryEtcd) -> None:
+        self._server = server
+
+    def connect(self) -> Etcd:
+        return self._server.connect()
+
+    def compact(self, revision: int) -> None:
+        self._server.compact(revision)
+
+    def wipe(self) -> None:
+        self._server.wipe()
+
+    def restart(self) -> None:
+        self._server.restart(downtime_s=0.2)
+
+
+class Lab:
+    """One test's view of one etcd. ``etcd`` is a connection; ``root`` a prefix nobody else uses."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.root = f"contract/{uuid.uuid4().hex[:8]}/".encode()
+        self.end = prefix_end(self.root)
+        self._connections: list[Etcd] = []
+        self.etcd = self.connect()
+
+    def connect(self) -> Etcd:
+        """Return another connection; all are closed after the test."""
+        connection = self.operator.connect()
+        self._connections.append(connection)
+        return connection
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+
+    def key(self, name: str) -> bytes:
+        return self.root + name.encode()
+
+    # -- shorthands -------------------------------------------------------------------------------
+
+    async def do(self, *ops: Op, guards: tuple[Compare, ...] = ()) -> TxnResult:
+        """Do all operations in one transaction."""
+        return await self.etcd.txn(Txn(guards, ops))
+
+    async def put(self, name: str, value: bytes = b"v", lease_id: int = 0) -> int:
+        return (await self.do(Put(self.key(name), value, lease_id))).revision
+
+    async def delete(self, name: str) -> int:
+        return (await self.do(Delete(self.key(name)))).revision
+
+    async def read(self, name: str) -> KeyValue | None:
+        kvs = (await self.etcd.get(Get(self.key(name)))).kvs
+        return kvs[0] if kvs else None
+
+    async def all(self) -> GetResult:
+        return await self.etcd.get(Get(self.root, self.end))
+
+    async def revision(self) -> int:
+        return (await self.all()).revision
+
+    async def holds(
+        self,
+        name: str,
+        target: Target,
+        relation: Relation,
+        operand: int | bytes,
+        end: str | None = None,
+    ) -> bool:
+        """Evaluate one guard."""
+        range_end = None if end is None else self.key(end)
+        guard = Compare(self.key(name), target, relation, operand, range_end)
+        return (await self.etcd.txn(Txn((guard,), ()))).succeeded
+
+    def watch(self, *, start_revision: int) -> Watch:
+        """Watch everything under ``root``."""
+        return self.etcd.watch(self.root, self.end, start_revision=start_revision)
+
+
+async def events_of(watch: Watch, count: int) -> list[Event]:
+    """Return the next ``count`` events (all of the last batch, if that has more)."""
+    found: list[Event] = []
+    batches = aiter_of(watch)
+    while len(found) < count:
+        found += (await soon(batches.__anext__())).events
+    return found
+
+
+def aiter_of(watch: Watch) -> AsyncIterator[WatchBatch]:
+    return watch.__aiter__()
+
+
+async def next_batch(watch: Watch) -> WatchBatch:
+    return await soon(aiter_of(watch).__anext__())
+
+
+async def soon(awaitable: Coroutine[Any, Any, Any] | Any) -> Any:
+    """Await something that must happen, with a generous limit."""
+    return await asyncio.wait_for(awaitable, LIMIT_S)
+
+
+Runner = Callable[[Callable[[Lab], Coroutine[Any, Any, None]]], None]
+
+
+def run_on_server(server: EtcdServer) -> Runner:
+    """Return a runner of tests on a real server."""
+
+    def run(test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
+        asyncio.run(_in_lab(RealOperator(server), test))
+
+    return run
+
+
+def run_in_memory(test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
+    """Run a test on the in-memory etcd in real time."""
+
+    async def main() -> None:
+        async with MemoryEtcd() as server:
+            await _in_lab(MemoryOperator(server), test)
+
+    asyncio.run(main(), debug=True)
+
+
+def run_simulated(test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
+    """Run a test on the in-memory etcd, five schedules long, with slow and reordered messages."""
+
+    async def main(loop: SimLoop) -> None:
+        async with MemoryEtcd(SimClock(loop), seed=loop.seed) as server:
+            connect = server.connect
+
+            class Slow(MemoryOperator):
+                def connect(self) -> Etcd:
+                    connection = connect()
+                    connection.link.delay(0.0, 0.01)
+                    return connection
+
+            await _in_lab(Slow(server), test)
+
+    for seed in range(5):
+        run_simulation(main, seed)
+
+
+async def _in_lab(operator: Operator, test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
+    lab = Lab(operator)
+    try:
+        await test(lab)
+    finally:
+        await lab.close()

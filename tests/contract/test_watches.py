@@ -1,0 +1,266 @@
+"""Watches and closing, through the port."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rdzv_etcd.errors import (
+    CompactedError,
+    EtcdUnavailableError,
+    RevisionRegressedError,
+    WatchLostError,
+)
+from rdzv_etcd.etcd.api import Delete, Event, EventKind, Get, KeyValue, Put, Txn
+from tests.contract.lab import Lab, aiter_of, events_of, next_batch, soon
+
+
+async def test_a_watch_reports_puts_and_deletes(lab: Lab) -> None:
+    watch = lab.watch(start_revision=await lab.revision() + 1)
+    one = await lab.put("a", b"1")
+    two = await lab.put("a", b"2")
+    three = await lab.delete("a")
+    first, second, third = await events_of(watch, 3)
+    assert first == Event(EventKind.PUT, KeyValue(lab.key("a"), b"1", one, one, 1))
+    assert second == Event(EventKind.PUT, KeyValue(lab.key("a"), b"2", one, two, 2))
+    assert third == Event(EventKind.DELETE, KeyValue(lab.key("a"), b"", 0, three, 0))
+    await watch.close()
+
+
+async def test_a_watch_starts_in_the_past(lab: Lab) -> None:
+    first = await lab.put("a", b"1")
+    await lab.put("a", b"2")
+    await lab.delete("a")
+    await lab.put("b", b"3")
+    watch = lab.watch(start_revision=first)
+    values = [event.kv.value for event in await events_of(watch, 4)]
+    assert values == [b"1", b"2", b"", b"3"]
+    await watch.close()
+    watch = lab.watch(start_revision=first + 1)
+    assert [event.kv.value for event in await events_of(watch, 3)] == [b"2", b"", b"3"]
+    await watch.close()
+
+
+async def test_read_then_watch_misses_and_repeats_nothing(lab: Lab) -> None:
+    writing = asyncio.create_task(_write(lab, 50))
+    for _ in range(5):
+        snapshot = await lab.all()
+        seen = {kv.key for kv in snapshot.kvs}
+        watch = lab.watch(start_revision=snapshot.revision + 1)
+        events = await events_of(watch, 50 - len(seen)) if len(seen) < 50 else []
+        keys = [event.kv.key for event in events]
+        assert seen.isdisjoint(keys)
+        assert len(keys) == len(set(keys)) == 50 - len(seen)
+        await watch.close()
+    await writing
+
+
+async def _write(lab: Lab, count: int) -> None:
+    for number in range(count):
+        await lab.put(f"{number:03}")
+
+
+async def test_a_watch_on_one_key_does_not_see_its_neighbours(lab: Lab) -> None:
+    start = await lab.revision() + 1
+    watch = lab.etcd.watch(lab.key("b"), start_revision=start)
+    for name in ("a", "b", "ba", "b"):
+        await lab.put(name)
+    assert [event.kv.key for event in await events_of(watch, 2)] == [lab.key("b")] * 2
+    await watch.close()
+
+
+async def test_a_watch_on_a_range_is_half_open(lab: Lab) -> None:
+    start = await lab.revision() + 1
+    watch = lab.etcd.watch(lab.key("b"), lab.key("d"), start_revision=start)
+    for name in ("a", "b", "c", "cc", "d", "c"):
+        await lab.put(name)
+    keys = [event.kv.key for event in await events_of(watch, 4)]
+    assert keys == [lab.key(name) for name in ("b", "c", "cc", "c")]
+    await watch.close()
+
+
+async def test_all_events_of_a_revision_come_in_one_batch_in_their_order(lab: Lab) -> None:
+    await lab.put("old")
+    start = await lab.revision() + 1
+    live = lab.watch(start_revision=start)
+    names = [f"{number:02}" for number in range(100, 40, -1)]
+    puts = [Put(lab.key(name), b"x") for name in names]
+    done = await lab.do(*puts, Delete(lab.key("old")))
+    for watch in (live, lab.watch(start_revision=start)):  # as it happens, and from the past
+        batch = await next_batch(watch)
+        assert [event.kv.key for event in batch.events] == [*map(lab.key, names), lab.key("old")]
+        assert {event.kv.mod_revision for event in batch.events} == {done.revision}
+        assert batch.revision == done.revision
+        await watch.close()
+
+
+async def test_batches_carry_the_revision_of_their_last_event(lab: Lab) -> None:
+    start = await lab.put("0")
+    for number in range(1, 10):
+        await lab.put(str(number))
+    await lab.do(Put(b"elsewhere/" + lab.root, b"x"))
+    watch = lab.watch(start_revision=start)
+    seen: list[Event] = []
+    while len(seen) < 10:
+        batch = await next_batch(watch)
+        assert batch.revision == batch.events[-1].kv.mod_revision
+        seen += batch.events
+    revisions = [event.kv.mod_revision for event in seen]
+    assert revisions == list(range(start, start + 10))
+    await lab.do(Delete(b"elsewhere/" + lab.root))
+    await watch.close()
+
+
+async def test_a_range_delete_is_reported_key_by_key_in_one_revision(lab: Lab) -> None:
+    for name in "cab":
+        last = await lab.put(name)
+    watch = lab.watch(start_revision=last + 1)
+    await lab.do(Delete(lab.root, lab.end))
+    batch = await next_batch(watch)
+    assert [event.kv.key for event in batch.events] == [lab.key(name) for name in "abc"]
+    assert {event.kind for event in batch.events} == {EventKind.DELETE}
+    await watch.close()
+
+
+async def test_giving_up_one_step_loses_nothing(lab: Lab) -> None:
+    watch = lab.watch(start_revision=await lab.revision() + 1)
+    stream = aiter_of(watch)
+    for number in range(20):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(stream.__anext__(), 0.01)
+        await lab.put(f"{number:02}")
+        assert (await next_batch(watch)).events[0].kv.key == lab.key(f"{number:02}")
+    await watch.close()
+
+
+async def test_two_watches_and_two_connections_see_the_same(lab: Lab) -> None:
+    start = await lab.revision() + 1
+    other = lab.connect()
+    watches = [lab.watch(start_revision=start) for _ in range(2)]
+    watches.append(other.watch(lab.root, lab.end, start_revision=start))
+    for number in range(10):
+        await lab.put(str(number))
+    seen = [await events_of(watch, 10) for watch in watches]
+    assert seen[0] == seen[1] == seen[2]
+    for watch in watches:
+        await watch.close()
+
+
+async def test_a_compacted_revision_cannot_be_watched(lab: Lab) -> None:
+    old = await lab.put("a")
+    await lab.put("a")
+    newest = await lab.put("a")
+    lab.operator.compact(newest)
+    watch = lab.watch(start_revision=old)
+    for _ in range(2):  # it never ends silently
+        with pytest.raises(CompactedError) as caught:
+            await next_batch(watch)
+        assert caught.value.compact_revision == newest
+    await watch.close()
+    watch = lab.watch(start_revision=newest + 1)
+    await lab.put("a", b"later")
+    assert (await events_of(watch, 1))[0].kv.value == b"later"
+    await watch.close()
+
+
+async def test_compaction_does_not_disturb_a_watch_that_is_up_to_date(lab: Lab) -> None:
+    watch = lab.watch(start_revision=await lab.revision() + 1)
+    await lab.put("a", b"1")
+    await events_of(watch, 1)
+    for number in range(10):
+        revision = await lab.put("a", str(number).encode())
+        await events_of(watch, 1)
+        lab.operator.compact(revision)
+    await lab.put("a", b"last")
+    assert (await events_of(watch, 1))[0].kv.value == b"last"
+    await watch.close()
+
+
+async def test_compaction_keeps_what_is_current(lab: Lab) -> None:
+    await lab.put("a", b"1")
+    revision = await lab.put("a", b"2")
+    lab.operator.compact(await lab.put("b"))
+    kv = await lab.read("a")
+    assert kv is not None
+    assert (kv.value, kv.version, kv.mod_revision) == (b"2", 2, revision)
+
+
+@pytest.mark.usefixtures("own_server")
+async def test_a_watch_goes_on_after_a_restart_without_a_gap(lab: Lab) -> None:
+    watch = lab.watch(start_revision=await lab.revision() + 1)
+    await lab.put("a")
+    await events_of(watch, 1)
+    lab.operator.restart()
+    names = [f"{number:02}" for number in range(20)]
+    for name in names:
+        await lab.put(name)
+    assert [event.kv.key for event in await events_of(watch, 20)] == [*map(lab.key, names)]
+    await watch.close()
+
+
+@pytest.mark.usefixtures("own_server")
+async def test_a_watch_notices_that_everything_was_wiped(lab: Lab) -> None:
+    for number in range(20):
+        revision = await lab.put(str(number))
+    watch = lab.watch(start_revision=revision + 1)
+    await lab.put("a")
+    await events_of(watch, 1)
+    lab.operator.wipe()
+    with pytest.raises(RevisionRegressedError) as caught:
+        await next_batch(watch)
+    assert isinstance(caught.value, WatchLostError)
+    assert (caught.value.seen, caught.value.current) == (revision + 1, 1)
+    result = await lab.all()
+    assert (result.count, result.revision) == (0, 1)
+    await watch.close()
+
+
+# -- closing --------------------------------------------------------------------------------------
+
+
+async def test_closing_a_watch_ends_its_iteration(lab: Lab) -> None:
+    watch = lab.watch(start_revision=await lab.revision() + 1)
+
+    async def follow() -> int:
+        return len([batch async for batch in watch])
+
+    task = asyncio.create_task(follow())
+    await lab.put("a")
+    await events_of(lab.watch(start_revision=await lab.revision()), 1)
+    await watch.close()
+    assert await soon(task) <= 1
+    with pytest.raises(StopAsyncIteration):
+        await aiter_of(watch).__anext__()
+    await watch.close()
+
+
+async def test_closing_a_connection_ends_its_watches_and_refuses_calls(lab: Lab) -> None:
+    etcd = lab.connect()
+    watch = etcd.watch(lab.key("a"), start_revision=(await lab.revision()) + 1)
+    task = asyncio.create_task(_ends(watch))
+    await etcd.get(Get(lab.key("a")))
+    await etcd.close()
+    await soon(task)
+    for call in (
+        etcd.get(Get(lab.key("a"))),
+        etcd.txn(Txn((), ())),
+        etcd.grant(10),
+        etcd.revoke(1),
+        etcd.keep_alive(1),
+    ):
+        with pytest.raises(EtcdUnavailableError):
+            await call
+    with pytest.raises(EtcdUnavailableError):
+        etcd.watch(b"a", start_revision=1)
+    await etcd.close()
+    await lab.put("a")  # other connections are not concerned
+
+
+async def _ends(watch: object) -> None:
+    async for _ in watch:  # type: ignore[attr-defined]
+        raise AssertionError("nothing was written")
+
+
+async def test_closing_a_connection_that_was_never_used(lab: Lab) -> None:
+    await lab.connect().close()
