@@ -17,6 +17,7 @@ from urllib.parse import quote
 import psutil
 
 from tests.support.gateway import StoredKey
+from tests.support.processes import SPAWNER
 
 
 class Store(Protocol):
@@ -49,7 +50,7 @@ class LeakCheck:
     """
 
     timeout_s: float = 10.0
-    threads_allowed: tuple[str, ...] = ()
+    threads_allowed: tuple[str, ...] = (SPAWNER,)
     keys_allowed: tuple[bytes, ...] = (b"ctl/round",)
     _jobs: list[_WatchedJob] = field(default_factory=list)
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Sets PR_SET_PDEATHSIG (1) to SIGKILL, then becomes the program: the setting survives exec.
@@ -25,13 +26,21 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+SPAWNER = "test-spawner"
+# The signal comes when the *thread* that forked ends, so one thread that stays does it for all.
+_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix=SPAWNER)
+
+
 def spawn(
     argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a program whose output is appended to ``log``.
+    """Start a program whose output is appended to ``log``; may be called from any thread."""
+    return _SPAWNER.submit(_spawn, argv, log, env).result()
 
-    The kernel kills it when the *thread* that called this ends: call it from a thread that stays.
-    """
+
+def _spawn(
+    argv: Sequence[str | Path], log: Path, env: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
     guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
     with log.open("ab") as output:
         return subprocess.Popen(

@@ -97,7 +97,7 @@ class Ports:
 
 
 class EtcdServer:
-    """One etcd process. Start it from a thread that stays: it dies with that thread."""
+    """One etcd process; it dies with the test run, however that ends."""
 
     def __init__(
         self,

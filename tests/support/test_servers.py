@@ -57,6 +57,17 @@ def test_a_paused_server_does_not_answer_until_resumed(fresh_etcd: FreshEtcd) ->
     assert server.leases() == set()
 
 
+def test_a_server_outlives_the_thread_that_started_it(fresh_etcd: FreshEtcd) -> None:
+    server = fresh_etcd()
+    server.stop()
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    time.sleep(0.2)  # the signal, if there were one, would come now
+    assert server.running
+    assert server.leases() == set()
+
+
 def test_metrics_count_requests(etcd_server: EtcdServer) -> None:
     before = etcd_server.metrics().requests().get("Range", 0)
     etcd_server.keys(b"nothing-here")
