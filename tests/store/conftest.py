@@ -39,6 +39,14 @@ class Place:
         return EtcdStore(self.etcd, self.runtime, self.keys, self.lease_id, timeout=timeout)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No module leaves a thread or a socket; looking after every test would take longer than it."""
+    check = LeakCheck()
+    yield
+    check.check()
+
+
 @pytest.fixture(
     scope="package",
     params=[None, *find_binaries()],
@@ -59,7 +67,7 @@ def server(
 
 
 @pytest.fixture
-def place(leak_check: LeakCheck, server: EtcdServer | None, job_id: str) -> Iterator[Place]:
+def place(server: EtcdServer | None, job_id: str) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
     with ExitStack() as stack:
         runtime = stack.enter_context(Runtime.acquire())
