@@ -72,5 +72,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     async def body(lab: Lab) -> None:
         await test(lab=lab, **others)
 
-    pyfuncitem.funcargs["lab"](body)
+    run: Runner = pyfuncitem.funcargs["lab"]  # type: ignore[assignment]
+    run(body)
     return True

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.etcd.api import (
     Compare,
@@ -32,6 +32,8 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.model import Connection, Endpoint
 from rdzv_etcd.testing import MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.support.servers import EtcdServer
+
+T = TypeVar("T")
 
 LIMIT_S = 60.0
 """How long a test waits for something that must happen."""
@@ -168,7 +170,7 @@ async def next_batch(watch: Watch) -> WatchBatch:
     return await soon(aiter_of(watch).__anext__())
 
 
-async def soon(awaitable: Coroutine[Any, Any, Any] | Any) -> Any:
+async def soon(awaitable: Awaitable[T]) -> T:
     """Await something that must happen, with a generous limit."""
     return await asyncio.wait_for(awaitable, LIMIT_S)
 

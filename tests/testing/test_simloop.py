@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -216,7 +217,7 @@ def test_async_queues_locks_and_generators_work() -> None:
     async def scenario(_loop: SimLoop) -> list[int]:
         queue: asyncio.Queue[int] = asyncio.Queue(maxsize=2)
 
-        async def numbers():  # type: ignore[no-untyped-def]
+        async def numbers() -> AsyncIterator[int]:
             for number in range(10):
                 await asyncio.sleep(0.1)
                 yield number
