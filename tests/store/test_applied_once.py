@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError, StateCorruptError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.kvstore import KeyValueStore
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store import StoreKeys
-from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
+from rdzv_etcd.testing import Link, MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 
 KEYS = JobKeys("/rdzv_etcd", "job").store(1)
 LIMIT_S = 60.0
@@ -24,11 +23,13 @@ Scenario = Callable[[MemoryEtcd], Coroutine[Any, Any, None]]
 
 
 def simulate(scenario: Scenario, seed: int = 0) -> None:
-    async def main() -> None:
-        async with MemoryEtcd(seed=seed) as server:
+    """Run in virtual time, on the seed's schedule."""
+
+    async def main(loop: SimLoop) -> None:
+        async with MemoryEtcd(SimClock(loop), seed=seed) as server:
             await scenario(server)
 
-    asyncio.run(main())
+    run_simulation(main, seed=seed)
 
 
 def is_write(request: object) -> bool:
@@ -39,8 +40,8 @@ async def open_store(
     server: MemoryEtcd, writer: str = "writer"
 ) -> tuple[KeyValueStore, MemoryConnection]:
     etcd = server.connect(writer)
-    lease = await etcd.grant(600)
-    store = KeyValueStore(etcd, KEYS, lease.lease_id, writer=writer, clock=SystemClock())
+    lease = await etcd.grant(86_400)
+    store = KeyValueStore(etcd, KEYS, lease.lease_id, writer=writer, clock=server.clock)
     return store, etcd
 
 
@@ -147,7 +148,15 @@ def test_a_write_of_unknown_outcome_that_arrives_later_does_not_disturb_others()
     simulate(scenario)
 
 
-@pytest.mark.parametrize("seed", range(10))
+def spoil(link: Link, rng: random.Random) -> None:
+    """Lose requests and replies, and let some requests arrive after their retries."""
+    link.delay(0.0, 1.0)
+    link.lose(requests=0.1, replies=0.1)
+    link.drop_replies(rng.randint(1, 5), matching=lambda _: rng.random() < 0.5)
+    link.hold_requests(8.0, rng.randint(1, 5), matching=lambda _: rng.random() < 0.5)
+
+
+@pytest.mark.parametrize("seed", range(50))
 def test_concurrent_adders_on_a_bad_network_count_exactly(seed: int) -> None:
     """Every sum is returned exactly once, whatever was lost."""
 
@@ -156,14 +165,30 @@ def test_concurrent_adders_on_a_bad_network_count_exactly(seed: int) -> None:
         stores = []
         for index in range(8):
             store, etcd = await open_store(server, f"writer-{index}")
-            etcd.link.delay(0.0, 0.003)
-            # Lost replies only as broken connections: a silent loss costs an attempt's 5 s.
-            etcd.link.drop_replies(rng.randint(0, 5), matching=lambda _: rng.random() < 0.5)
+            spoil(etcd.link, rng)
             stores.append(store)
         sums = await asyncio.gather(
-            *(store.add("n", 1, LIMIT_S) for store in stores for _ in range(6))
+            *(store.add("n", 1, None) for store in stores for _ in range(6))
         )
         assert sorted(sums) == list(range(1, 49))
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_amounts_that_differ_and_appends_are_applied_once_on_a_bad_network(seed: int) -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        rng = random.Random(seed)
+        writes: list[Coroutine[Any, Any, object]] = []
+        for index, amount in enumerate((1, 2, -3, 10)):
+            store, etcd = await open_store(server, f"writer-{index}")
+            spoil(etcd.link, rng)
+            writes += [store.add("n", amount, None) for _ in range(3)]
+            writes += [store.append("text", b"%d" % index, None) for _ in range(2)]
+        await asyncio.gather(*writes)
+        reader, _ = await open_store(server, "reader")
+        assert await reader.get("n", LIMIT_S) == b"30"
+        assert sorted(await reader.get("text", LIMIT_S)) == list(b"00112233")
 
     simulate(scenario, seed)
 
@@ -281,7 +306,7 @@ def test_64_adders_have_no_failed_attempt() -> None:
     async def scenario(server: MemoryEtcd) -> None:
         stores = [(await open_store(server, f"writer-{index}"))[0] for index in range(64)]
         before = server.requests.total()
-        await asyncio.gather(*(store.add("n", 1, LIMIT_S) for store in stores))
+        await asyncio.gather(*(store.add("n", 1, None) for store in stores))
         assert server.requests.total() - before == 64
 
     simulate(scenario)
