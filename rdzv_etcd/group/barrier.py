@@ -7,7 +7,8 @@ import asyncio
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
-from rdzv_etcd.group.node import Node, World
+from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import KeyRange
 
 _DONE = b"done"

@@ -1,4 +1,4 @@
-"""What the parts of one node share. No behaviour."""
+"""What the parts of one node share: identity, settings, connection, view."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.model import Control
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.api import Etcd, GetResult, TxnResult
 from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.narrator import Narrator
 from rdzv_etcd.group.pulse import Pulse
 from rdzv_etcd.group.session import Session
+from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 
@@ -41,3 +42,18 @@ class NodeContext:
     session: Session
     control: Feed[Control]
     narrator: Narrator
+
+    @property
+    def farewell_limit_s(self) -> float:
+        """How long leaving may take: after a TTL etcd has done it anyway."""
+        timing = self.settings.timing
+        return min(timing.close_timeout_s, float(timing.lease_ttl_s))
+
+    def take_control(self, result: TxnResult) -> None:
+        """Adopt the control keys that came with a refused transaction, if they are news.
+
+        Raises StateCorruptError.
+        """
+        (got,) = result.results
+        if isinstance(got, GetResult) and got.revision >= self.control.view.revision:
+            self.control.adopt(control_from(self.keys, got))

@@ -30,13 +30,17 @@ class Feed(Generic[V]):
         request: Get,
         build: Callable[[GetResult], V],
         fold: Callable[[V, WatchBatch], V],
+        notice: Callable[[V], None] | None = None,
     ) -> None:
+        """``build`` makes the view from a read, ``fold`` applies a batch of changes to it;
+        ``notice`` is told every new view."""
         self._etcd = etcd
         self._clock = clock
         self._pulse = pulse
         self._request = request
         self._build = build
         self._fold = fold
+        self._notice = notice
         self._view: V | None = None
         self._revision = 0
         self._watch: Watch | None = None
@@ -51,8 +55,7 @@ class Feed(Generic[V]):
 
     def adopt(self, view: V) -> None:
         """Take over what the node itself has just written; the watch will tell the same again."""
-        self._view = view
-        self._pulse.beat()
+        self._show(view)
 
     async def refresh(self, timeout_s: float | None = None) -> V:
         """Read the range anew. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
@@ -68,8 +71,8 @@ class Feed(Generic[V]):
         except RdzvEtcdError as error:
             self._report(error)
             raise
-        self._view, self._revision, self.problem = view, result.revision, None
-        self._pulse.beat()
+        self._revision, self.problem = result.revision, None
+        self._show(view)
         return view
 
     async def run(self) -> None:
@@ -93,9 +96,9 @@ class Feed(Generic[V]):
         self._watch = watch
         try:
             async for batch in watch:
-                self._view = self._fold(self.view, batch)
+                view = self._fold(self.view, batch)
                 self._revision = max(self._revision, batch.revision)
-                self._pulse.beat()
+                self._show(view)
         finally:
             await watch.close()
 
@@ -111,6 +114,12 @@ class Feed(Generic[V]):
                 await self._clock.sleep(_RETRY_S)  # a corrupt value, reported by refresh
             else:
                 return
+
+    def _show(self, view: V) -> None:
+        self._view = view
+        if self._notice is not None:
+            self._notice(view)
+        self._pulse.beat()
 
     async def _stop_watch(self) -> None:
         watch, self._watch = self._watch, None

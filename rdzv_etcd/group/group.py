@@ -17,8 +17,9 @@ from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
-from rdzv_etcd.group.node import Node, World
+from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings

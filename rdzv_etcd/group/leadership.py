@@ -310,8 +310,7 @@ class Leadership:
         granting, self._granting = self._granting, None
         if granting is None:
             return
-        timing = self._context.settings.timing
-        limit_s = min(timing.close_timeout_s, float(timing.lease_ttl_s))
+        limit_s = self._context.farewell_limit_s
         with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
             grant = await self._context.clock.wait_for(granting, limit_s)
             await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)

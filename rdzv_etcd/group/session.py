@@ -59,8 +59,8 @@ class Session:
 
         While this node was cut off itself, the others may have been too: they get one TTL to come
         back after contact is there again. Half a TTL without contact counts as cut off, because a
-        lease that is renewed every third of its TTL cannot run out in less. So does the loss of this
-        node's own lease.
+        lease that is renewed every third of its TTL cannot run out in less. So does the loss of
+        this node's own lease.
         """
         now_s = self._clock.now_s()
         if now_s - self._last_contact_s > self._ttl_s / 2:

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.group import Connect, Group
-from rdzv_etcd.group.node import World
+from rdzv_etcd.group.standing import World
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.torch_plugin.logs import follow_torch

@@ -1,0 +1,111 @@
+"""Healing: puts back what an outage took from a member – session, presence, round record.
+
+Being lost is an act, not a state: a member is out when the leader has published it, not when its
+lease ran out. Until then it comes back without anybody's noticing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from rdzv_etcd.core.changes import Recovery, decide_recovery
+from rdzv_etcd.core.model import NodeInfo, Round
+from rdzv_etcd.errors import EtcdError, LeaseExistsError, LeaseNotFoundError, RdzvEtcdError
+from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.standing import Phase, Standing
+from rdzv_etcd.schema import requests
+
+_RETRY_S = 0.5
+
+
+class Healing:
+    """Runs beside a node's work; acts only while it is a member of a job that goes on."""
+
+    def __init__(self, context: NodeContext, standing: Standing) -> None:
+        self._context = context
+        self._standing = standing
+
+    async def run(self) -> None:
+        """Heal whenever it is needed, until cancelled."""
+        context = self._context
+        while True:
+            if not self._is_needed():
+                await context.pulse.wait()
+                continue
+            try:
+                await self._heal()
+            except EtcdError as error:
+                context.narrator.say(f"coming back after an outage: {error}")
+                await context.clock.sleep(_RETRY_S)
+            except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
+                await context.clock.sleep(_RETRY_S)
+
+    async def keep_job_lease(self) -> None:
+        """Renew the job's shared lease at a slow rate while this node is a member."""
+        context, standing = self._context, self._standing
+        period_s = context.settings.timing.job_ttl_s / 3
+        while True:
+            if standing.phase is not Phase.MEMBER or standing.record is None:
+                await context.pulse.wait()
+                continue
+            with contextlib.suppress(EtcdError):  # the others renew it too; its loss is healed
+                await context.etcd.keep_alive(standing.record.job_lease)
+            await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
+
+    def _is_needed(self) -> bool:
+        standing = self._standing
+        if standing.phase is not Phase.MEMBER or standing.evicted or standing.closure is not None:
+            return False
+        return self._context.session.lease_id == 0 or self._context.control.view.round is None
+
+    async def _heal(self) -> None:
+        context, standing = self._context, self._standing
+        control = await context.control.refresh()
+        async with standing.presence_lock:
+            record, info = standing.record, standing.info
+            if not self._is_needed() or record is None or info is None:
+                return
+            recovery = decide_recovery(control, record)
+            if recovery is Recovery.REJOIN:
+                standing.evicted = True
+                context.narrator.say(f"round {record.number} went on without this node: re-joining")
+                context.pulse.beat()
+                return
+            if recovery is Recovery.NOTHING:
+                return  # the job is over; `notice` has seen it
+            session = await context.session.open()
+            info = replace(info, arrived_for=record.number)
+            if recovery is Recovery.RECORD:
+                txn = await self._record(record, info, session)
+            else:
+                txn = requests.restore_presence(context.keys, control, info, session)
+            if await self._write(txn, session):
+                context.narrator.say(f"back in round {record.number} ({recovery.value})")
+        await context.control.refresh()
+
+    async def _record(self, record: Round, info: NodeInfo, session: int) -> Txn:
+        with contextlib.suppress(LeaseExistsError):  # another member was first
+            await self._context.etcd.grant(
+                self._context.settings.timing.job_ttl_s, lease_id=record.job_lease
+            )
+        restored = replace(record, epoch_fixed=self._standing.epoch)
+        return requests.restore_record(self._context.keys, restored, info, session)
+
+    async def _write(self, txn: Txn, session: int) -> bool:
+        context, standing = self._context, self._standing
+        try:
+            result = await context.etcd.txn(txn, repeatable=True)
+        except LeaseNotFoundError:
+            context.session.lost(session)
+            return False
+        if not result.succeeded:
+            # Things have changed meanwhile. The session carries nothing: start afresh.
+            context.take_control(result)
+            context.session.lost(session)
+            await context.etcd.revoke(session)
+            return False
+        if standing.phase is Phase.MEMBER:  # a join that began meanwhile arrives by itself
+            standing.arrived_with = session
+        return True

@@ -1,0 +1,210 @@
+"""Joining: arrives, waits for the round, gives up with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+from rdzv_etcd.core.model import (
+    Closure,
+    Leader,
+    NodeInfo,
+    display_name,
+    display_names,
+)
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdUnavailableError,
+    JobClosedError,
+    JobSettingsMismatchError,
+    JoinTimeoutError,
+    LeaseNotFoundError,
+    OutcomeUnknownError,
+    RdzvEtcdError,
+)
+from rdzv_etcd.etcd.api import TxnResult
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.leadership import Leadership
+from rdzv_etcd.group.standing import Phase, Standing, World
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.control import nodes_from
+
+_RETRY_S = 0.5
+
+
+class Joining:
+    """One join: from the arrival to the formed round."""
+
+    def __init__(
+        self, context: NodeContext, standing: Standing, leadership: Leadership, timeout_s: float
+    ) -> None:
+        self._context = context
+        self._standing = standing
+        self._leadership = leadership
+        self._timeout_s = timeout_s
+        self._deadline_s = context.clock.now_s() + timeout_s
+        self._marker: Closure | None = None
+        """The closed marker of an earlier run, if it stood when this join began."""
+
+    async def run(self, address: str, port: int) -> World:
+        """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
+        context, standing = self._context, self._standing
+        settings = context.settings
+        if context.control.problem is not None:
+            await context.control.refresh()  # it may have been mended meanwhile
+        standing.begin_join(
+            NodeInfo(standing.node_id, address, port, 0, settings.job, settings.rank_key)
+        )
+        try:
+            return await self._until_admitted()
+        except (RdzvEtcdError, asyncio.CancelledError):
+            await self._withdraw()
+            raise
+
+    async def _until_admitted(self) -> World:
+        context, standing = self._context, self._standing
+        while True:
+            world = standing.admit(context.control.view)
+            if world is not None:
+                context.narrator.say(
+                    f"round {world.round}: rank {world.rank} of {world.size}, "
+                    f"master {world.master_address}:{world.master_port}, epoch {world.epoch}"
+                )
+                context.pulse.beat()
+                return world
+            self._check_welcome()
+            await self._check_not_late()
+            if not standing.arrived_with or standing.arrived_with != context.session.lease_id:
+                await self._arrive()
+            elif not await context.pulse.wait(self._deadline_s):
+                if not self._is_spare():
+                    raise JoinTimeoutError(await self._timeout_message())
+                self._deadline_s = context.clock.now_s() + self._timeout_s
+
+    # -- arriving -------------------------------------------------------------------------------
+
+    async def _arrive(self) -> None:
+        context, standing = self._context, self._standing
+        async with standing.presence_lock:
+            control = context.control.view
+            if standing.info is None:
+                return
+            info = standing.info = replace(standing.info, arrived_for=control.next_number)
+            limit_s = self._limit_s(info)
+            try:
+                session = await context.session.open(limit_s)
+                result = await context.etcd.txn(
+                    requests.arrive(context.keys, info, session, control.round_revision),
+                    timeout_s=limit_s,
+                    repeatable=True,
+                )
+            except LeaseNotFoundError:
+                context.session.lost(context.session.lease_id)
+                return
+            except (EtcdUnavailableError, OutcomeUnknownError) as error:
+                context.narrator.say(f"cannot reach etcd, trying on: {error}")
+                await context.clock.sleep(_RETRY_S)
+                return
+            if result.succeeded:
+                standing.arrived_with = session
+                claimed = result.results[1]
+                if isinstance(claimed, TxnResult):
+                    self._leadership.note(Leader(info.node_id, info.settings), claimed)
+                context.narrator.say(f"arrived for round {info.arrived_for}, waiting for others")
+                return
+        context.take_control(result)
+
+    def _limit_s(self, info: NodeInfo) -> float:
+        remaining_s = self._deadline_s - self._context.clock.now_s()
+        if remaining_s <= 0:
+            raise EtcdUnavailableError(
+                f"could not arrive for round {info.arrived_for} within {self._timeout_s:g} s: "
+                "etcd did not answer"
+            )
+        return min(remaining_s, self._context.settings.connection.request_timeout_s)
+
+    async def _withdraw(self) -> None:
+        """Take the presence back: whoever saw this node waiting does not count on it any more."""
+        context, standing = self._context, self._standing
+        if standing.phase is Phase.WAITING:
+            standing.phase = Phase.IDLE
+        standing.info = None
+        standing.arrived_with = 0
+        with contextlib.suppress(EtcdError):  # then the lease runs out
+            await asyncio.shield(context.session.end(context.farewell_limit_s))
+
+    # -- reasons to stop waiting ----------------------------------------------------------------
+
+    def _check_welcome(self) -> None:
+        """Raise if this node has no business here (any more)."""
+        context, control, standing = self._context, self._context.control.view, self._standing
+        if context.control.problem is not None:
+            raise context.control.problem
+        if standing.closure is not None:
+            raise self._closed_error(standing.closure)
+        if control.closure is not None and self._marker is None:
+            self._marker = control.closure
+            context.narrator.say(f"{self._closed_text(self._marker)}; waiting for a new run of it")
+        mine = context.settings.job
+        formed = control.formed
+        if formed is not None:
+            theirs, whose = formed.settings, "the job's"
+        elif control.leader is not None:
+            theirs, whose = control.leader.settings, f"{display_name(control.leader.node_id)}'s"
+        else:
+            return
+        if theirs != mine:
+            raise JobSettingsMismatchError(
+                f"job {context.settings.job_id!r}: this node was started with {mine}, but "
+                f"{whose} settings are {theirs}; start all nodes of a job with the same --nnodes"
+            )
+
+    async def _check_not_late(self) -> None:
+        """Raise if this node waits alone although a job of this id ended ``closed_ttl_s`` ago.
+
+        Whoever starts a job anew under the same id starts its nodes together; one that is still
+        alone when the marker expires belongs to the run that ended.
+        """
+        context = self._context
+        if self._marker is None or not self._standing.arrived_with:
+            return
+        if context.control.view.round is not None:
+            return
+        marker, self._marker = self._marker, None
+        nodes = await context.etcd.get(requests.read_nodes(context.keys))
+        if nodes.count <= 1 < context.settings.job.min_nodes:
+            raise self._closed_error(marker)
+
+    def _is_spare(self) -> bool:
+        """Whether a healthy round is running and this node waits for a seat in the next one."""
+        control = self._context.control.view
+        return control.formed is not None and control.open_change is None
+
+    def _closed_error(self, closure: Closure) -> JobClosedError:
+        return JobClosedError(
+            self._closed_text(closure),
+            succeeded=closure.succeeded,
+            was_member=self._standing.was_member,
+        )
+
+    def _closed_text(self, closure: Closure) -> str:
+        ago_s = max(0.0, self._context.clock.wall_s() - closure.wall_s)
+        return (
+            f"job {self._context.settings.job_id!r} was closed by {display_name(closure.by)}, "
+            f"{ago_s:.0f} s ago: {closure.reason}"
+        )
+
+    async def _timeout_message(self) -> str:
+        context = self._context
+        text = (
+            f"round {context.control.view.next_number} was not formed within "
+            f"{self._timeout_s:g} s: "
+        )
+        try:
+            result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)
+            here = sorted(nodes_from(context.keys, result, 0.0).present)
+        except RdzvEtcdError as error:
+            return f"{text}etcd does not answer ({error})"
+        needed = context.settings.job.min_nodes
+        return f"{text}{len(here)} of at least {needed} nodes arrived ({display_names(here)})"

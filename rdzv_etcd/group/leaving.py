@@ -1,0 +1,96 @@
+"""The end: closes the job, says good-bye, and puts out the light if nobody is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rdzv_etcd.core.model import Closure, Control, Round
+from rdzv_etcd.errors import OutcomeUnknownError
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.leadership import Leadership
+from rdzv_etcd.group.standing import Phase, Standing
+from rdzv_etcd.schema import requests
+
+_ROOM_FOR_RANK_0_S = 1.0
+
+
+async def close_job(
+    context: NodeContext, standing: Standing, *, succeeded: bool, reason: str
+) -> None:
+    """Put the closed marker; see :meth:`rdzv_etcd.group.node.Node.close_job`."""
+    record = standing.record
+    if standing.phase is not Phase.MEMBER or record is None:
+        return
+    clock, feed = context.clock, context.control
+    if succeeded and record.rank_of(standing.node_id) != 0:
+        # All members finish together: let one of them do it, and do it if it does not.
+        until_s = clock.now_s() + _ROOM_FOR_RANK_0_S
+        while standing.closure is None and await context.pulse.wait(until_s):
+            pass
+    until_s = clock.now_s() + context.settings.timing.close_timeout_s
+    while standing.closure is None and clock.now_s() < until_s:
+        control = feed.view if feed.view.round is not None else await feed.refresh()
+        if control.formed is None or not control.formed.same_world(record):
+            return  # all is gone, or the others went on without this node
+        await _put_marker(context, control, control.formed, succeeded, reason)
+
+
+async def _put_marker(
+    context: NodeContext, control: Control, record: Round, succeeded: bool, reason: str
+) -> None:
+    timing = context.settings.timing
+    timeout_s = timing.close_timeout_s
+    grant = await context.etcd.grant(timing.closed_ttl_s, timeout_s=timeout_s)
+    closure = Closure(context.identity.node_id, reason, succeeded, context.clock.wall_s())
+    closed = replace(record, closure=closure)
+    try:
+        result = await context.etcd.txn(
+            requests.close_job(context.keys, control, closed, grant.lease_id), timeout_s=timeout_s
+        )
+    except OutcomeUnknownError:
+        await context.control.refresh(timeout_s)  # whatever happened, it shows in the record
+        return
+    if result.succeeded:
+        context.control.adopt(
+            replace(context.control.view, round=closed, round_revision=result.revision)
+        )
+        context.narrator.say(f"closed the job: {reason}")
+    else:
+        context.take_control(result)
+        await context.etcd.revoke(grant.lease_id, timeout_s=timeout_s)
+
+
+async def say_goodbye(
+    context: NodeContext, standing: Standing, leadership: Leadership, reason: str, was: Phase
+) -> None:
+    """End the session; the others see it at once. Raises EtcdError."""
+    limit_s = context.farewell_limit_s
+    async with standing.presence_lock:
+        session, info = context.session.lease_id, standing.info
+        if session and info is not None and was is Phase.MEMBER and standing.closure is None:
+            if leadership.is_mine:
+                await leadership.hand_over(limit_s)
+            else:
+                await context.etcd.txn(
+                    requests.say_goodbye(context.keys, replace(info, leaving=reason), session),
+                    timeout_s=limit_s,
+                    repeatable=True,
+                )
+        await context.session.end(limit_s)
+
+
+async def put_out_the_light(context: NodeContext) -> None:
+    """If this was the last node, leave nothing behind but a closed marker. Raises EtcdError."""
+    limit_s = context.farewell_limit_s
+    for _ in range(2):  # once more if the record changed under our hands
+        control = context.control.view
+        result = await context.etcd.txn(
+            requests.put_out_the_light(context.keys, control), timeout_s=limit_s, repeatable=True
+        )
+        if result.succeeded:
+            if control.round is not None and control.round.job_lease:
+                await context.etcd.revoke(control.round.job_lease, timeout_s=limit_s)
+            return
+        context.take_control(result)
+        if context.control.view.round_revision == control.round_revision:
+            return  # others are still there

@@ -1,0 +1,108 @@
+"""Where a node stands: its phase, its arrival, its world. Mutable, in one place, without I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round
+
+
+class Phase(Enum):
+    """What a node is doing."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    MEMBER = "member"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A formed round, as one member sees it."""
+
+    round: int
+    rank: int
+    size: int
+    master_address: str
+    master_port: int
+    epoch: int
+    """Fencing token: grows from round to round, survives every restart of etcd."""
+    members: tuple[str, ...]
+    """Node ids by rank."""
+    job_lease: int
+    """The lease on which everything that belongs to the job lives."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """The state that joining, healing and leaving share. Used on one event loop only."""
+
+    node_id: str
+    phase: Phase = Phase.IDLE
+    info: NodeInfo | None = None
+    """The presence as last written or about to be."""
+    arrived_with: int = 0
+    """The session of the last arrival; another one means: arrive again."""
+    record: Round | None = None
+    """The round that this node works in …"""
+    epoch: int = 0
+    """… and its epoch."""
+    evicted: bool = False
+    """The others went on without this node."""
+    known_since: int | None = None
+    """The store's revision at this node's first session; a marker before it is another run's."""
+    closure: Closure | None = None
+    """How the job ended; remembered here, because the marker expires."""
+    was_member: bool = False
+    """Whether this node belonged to the round that was closed."""
+    presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the presence is written: arriving, healing and leaving exclude each other."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node takes part, and so may lead."""
+        return self.phase in (Phase.WAITING, Phase.MEMBER)
+
+    def notice(self, control: Control) -> None:
+        """Remember what must outlive its key."""
+        if control.closure is not None and not self.is_earlier_run(control):
+            self.closure = control.closure
+            self.was_member = control.round is not None and self.node_id in control.round.members
+
+    def is_earlier_run(self, control: Control) -> bool:
+        """Whether the closed marker is older than this node's first session."""
+        return self.known_since is not None and control.round_revision <= self.known_since
+
+    def begin_join(self, info: NodeInfo) -> None:
+        self.phase = Phase.WAITING
+        self.info = info
+        self.arrived_with = 0
+        self.record = None
+        self.evicted = False
+
+    def admit(self, control: Control) -> World | None:
+        """Become a member if a round was formed for which this node had arrived.
+
+        A record numbered as the arrival (or later) that names this node can only have been formed
+        from that arrival, even if the arrival's outcome is not known yet.
+        """
+        record, info = control.formed, self.info
+        if record is None or info is None or not 0 < info.arrived_for <= record.number:
+            return None
+        rank = record.rank_of(info.node_id)
+        if rank is None:
+            return None
+        self.phase = Phase.MEMBER
+        self.record, self.epoch = record, control.epoch
+        return World(
+            record.number,
+            rank,
+            record.size,
+            record.master_address,
+            record.master_port,
+            control.epoch,
+            record.members,
+            record.job_lease,
+        )
