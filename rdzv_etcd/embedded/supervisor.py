@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import http.client
 import json
 import os
@@ -36,6 +37,7 @@ HEALTHY_AFTER_S = 60.0
 """A crash after this long is a new incident: restarts are counted from zero again."""
 BLIND_LIMIT_S = 600.0
 """An etcd that has not answered for this much longer than the grace time is given up."""
+FOLDER_PREFIX = "rdzv-etcd-embedded-"
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
 
@@ -48,12 +50,38 @@ def lock_name(port: int) -> str:
     return f"\0rdzv-etcd-embedded-{port}"
 
 
+def lock_folder(folder: Path) -> int:
+    """Mark a data directory as in use by this process; returns the descriptor that holds it."""
+    unfinished = folder / "lock.new"
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unfinished.rename(folder / "lock")  # it never exists unlocked while its owner lives
+    return descriptor
+
+
+def sweep(place: Path) -> None:
+    """Delete what killed supervisors left: batch systems end a job by killing all its processes."""
+    for lock in place.glob(f"{FOLDER_PREFIX}*/lock"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or just being removed
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            continue  # in use
+        finally:
+            os.close(descriptor)
+
+
 class Etcd:
     """One etcd child process with a temporary data directory."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._folder = Path(tempfile.mkdtemp(prefix=f"rdzv-etcd-{options.port}-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        self._folder_lock = lock_folder(self._folder)
         self._log = self._folder / "etcd.log"
         self._token = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,6 +125,7 @@ class Etcd:
             self._process.kill()  # an orderly end would only save data that is deleted here
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._folder_lock)
 
     def _command(self) -> list[str]:
         options = self._options
@@ -189,7 +218,12 @@ def main() -> int:
         except OSError:
             _tell(options.status_fd, "taken", "another node of this machine is starting it")
             return 0
-        etcd = Etcd(options)
+        try:
+            sweep(Path(tempfile.gettempdir()))
+            etcd = Etcd(options)
+        except OSError as error:
+            _tell(options.status_fd, "failed", f"there is no place for its data: {error}")
+            return 1
         try:
             etcd.start()
         except StartError as error:

@@ -254,8 +254,8 @@ def test_a_crashed_etcd_comes_back_with_its_data(
     assert psutil.pid_exists(started.supervisor_pid)
 
 
-def test_etcd_dies_with_its_supervisor(
-    ensure: Callable[..., StartedEtcd | None], port: int
+def test_etcd_dies_with_its_supervisor_and_the_next_one_tidies_up(
+    ensure: Callable[..., StartedEtcd | None], port: int, scratch: Path
 ) -> None:
     started = ensure()
     assert started is not None
@@ -263,8 +263,12 @@ def test_etcd_dies_with_its_supervisor(
     (etcd,) = supervisor.children()
     supervisor.kill()
     wait_for_end(etcd)
+    left = list(scratch.iterdir())
+    assert len(left) == 1
     again = ensure()
     assert again is not None
+    assert len(list(scratch.iterdir())) == 1
+    assert not left[0].exists()
     assert again.supervisor_pid != started.supervisor_pid
 
 
@@ -403,3 +407,20 @@ def test_it_works_on_ipv6_loopback(
     started = ensure_etcd(settings(f"[::1]:{port}"), environment(etcd_binary.path, scratch))
     assert started is not None
     assert probe(Endpoint("::1", port), 5) is Answer.ETCD
+
+
+def test_this_machines_own_address_is_served_to_others_and_locally(
+    ensure: Callable[..., StartedEtcd | None], port: int
+) -> None:
+    """Traffic to one of our own addresses does not leave the machine."""
+    mine = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    ]
+    if not mine:
+        pytest.skip("this machine has a loopback address only")
+    assert ensure(mine[0]) is not None
+    assert probe(Endpoint(mine[0], port), 5) is Answer.ETCD
+    assert probe(Endpoint("127.0.0.1", port), 5) is Answer.ETCD
