@@ -166,6 +166,14 @@ class Watch(Protocol):
 
     def __aiter__(self) -> AsyncIterator[WatchBatch]: ...
 
+    async def ready(self) -> int:
+        """Wait until the server has confirmed the watch; return its revision then.
+
+        A read made after this and the watch leave no gap between them, and nothing has to be
+        caught up: etcd delivers what a watch has missed before it began with a delay of up to
+        100 ms (``syncWatchersLoop`` in its mvcc package). Raises what iterating would raise.
+        """
+
     async def close(self) -> None:
         """Cancel the watch; a pending iteration ends with ``StopAsyncIteration``. Idempotent."""
 
@@ -205,10 +213,10 @@ class Etcd(Protocol):
         :class:`~rdzv_etcd.errors.EtcdUnavailableError` if no reply came in time.
         """
 
-    def watch(
-        self, key: bytes, range_end: bytes | None = None, *, start_revision: int
-    ) -> Watch:
+    def watch(self, key: bytes, range_end: bytes | None = None, *, start_revision: int) -> Watch:
         """Watch ``[key, range_end)`` (or one key) from ``start_revision``, inclusive.
+
+        0 means from now on, that is from when :meth:`Watch.ready` returns at the latest.
 
         Returns at once; errors appear when iterating.
         """

@@ -20,6 +20,9 @@ from rdzv_etcd.etcd.server import ClosedError, Metadata, Server, Stream
 
 _CONNECT_LIMIT_S = 2.0
 """How long a connection may take while there are other endpoints to turn to."""
+_CANCELLATION_S = 0.01
+"""gRPC's core confirms a cancelled call within about 1 ms, to a task of gRPC's own that nobody can
+wait for. If the loop were closed before, asyncio would log "Event loop is closed" errors."""
 _TOKENS_PER_CALL = 3
 """A token refused right after it was issued, this often, is no matter of expiry."""
 
@@ -160,6 +163,7 @@ class Link:
         self.closed = True
         for server in self._servers:
             await server.close()
+        await self.clock.sleep(_CANCELLATION_S)
 
     async def _connected(self, limit_s: float) -> Server:
         if self.closed:

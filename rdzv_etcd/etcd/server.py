@@ -61,6 +61,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # none on a connection without calls.
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Later gRPC times a ping by this instead of the line above, and its default is a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
     # Without these two, gRPC stops pinging a quiet stream after two pings.
     ("grpc.http2.max_pings_without_data", 0),

@@ -10,7 +10,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from rdzv_etcd.errors import CompactedError, EtcdError, RevisionRegressedError
+from rdzv_etcd.errors import (
+    CompactedError,
+    EtcdError,
+    EtcdUnavailableError,
+    RevisionRegressedError,
+)
 from rdzv_etcd.etcd import codec, retry
 from rdzv_etcd.etcd.api import WatchBatch
 from rdzv_etcd.etcd.codec import Codec
@@ -52,6 +57,8 @@ class EtcdWatch:
         self._drained = asyncio.Event()
         self._failure: EtcdError | None = None
         self._closed = False
+        self._confirmed: int | None = None
+        """The store's revision when the watch was confirmed first."""
         self._task = asyncio.create_task(self._run(), name=f"rdzv-etcd watch {self._key!r}")
 
     # -- the reader's side ------------------------------------------------------------------------
@@ -70,6 +77,16 @@ class EtcdWatch:
         batch = self._batches.popleft()
         self._drained.set()
         return batch
+
+    async def ready(self) -> int:
+        while self._confirmed is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:
+                raise EtcdUnavailableError("the watch was closed before etcd confirmed it")
+            self._changed.clear()
+            await self._changed.wait()
+        return self._confirmed
 
     async def close(self) -> None:
         self._closed = True
@@ -124,6 +141,11 @@ class EtcdWatch:
             current = await self._current_revision(self._key)
             if current < seen:
                 raise RevisionRegressedError(seen, current)
+        if not self._next_revision:
+            self._next_revision = created.header.revision + 1
+        if self._confirmed is None:
+            self._confirmed = created.header.revision
+            self._changed.set()
 
     async def _deliver(self, response: Any) -> None:
         # Old events can precede those asked for (etcd issue 15220); all events of one revision are

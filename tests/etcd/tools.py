@@ -32,10 +32,7 @@ def run(test: Coroutine[Any, Any, T]) -> T:
     async def guarded() -> T:
         result = await asyncio.wait_for(test, 4 * LIMIT_S)
         left = asyncio.all_tasks() - {asyncio.current_task()}
-        # gRPC's own tasks end on their own as soon as its core has confirmed the cancellation.
-        if left:
-            _, stuck = await asyncio.wait(left, timeout=5.0)
-            assert not stuck, f"tasks left behind: {stuck}"
+        assert not left, f"tasks left behind: {left}"
         return result
 
     return asyncio.run(guarded())

@@ -1,0 +1,250 @@
+"""Dead, silent and refusing endpoints: left for the next one, within the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError
+from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Connection, Endpoint
+from tests.etcd.tools import (
+    LIMIT_S,
+    PREFIX,
+    InOrder,
+    client_of,
+    connection,
+    create,
+    in_background,
+    put,
+    run,
+)
+from tests.support.processes import free_port
+from tests.support.servers import EtcdCluster, EtcdServer
+
+ANY = Get(PREFIX)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def client_at(*ports: int, connect_timeout_s: float = 30.0) -> EtcdClient:
+    endpoints = tuple(Endpoint("127.0.0.1", port) for port in ports)
+    return EtcdClient(Connection(endpoints, connect_timeout_s=connect_timeout_s), InOrder())
+
+
+def test_a_refusing_endpoint_is_left_at_once(etcd_server: EtcdServer) -> None:
+    async def scenario() -> None:
+        client = client_at(free_port(), etcd_server.port)
+        try:
+            assert (await client.txn(put(b"refusing"), timeout_s=LIMIT_S)).succeeded
+        finally:
+            await client.close()
+
+    run(scenario())
+
+
+def test_a_silent_endpoint_is_left_within_the_deadline(
+    etcd_server: EtcdServer, silent_port: int
+) -> None:
+    async def scenario() -> None:
+        client = client_at(silent_port, etcd_server.port)
+        try:
+            # A guarded write: it must be known that the silent endpoint never got it.
+            assert (await client.txn(create(b"silent"), timeout_s=20)).revision > 0
+            assert (await client.get(ANY, timeout_s=20)).revision > 0
+        finally:
+            await client.close()
+
+    run(scenario())
+
+
+def test_the_first_contact_with_nobody_is_reported_in_one_line(silent_port: int) -> None:
+    async def scenario() -> None:
+        client = client_at(free_port(), silent_port, connect_timeout_s=1.0)
+        try:
+            with pytest.raises(EtcdUnavailableError) as failed:
+                await client.connect()
+        finally:
+            await client.close()
+        message = str(failed.value)
+        assert "connection refused - is etcd running there?" in message
+        assert f"http://127.0.0.1:{silent_port}: no connection within" in message
+        assert "\n" not in message
+
+    run(scenario())
+
+
+def test_an_unknown_host_is_reported() -> None:
+    async def scenario() -> None:
+        client = EtcdClient(
+            Connection((Endpoint("no-such-host.invalid"),), connect_timeout_s=2.0), InOrder()
+        )
+        try:
+            with pytest.raises(EtcdUnavailableError, match=r"cannot be resolved|no connection"):
+                await client.connect()
+        finally:
+            await client.close()
+
+    run(scenario())
+
+
+def test_a_server_that_comes_back_is_found_again(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.txn(put(b"before"))
+            server.kill()
+            reading = asyncio.create_task(client.get(ANY, timeout_s=LIMIT_S))
+            writing = asyncio.create_task(client.txn(create(b"after"), timeout_s=LIMIT_S))
+            await in_background(server.start)
+            assert (await reading).revision > 1
+            try:
+                assert (await writing).succeeded
+            except OutcomeUnknownError:  # it was sent before the loss was noticed
+                await client.get(ANY)
+
+    run(scenario())
+
+
+def test_a_write_to_a_stopped_server_has_an_unknown_outcome(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.txn(put(b"warm"))
+            server.pause()
+            try:
+                with pytest.raises(OutcomeUnknownError, match="may or may not"):
+                    await client.txn(create(b"doubt"), timeout_s=1.0)
+                with pytest.raises(EtcdUnavailableError):
+                    await client.get(ANY, timeout_s=1.0)
+            finally:
+                server.resume()
+            # Whether the server still did it is its own affair: reading tells.
+            found = (await client.get(Get(PREFIX + b"doubt"), timeout_s=LIMIT_S)).count
+            again = await client.txn(create(b"doubt"), timeout_s=LIMIT_S)
+            assert again.succeeded is (found == 0)
+
+    run(scenario())
+
+
+def test_a_half_open_connection_is_noticed_by_pings(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    """One endpoint, connected and silent: a long call ends when the pings stay unanswered."""
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.txn(put(b"warm"))
+            server.pause()
+            reading = asyncio.create_task(client.get(ANY, timeout_s=LIMIT_S))
+            with pytest.raises(OutcomeUnknownError):
+                await client.txn(create(b"ping"), timeout_s=LIMIT_S)
+            server.resume()
+            assert (await reading).revision > 1
+
+    run(scenario())
+
+
+def test_the_other_members_take_over(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
+    cluster = fresh_cluster(3)
+    first, *_ = cluster.members
+
+    async def scenario() -> None:
+        async with client_of(*cluster.members) as client:
+            await client.txn(put(b"before"))
+            first.pause()  # connected, and silent for ever
+            assert (await client.get(ANY, timeout_s=LIMIT_S)).count == 0
+            assert (await client.txn(put(b"after"), timeout_s=LIMIT_S)).succeeded
+            first.resume()
+
+    run(scenario())
+
+
+async def in_doubt(client: EtcdClient) -> EtcdUnavailableError | None:
+    """Try a write that must fail; ``None`` if its outcome is unknown."""
+    try:
+        await client.txn(create(b"quorum"), timeout_s=3.0)
+    except OutcomeUnknownError:
+        return None
+    except EtcdUnavailableError as error:
+        return error
+    raise AssertionError("a write without a quorum was applied")
+
+
+def test_a_write_without_a_quorum_is_refused_not_in_doubt(
+    fresh_cluster: Callable[[int], EtcdCluster],
+) -> None:
+    cluster = fresh_cluster(3)
+    lonely, *others = cluster.members
+
+    async def scenario() -> None:
+        async with client_of(lonely) as client:
+            for other in others:
+                other.kill()
+            outcome = await in_doubt(client)
+            while outcome is None:  # until the member knows that it has no leader
+                outcome = await in_doubt(client)
+            assert "no leader" in str(outcome)
+
+    run(scenario())
+
+
+def test_a_closed_client_refuses_calls_and_ends_those_in_flight(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        client = EtcdClient(connection(server), InOrder())
+        lease = await client.grant(60)
+        await client.keep_alive(lease.lease_id)
+        server.pause()
+        calls = [
+            asyncio.create_task(client.get(ANY)),
+            asyncio.create_task(client.keep_alive(lease.lease_id)),
+        ]
+        write = asyncio.create_task(client.txn(put(b"x")))
+        await asyncio.sleep(0.2)  # any point in their way will do
+        await client.close()
+        await client.close()
+        for call in calls:
+            with pytest.raises(EtcdUnavailableError, match="closed"):
+                await call
+        with pytest.raises((EtcdUnavailableError, OutcomeUnknownError), match="closed"):
+            await write
+        with pytest.raises(EtcdUnavailableError, match="closed"):
+            await client.get(ANY)
+        with pytest.raises(EtcdUnavailableError, match="closed"):
+            client.watch(PREFIX, start_revision=1)
+        server.resume()
+
+    run(scenario())
+
+
+def test_a_cancelled_call_is_cancelled(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.get(ANY)
+            server.pause()
+            call = asyncio.create_task(client.get(ANY))
+            await asyncio.sleep(0.1)  # any point in its way will do
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            server.resume()
+
+    run(scenario())

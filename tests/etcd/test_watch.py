@@ -1,0 +1,242 @@
+"""The watch: gapless through restarts and failover, and loud where a gap cannot be excluded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.errors import CompactedError, EtcdPermissionError, RevisionRegressedError
+from rdzv_etcd.etcd.api import Delete, EventKind, Get, Put, Txn, Watch
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Credentials
+from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
+from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
+
+
+async def names(watch: Watch, count: int) -> list[bytes]:
+    """The next ``count`` keys that the watch tells of, without the prefix."""
+    found: list[bytes] = []
+    batches = watch.__aiter__()
+    while len(found) < count:
+        batch = await soon(batches.__anext__())
+        assert batch.revision == batch.events[-1].kv.mod_revision
+        found += [event.kv.key.removeprefix(PREFIX) for event in batch.events]
+    return found
+
+
+async def opened(client: EtcdClient) -> Watch:
+    """A watch of the tests' range that is known to be running."""
+    done = await client.txn(put(b"first"))
+    watch = client.watch(PREFIX, END, start_revision=done.revision)
+    assert await names(watch, 1) == [b"first"]
+    return watch
+
+
+def test_all_events_of_one_revision_are_in_one_batch(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            watch = await opened(client)
+            keys = [PREFIX + b"%d" % n for n in range(100)]
+            done = await client.txn(Txn((), tuple(Put(key, b"v") for key in keys)))
+            batch = await soon(watch.__aiter__().__anext__())
+            assert batch.revision == done.revision
+            assert [event.kv.key for event in batch.events] == keys
+            gone = await client.txn(Txn((), (Delete(keys[0]),)))
+            batch = await soon(watch.__aiter__().__anext__())
+            assert [(e.kind, e.kv.mod_revision) for e in batch.events] == [
+                (EventKind.DELETE, gone.revision)
+            ]
+
+    run(scenario())
+
+
+def test_it_starts_in_the_past_and_keeps_order(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            first = await client.txn(put(b"0"))
+            for start in range(1, 1501, 100):  # more revisions than etcd sends in one response
+                batch = range(start, start + 100)
+                await asyncio.gather(*(client.txn(put(b"%d" % n)) for n in batch))
+            watch = client.watch(PREFIX, END, start_revision=first.revision)
+            seen = await names(watch, 1501)
+            assert seen[0] == b"0"
+            assert len(set(seen)) == 1501
+
+    run(scenario())
+
+
+def test_it_goes_on_after_a_restart_without_a_gap(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            watch = await opened(client)
+            server.kill()
+            await in_background(server.start)
+            await in_background(lambda: server.gateway.put(PREFIX + b"second", b""))
+            assert await names(watch, 1) == [b"second"]
+            await in_background(server.restart)
+            await client.txn(put(b"third"), repeatable=True)
+            assert await names(watch, 1) == [b"third"]
+
+    run(scenario())
+
+
+def test_another_member_takes_over(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
+    cluster = fresh_cluster(3)
+    first, second, _ = cluster.members
+
+    async def scenario() -> None:
+        async with client_of(*cluster.members) as client:
+            watch = await opened(client)
+            first.pause()  # the connection stays; only pings tell
+            async with client_of(second) as writer:
+                await writer.txn(put(b"second"), repeatable=True)
+            assert await names(watch, 1) == [b"second"]
+            first.resume()
+
+    run(scenario())
+
+
+async def has_leader(member: EtcdServer) -> bool:
+    metrics = await in_background(member.metrics)
+    return metrics.total("etcd_server_has_leader") > 0
+
+
+def test_a_member_without_a_quorum_is_left(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
+    """etcd ends a watch that asks for a leader; the watch must outlive that."""
+    cluster = fresh_cluster(3)
+    first, second, third = cluster.members
+
+    async def scenario() -> None:
+        async with client_of(first, second, third) as client:
+            watch = await opened(client)
+            second.kill()
+            third.kill()
+            while await has_leader(first):  # it takes an election timeout to find out
+                pass
+            await in_background(lambda: (second.start(wait=False), third.start(wait=False)))
+            await in_background(second.wait_ready)
+            async with client_of(second) as writer:
+                await writer.txn(put(b"second"), repeatable=True)
+            assert await names(watch, 1) == [b"second"]
+
+    run(scenario())
+
+
+def test_a_wiped_cluster_is_noticed(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            for n in range(5):
+                done = await client.txn(put(b"%d" % n))
+            watch = client.watch(PREFIX, END, start_revision=done.revision)
+            await names(watch, 1)
+            await in_background(server.wipe)
+            with pytest.raises(RevisionRegressedError) as wiped:
+                await soon(watch.__aiter__().__anext__())
+            assert (wiped.value.seen, wiped.value.current) == (done.revision, 1)
+
+    run(scenario())
+
+
+def test_a_compacted_start_is_reported(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            first = await client.txn(put(b"a"))
+            last = await client.txn(put(b"b"))
+            server.gateway.compact(last.revision)
+            watch = client.watch(PREFIX, END, start_revision=first.revision)
+            with pytest.raises(CompactedError) as compacted:
+                await soon(watch.__aiter__().__anext__())
+            assert compacted.value.compact_revision == last.revision
+            with pytest.raises(CompactedError):  # and it never ends silently
+                await soon(watch.__aiter__().__anext__())
+
+    run(scenario())
+
+
+def test_a_compaction_during_an_outage_is_reported(
+    fresh_cluster: Callable[[int], EtcdCluster],
+) -> None:
+    cluster = fresh_cluster(3)
+    first, second, _ = cluster.members
+
+    async def scenario() -> None:
+        async with client_of(first) as client, client_of(second) as writer:
+            watch = await opened(client)
+            await in_background(first.kill)
+            await writer.txn(put(b"unseen"), repeatable=True)
+            last = await writer.txn(put(b"unseen"), repeatable=True)
+            await in_background(lambda: second.gateway.compact(last.revision))
+            await in_background(first.start)
+            with pytest.raises(CompactedError):
+                await soon(watch.__aiter__().__anext__())
+
+    run(scenario())
+
+
+def test_giving_up_one_step_loses_nothing(etcd_server: EtcdServer, job_id: str) -> None:
+    async def scenario() -> None:
+        async with client_of(etcd_server) as client:
+            key = PREFIX + job_id.encode()
+            revision = (await client.get(Get(key))).revision
+            watch = client.watch(key, start_revision=revision + 1)
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(watch.__anext__(), 0.05)
+            await client.txn(put(job_id.encode()))
+            assert (await soon(watch.__anext__())).events[0].kv.key == key
+
+    run(scenario())
+
+
+def test_closing_ends_a_pending_iteration(etcd_server: EtcdServer) -> None:
+    async def scenario() -> None:
+        async with client_of(etcd_server) as client:
+            watch = client.watch(PREFIX + b"nothing", start_revision=1)
+            step = asyncio.ensure_future(watch.__anext__())
+            await asyncio.sleep(0)
+            await watch.close()
+            await watch.close()
+            with pytest.raises(StopAsyncIteration):
+                await step
+            other = client.watch(PREFIX + b"nothing", start_revision=1)
+            await client.close()
+            with pytest.raises(StopAsyncIteration):
+                await other.__anext__()
+
+    run(scenario())
+
+
+def test_opening_during_an_outage_waits_for_its_end(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+    revision = server.gateway.put(PREFIX + b"early", b"")
+    server.kill()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            watch = client.watch(PREFIX, END, start_revision=revision)
+            await in_background(server.start)
+            assert await names(watch, 1) == [b"early"]
+
+    run(scenario())
+
+
+def test_a_forbidden_range_is_reported(auth_etcd: EtcdServer) -> None:
+    async def scenario() -> None:
+        async with client_of(auth_etcd, credentials=Credentials(USER, USER_PASSWORD)) as client:
+            watch = client.watch(b"/elsewhere", start_revision=1)
+            with pytest.raises(EtcdPermissionError):
+                await soon(watch.__anext__())
+
+    run(scenario())
