@@ -1,4 +1,8 @@
-"""Keeps a view of a key range up to date: one read, then a watch from its revision.
+"""Keeps a view of a key range up to date: a watch, and one read behind it.
+
+The watch comes first. A watch from the revision of an earlier read would be behind by the time etcd
+gets it if anything was written in between, and etcd lets a watch that is behind catch up only every
+100 ms: that was most of the time the first round took.
 
 Knows etcd's port; what the keys mean is in the two functions it is given.
 """
@@ -57,6 +61,25 @@ class Feed(Generic[V]):
         """Take over what the node itself has just written; the watch will tell the same again."""
         self._show(view)
 
+    async def open(self, timeout_s: float | None = None) -> V:
+        """Begin to watch, then read: the first view. Follow it with :meth:`run`.
+
+        Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError.
+        """
+        self._revision = 0  # what was seen before does not matter any more
+        watch = self._watch = self._etcd.watch(
+            self._request.key, self._request.range_end, start_revision=0
+        )
+        try:
+            await self._clock.wait_for(watch.ready(), timeout_s)
+            return await self.refresh(timeout_s)
+        except TimeoutError as error:
+            await self._stop_watch()
+            raise EtcdUnavailableError(f"etcd confirmed no watch within {timeout_s} s") from error
+        except BaseException:
+            await self._stop_watch()
+            raise
+
     async def refresh(self, timeout_s: float | None = None) -> V:
         """Read the range anew. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
         known = self._revision
@@ -79,47 +102,40 @@ class Feed(Generic[V]):
         """Follow the range until cancelled; survives everything, reporting in :attr:`problem`."""
         while True:
             try:
+                if self._watch is None:
+                    await self.open()
                 await self._follow()
             except WatchLostError:
-                pass  # a fresh read below closes the gap
+                pass  # a new watch and a read behind it close the gap
             except EtcdUnavailableError:
                 await self._clock.sleep(_RETRY_S)
             except RdzvEtcdError as error:
                 self._report(error)
                 await self._clock.sleep(_RETRY_S)
-            await self._refresh_quietly()
 
     async def _follow(self) -> None:
-        watch = self._etcd.watch(
-            self._request.key, self._request.range_end, start_revision=self._revision + 1
-        )
-        self._watch = watch
+        watch = self._watch
+        if watch is None:
+            return
         try:
             async for batch in watch:
+                if batch.revision <= self._revision:
+                    continue  # the read behind the watch has shown it already
                 view = self._fold(self.view, batch)
-                self._revision = max(self._revision, batch.revision)
+                self._revision = batch.revision
                 self._show(view)
         finally:
-            await watch.close()
-
-    async def _refresh_quietly(self) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except EtcdError as error:
-                if not isinstance(error, EtcdUnavailableError):
-                    self._report(error)
-                await self._clock.sleep(_RETRY_S)
-            except RdzvEtcdError:
-                await self._clock.sleep(_RETRY_S)  # a corrupt value, reported by refresh
-            else:
-                return
+            await self._stop_watch()
 
     def _show(self, view: V) -> None:
         self._view = view
         if self._notice is not None:
             self._notice(view)
         self._pulse.beat()
+
+    async def close(self) -> None:
+        """Give the watch back; for a feed whose :meth:`run` was never started, or has ended."""
+        await self._stop_watch()
 
     async def _stop_watch(self) -> None:
         watch, self._watch = self._watch, None

@@ -120,7 +120,7 @@ class Leadership:
         )
         following: asyncio.Task[None] | None = None
         try:
-            await asyncio.gather(feed.refresh(), self._grant_ahead())
+            await asyncio.gather(feed.open(), self._grant_ahead())
             following = asyncio.ensure_future(feed.run())
             while (
                 self.is_mine and self._is_active() and context.control.view.leader_revision == fence
@@ -133,6 +133,7 @@ class Leadership:
             if following is not None:
                 following.cancel()
                 await asyncio.wait({following})
+            await feed.close()
             await self._drop_spare_lease()
 
     async def _step(self, feed: Feed[Nodes]) -> None:

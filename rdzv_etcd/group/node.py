@@ -87,7 +87,7 @@ class Node:
         timeout_s = context.settings.connection.request_timeout_s
         await context.session.open(timeout_s)
         self._standing.known_since = context.session.first_revision
-        await context.control.refresh(timeout_s)
+        await context.control.open(timeout_s)
         self._spawn(context.session.run(), "session")
         self._spawn(context.control.run(), "control")
         self._spawn(self._leadership.run(), "leadership")

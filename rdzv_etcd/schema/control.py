@@ -68,9 +68,11 @@ def nodes_from(keys: JobKeys, result: GetResult, now_s: float) -> Nodes:
 def nodes_after(
     keys: JobKeys, nodes: Nodes, revision: int, events: Iterable[Event], now_s: float
 ) -> Nodes:
-    """Apply a watch batch; returns a view that shares nothing mutable with ``nodes``."""
+    """Apply a watch batch; events that ``nodes`` includes already are skipped."""
     present = dict(nodes.present)
     for event in events:
+        if event.kv.mod_revision <= nodes.revision:
+            continue
         if event.kind is EventKind.PUT:
             (presence,) = _presences(keys, (event.kv,), now_s)
             present[presence.info.node_id] = presence

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rdzv_etcd.errors import (
     CompactedError,
     EtcdError,
+    EtcdUnavailableError,
     InvalidRequestError,
     RevisionRegressedError,
 )
@@ -57,6 +58,9 @@ class MemoryWatch:
         self._failure: EtcdError | None = None
         self._closed = False
         self._attached = False
+        self._confirmed: int | None = None
+        """The server's revision when the confirmation reached the client."""
+        self._told: asyncio.Future[None] | None = None
         self._cuts = connection.link.cuts
         connection.link.listen(self._link_changed)
         server.call_later(connection.link.draw_delay_s(), self._attach)
@@ -77,6 +81,18 @@ class MemoryWatch:
             self._wakeup = loop.create_future()
             await asyncio.wait((self._wakeup,), timeout=delay_s)
         raise StopAsyncIteration
+
+    async def ready(self) -> int:
+        while self._confirmed is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._queue and isinstance(self._queue[0].content, EtcdError):
+                raise self._queue[0].content
+            if self._closed:
+                raise EtcdUnavailableError("the watch was closed before etcd confirmed it")
+            self._told = asyncio.get_running_loop().create_future()
+            await self._told
+        return self._confirmed
 
     async def close(self) -> None:
         self._closed = True
@@ -123,7 +139,16 @@ class MemoryWatch:
             return
         if self._next_revision <= 0:
             self._next_revision = self._server.revision + 1
+        revision = self._server.revision
+        delay_s = self._connection.link.draw_delay_s()
+        self._server.call_later(delay_s, lambda: self._confirm(revision))
         self.pump()
+
+    def _confirm(self, revision: int) -> None:
+        """The confirmation reaches the client, unless the link was cut meanwhile."""
+        if self._attached and self._confirmed is None:
+            self._confirmed = revision
+            self._wake()
 
     def _link_changed(self) -> None:
         """Drop what was under way over a broken connection; resume once there is another."""
@@ -160,5 +185,6 @@ class MemoryWatch:
         self._wake()
 
     def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
+        for waiter in (self._wakeup, self._told):
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)

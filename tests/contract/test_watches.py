@@ -56,6 +56,35 @@ async def test_read_then_watch_misses_and_repeats_nothing(lab: Lab) -> None:
     await writing
 
 
+async def test_a_read_behind_a_confirmed_watch_leaves_no_gap(lab: Lab) -> None:
+    writing = asyncio.create_task(_write(lab, 50))
+    for _ in range(5):
+        watch = lab.watch(start_revision=0)
+        confirmed = await soon(watch.ready())
+        snapshot = await lab.all()
+        assert confirmed <= snapshot.revision
+        seen = {kv.key for kv in snapshot.kvs}
+        fresh: list[bytes] = []
+        while len(seen) + len(fresh) < 50:
+            batch = await next_batch(watch)
+            assert batch.revision > confirmed
+            later = (e for e in batch.events if e.kv.mod_revision > snapshot.revision)
+            fresh += [event.kv.key for event in later]
+        assert len(seen | set(fresh)) == 50
+        await watch.close()
+    await writing
+
+
+async def test_a_watch_that_cannot_begin_says_so_to_who_waits_for_it(lab: Lab) -> None:
+    watch = lab.watch(start_revision=0)
+    await soon(watch.ready())
+    await watch.close()
+    closed = lab.watch(start_revision=0)
+    await closed.close()
+    with pytest.raises(EtcdUnavailableError, match="closed"):
+        await soon(closed.ready())
+
+
 async def _write(lab: Lab, count: int) -> None:
     for number in range(count):
         await lab.put(f"{number:03}")

@@ -1,0 +1,217 @@
+"""Random requests have the same results, revisions and watch histories in memory and on etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Delete,
+    Etcd,
+    Get,
+    Op,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    prefix_end,
+)
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Connection, Endpoint
+from rdzv_etcd.testing import MemoryEtcd
+from tests.contract.lab import aiter_of, soon
+from tests.support.servers import EtcdBinary, EtcdServer
+
+_NAMES = "abcd"
+_LEASES = 3
+_REVISIONS = ("revision", "create_revision", "mod_revision")
+
+
+@dataclass(frozen=True)
+class GrantSlot:
+    slot: int
+
+
+@dataclass(frozen=True)
+class RevokeSlot:
+    slot: int
+
+
+Step: TypeAlias = "Txn | Get | GrantSlot | RevokeSlot"
+
+# Drawn with key names, lease slots and relative revisions; made real by `Side`.
+_names = st.sampled_from([name.encode() for name in _NAMES])
+_ends = st.none() | st.sampled_from([name.encode() for name in _NAMES + "z"])
+_relations = st.sampled_from(Relation)
+_values = st.binary(max_size=1)
+_gets = st.builds(
+    Get, _names, _ends, st.integers(0, 3), keys_only=st.booleans(), count_only=st.booleans()
+)
+_puts = st.builds(
+    Put,
+    _names,
+    _values,
+    st.sampled_from([0, 0, 0, 1, 1, 1, 2, 3]),
+    ignore_value=st.sampled_from([False, False, True]),
+    ignore_lease=st.sampled_from([False, False, True]),
+).map(lambda put: dataclasses.replace(put, value=b"") if put.ignore_value else put)
+_deletes = st.builds(Delete, _names, _ends)
+_guards = st.one_of(
+    st.builds(
+        Compare,
+        _names,
+        st.sampled_from([Target.VERSION, Target.CREATE, Target.MOD, Target.LEASE]),
+        _relations,
+        st.integers(0, 6),
+        _ends,
+    ),
+    st.builds(Compare, _names, st.just(Target.VALUE), _relations, _values, _ends),
+)
+
+
+def _txns(ops: st.SearchStrategy[Op]) -> st.SearchStrategy[Txn]:
+    return st.builds(
+        Txn,
+        st.lists(_guards, max_size=2).map(tuple),
+        st.lists(ops, max_size=4).map(tuple),
+        st.lists(ops, max_size=3).map(tuple),
+    )
+
+
+_plain: st.SearchStrategy[Op] = st.one_of(_gets, _puts, _puts, _deletes)
+_nested: st.SearchStrategy[Op] = st.one_of(_plain, _plain, _txns(_plain))
+_single = st.one_of(_puts, _puts, _deletes).map(lambda op: Txn((), (op,)))
+_slots = st.sampled_from([1, 1, 2, 3])
+_steps = st.one_of(
+    _single,
+    _single,
+    _txns(st.one_of(_plain, _plain, _txns(_nested))),
+    _gets,
+    st.builds(GrantSlot, _slots),
+    st.builds(RevokeSlot, _slots),
+)
+
+
+class Side:
+    """One of the two etcds; speaks in names, slots and relative revisions."""
+
+    def __init__(self, etcd: Etcd, root: bytes, lease_base: int) -> None:
+        self._etcd = etcd
+        self._root = root
+        self._lease_base = lease_base
+        self._base = 0
+
+    async def begin(self) -> None:
+        self._base = (await self._etcd.get(Get(self._root))).revision
+
+    async def step(self, step: Step) -> object:
+        """Do one step; return its result or the kind of its error."""
+        try:
+            return self._relative(await self._do(step))
+        except EtcdError as error:
+            return type(error).__name__
+
+    async def history(self) -> list[object]:
+        """Return all events since the beginning."""
+        last = self._root + b"~"
+        await self._etcd.txn(Txn((), (Put(last, b""),)))
+        end = prefix_end(self._root)
+        watch = self._etcd.watch(self._root, end, start_revision=self._base + 1)
+        batches = aiter_of(watch)
+        seen: list[object] = []
+        done = False
+        while not done:
+            for event in (await soon(batches.__anext__())).events:
+                done = event.kv.key == last
+                seen.append((event.kind, self._relative(event.kv)))
+        await watch.close()
+        return seen
+
+    async def end(self) -> None:
+        for slot in range(1, _LEASES + 1):
+            await self._etcd.revoke(self._lease_base + slot)
+        await self._etcd.txn(Txn((), (Delete(self._root, prefix_end(self._root)),)))
+        await self._etcd.close()
+
+    async def _do(self, step: Step) -> object:
+        if isinstance(step, GrantSlot):
+            return await self._etcd.grant(300, lease_id=self._lease_base + step.slot)
+        if isinstance(step, RevokeSlot):
+            return await self._etcd.revoke(self._lease_base + step.slot)
+        if isinstance(step, Get):
+            return await self._etcd.get(self._absolute(step))
+        return await self._etcd.txn(self._absolute(step))
+
+    def _absolute(self, value: Any) -> Any:
+        """Translate a drawn request into a real one."""
+        if isinstance(value, tuple):
+            return tuple(map(self._absolute, value))
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        changes: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            now = getattr(value, field.name)
+            if field.name in ("key", "range_end") and now is not None:
+                changes[field.name] = self._root + now
+            elif field.name == "lease_id" and now:
+                changes[field.name] = self._lease_base + now
+            elif field.name == "operand" and now and isinstance(now, int):
+                changes[field.name] = now + self._operand_base(value.target)
+            else:
+                changes[field.name] = self._absolute(now)
+        return dataclasses.replace(value, **changes)
+
+    def _operand_base(self, target: Target) -> int:
+        if target in (Target.CREATE, Target.MOD):
+            return self._base
+        return self._lease_base if target is Target.LEASE else 0
+
+    def _relative(self, value: Any) -> Any:
+        """Make a result comparable: revisions count from the beginning."""
+        if isinstance(value, tuple):
+            return tuple(map(self._relative, value))
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        changes: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            now = getattr(value, field.name)
+            moved = field.name in _REVISIONS and now
+            changes[field.name] = now - self._base if moved else self._relative(now)
+        return dataclasses.replace(value, **changes)
+
+
+@given(steps=st.lists(_steps, max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_random_requests_have_the_same_results(
+    etcd_binary: EtcdBinary,
+    shared_server: Callable[[EtcdBinary], EtcdServer],
+    steps: list[Step],
+) -> None:
+    server = shared_server(etcd_binary)
+    asyncio.run(_compare(Endpoint(server.host, server.port), steps))
+
+
+async def _compare(endpoint: Endpoint, steps: list[Step]) -> None:
+    root = f"same/{uuid.uuid4().hex[:12]}/".encode()
+    lease_base = random.SystemRandom().randrange(1 << 40, 1 << 60)
+    real = Side(EtcdClient(Connection((endpoint,))), root, lease_base)
+    async with MemoryEtcd() as memory:
+        fake = Side(memory.connect(), root, lease_base)
+        await asyncio.gather(real.begin(), fake.begin())
+        try:
+            for step in (GrantSlot(1), *steps):
+                expected = await real.step(step)
+                assert await fake.step(step) == expected, step
+            assert await fake.history() == await real.history()
+        finally:
+            await real.end()
