@@ -72,7 +72,10 @@ _NOT_CONNECTED = re.compile(
     "errors resolving|empty address list",
     re.IGNORECASE,
 )
-_TLS = re.compile("handshake failed|SSL_ERROR|not in peer certificate|certificate", re.IGNORECASE)
+_TLS = re.compile(
+    "handshake failed|SSL_ERROR|not in peer certificate|certificate|TSI_DATA_CORRUPTED",
+    re.IGNORECASE,
+)
 _TOO_LARGE = re.compile("request is too large|message larger than max")
 
 _TLS_HINTS = (
@@ -84,8 +87,15 @@ _TLS_HINTS = (
     ("BAD_CERTIFICATE", "the server refused the client certificate - check cert and key"),
     ("UNKNOWN_CA", "the server does not trust the client certificate's CA - check cert"),
     ("CERTIFICATE_EXPIRED", "a certificate has expired"),
+    # An alert that comes after the client's side of a TLS 1.3 handshake is done.
+    ("TSI_DATA_CORRUPTED", "refused after the handshake - does it want a client certificate?"),
 )
 _CONNECT_HINTS = (
+    # Not counted as TLS: a server or balancer that is going down does the same.
+    (
+        "Handshake read failed",
+        "it breaks off the handshake - does it speak https://, and want a client certificate?",
+    ),
     ("Connection refused", "connection refused - is etcd running there?"),
     ("No route to host", "no route to host"),
     ("Network is unreachable", "network unreachable"),

@@ -292,9 +292,8 @@ class EtcdServer:
         if self._certificates is not None:
             files = self._certificates
             command += ["--cert-file", files.server_cert, "--key-file", files.server_key]
-            command += ["--trusted-ca-file", files.ca]
-            if self._require_client_cert:
-                command += ["--client-cert-auth"]
+            if self._require_client_cert:  # either flag alone makes etcd require one
+                command += ["--trusted-ca-file", files.ca, "--client-cert-auth"]
         return [*command, *self._flags]
 
 

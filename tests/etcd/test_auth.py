@@ -1,0 +1,142 @@
+"""Authentication: tokens that expire every two seconds are never seen by the caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError
+from rdzv_etcd.etcd.api import Get, Put, Txn
+from rdzv_etcd.settings.model import Credentials
+from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+
+TRAINER = Credentials(USER, USER_PASSWORD)
+TOKEN_TTL_S = 2.0
+
+
+async def outlive_the_token() -> None:
+    await asyncio.sleep(TOKEN_TTL_S + 1.5)  # etcd looks for expired tokens once a second
+
+
+def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> None:
+    async def scenario() -> None:
+        async with client_of(auth_etcd, credentials=TRAINER) as client:
+            lease = await client.grant(60)
+            await outlive_the_token()
+            calls = [client.txn(put(b"auth%d" % n, b"", lease.lease_id)) for n in range(20)]
+            assert all(done.succeeded for done in await asyncio.gather(*calls))
+            await outlive_the_token()
+            assert await client.keep_alive(lease.lease_id) == 60
+            assert await client.revoke(lease.lease_id)
+
+    run(scenario())
+
+
+def test_an_expired_token_is_renewed_on_streams(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    """The streams are opened again after a restart, long after the token has expired."""
+    server = fresh_etcd(flags=("--auth-token-ttl", "2"))
+    server.enable_auth()
+
+    async def scenario() -> None:
+        async with client_of(server, credentials=TRAINER) as client:
+            lease = await client.grant(60)
+            first = await client.txn(put(b"1", b"", lease.lease_id))
+            watch = client.watch(PREFIX, END, start_revision=first.revision)
+            assert (await soon(watch.__anext__())).revision == first.revision
+            assert await client.keep_alive(lease.lease_id) == 60
+            await outlive_the_token()
+            await in_background(server.restart)
+            assert await client.keep_alive(lease.lease_id) > 0
+            second = await client.txn(put(b"2", b"", lease.lease_id), repeatable=True)
+            assert (await soon(watch.__anext__())).revision <= second.revision
+            late = client.watch(PREFIX, END, start_revision=first.revision)
+            await outlive_the_token()
+            other = client.watch(PREFIX, END, start_revision=first.revision)
+            for one in (late, other):
+                assert (await soon(one.__anext__())).revision >= first.revision
+
+    run(scenario())
+
+
+def test_a_change_of_roles_is_survived(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    """Every change of users or roles makes etcd refuse the tokens issued before."""
+    server = fresh_etcd()
+    server.enable_auth()
+
+    async def scenario() -> None:
+        async with client_of(server, credentials=TRAINER) as client:
+            await client.txn(put(b"1"))
+            for n in range(3):
+                await in_background(
+                    lambda n=n: server.gateway.grant_prefix("trainers", b"/more%d/" % n)
+                )
+                calls = [client.txn(put(b"role%d" % m)) for m in range(5)]
+                assert all(done.succeeded for done in await asyncio.gather(*calls))
+
+    run(scenario())
+
+
+def test_authentication_switched_on_later_is_survived(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server, credentials=TRAINER) as client:
+            assert (await client.txn(put(b"open"))).succeeded  # credentials do no harm
+            await in_background(server.enable_auth)
+            assert (await client.txn(put(b"guarded"))).succeeded
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Credentials(USER, "not it"),
+        Credentials("nobody", "at all"),
+        Credentials(USER, ""),
+        Credentials("", ""),
+    ],
+)
+def test_a_wrong_password_is_reported_without_a_retry(
+    auth_etcd: EtcdServer, wrong: Credentials
+) -> None:
+    async def scenario() -> None:
+        async with client_of(auth_etcd, credentials=wrong) as client:
+            started_s = asyncio.get_running_loop().time()
+            with pytest.raises(EtcdAuthError) as refused:
+                await client.connect()
+            assert asyncio.get_running_loop().time() - started_s < 20  # of 30 allowed
+            assert not wrong.password or wrong.password not in str(refused.value)
+            with pytest.raises(EtcdAuthError):
+                await soon(client.watch(PREFIX, start_revision=1).__anext__())
+            with pytest.raises(EtcdAuthError):
+                await client.keep_alive(1)
+
+    run(scenario())
+
+
+def test_missing_credentials_are_reported(auth_etcd: EtcdServer) -> None:
+    async def scenario() -> None:
+        async with client_of(auth_etcd) as client:
+            with pytest.raises(EtcdAuthError, match="no user and password are configured"):
+                await client.connect()
+            with pytest.raises((EtcdAuthError, EtcdPermissionError)):
+                await soon(client.watch(PREFIX, start_revision=1).__anext__())
+
+    run(scenario())
+
+
+def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(auth_etcd: EtcdServer) -> None:
+    async def scenario() -> None:
+        async with client_of(auth_etcd, credentials=TRAINER) as client:
+            await client.connect()
+            await client.connect(Get(PREFIX, END))
+            with pytest.raises(EtcdPermissionError):
+                await client.txn(Txn((), (Put(b"/elsewhere", b""),)))
+
+    run(scenario())

@@ -1,0 +1,138 @@
+"""TLS: who is trusted, what a wrong file is called, and which hint a failed handshake gives."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, SettingsError
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Tls
+from tests.etcd.tools import client_of, connection, put, run
+from tests.support.certificates import Certificates
+from tests.support.servers import EtcdServer
+
+
+def failure(server: EtcdServer, tls: Tls | None, connect_timeout_s: float = 30.0) -> EtcdError:
+    """The error of the first contact, which must come well before the timeout."""
+
+    async def scenario() -> EtcdError:
+        async with client_of(server, tls=tls, connect_timeout_s=connect_timeout_s) as client:
+            with pytest.raises(EtcdError) as failed:
+                await client.connect()
+            return failed.value
+
+    return run(scenario())
+
+
+@pytest.mark.parametrize("form", ["pair", "combined"])
+def test_a_client_certificate_opens_the_door(
+    mtls_etcd: EtcdServer, certificates: Certificates, form: str
+) -> None:
+    if form == "pair":
+        tls = Tls(certificates.ca, certificates.client_cert, certificates.client_key)
+    else:
+        tls = Tls(certificates.ca, certificates.client_combined)
+
+    async def scenario() -> None:
+        async with client_of(mtls_etcd, tls=tls) as client:
+            lease = await client.grant(60)
+            assert (await client.txn(put(b"tls", b"", lease.lease_id))).succeeded
+            assert await client.keep_alive(lease.lease_id) == 60
+            await client.revoke(lease.lease_id)
+
+    run(scenario())
+
+
+def test_a_ca_is_enough_where_no_client_certificate_is_wanted(
+    tls_etcd: EtcdServer, certificates: Certificates
+) -> None:
+    async def scenario() -> None:
+        async with client_of(tls_etcd, tls=Tls(certificates.ca)) as client:
+            await client.connect()
+
+    run(scenario())
+
+
+def test_without_a_ca_the_systems_roots_are_trusted(
+    tls_etcd: EtcdServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+
+    async def scenario() -> None:
+        async with client_of(tls_etcd, tls=Tls()) as client:
+            await client.connect()
+
+    run(scenario())
+    monkeypatch.delenv("SSL_CERT_FILE")
+    assert isinstance(failure(tls_etcd, Tls()), EtcdTlsError)
+
+
+def test_a_foreign_ca_is_named_as_the_cause(
+    tls_etcd: EtcdServer, certificates: Certificates
+) -> None:
+    error = failure(tls_etcd, Tls(certificates.foreign_ca))
+    assert isinstance(error, EtcdTlsError)
+    assert "certificate verify failed - check ca_cert" in str(error)
+    assert tls_etcd.endpoint in str(error)
+    assert "\n" not in str(error)
+
+
+def test_tls_to_a_server_without_it_is_named(
+    etcd_server: EtcdServer, certificates: Certificates
+) -> None:
+    error = failure(etcd_server, Tls(certificates.ca), connect_timeout_s=3.0)
+    assert "does it speak https://" in str(error)
+
+
+def test_no_tls_to_a_server_with_it_is_hinted_at(tls_etcd: EtcdServer) -> None:
+    error = failure(tls_etcd, None, connect_timeout_s=3.0)
+    assert isinstance(error, EtcdUnavailableError)
+    assert "https://" in str(error)
+
+
+def test_a_missing_or_foreign_client_certificate_is_named(
+    mtls_etcd: EtcdServer, certificates: Certificates
+) -> None:
+    foreign = Tls(certificates.ca, certificates.foreign_cert, certificates.foreign_key)
+    for tls in (Tls(certificates.ca), foreign):
+        error = failure(mtls_etcd, tls, connect_timeout_s=5.0)
+        assert "client certificate" in str(error)
+
+
+def test_unusable_files_are_named_at_once(
+    etcd_server: EtcdServer, certificates: Certificates, tmp_path: Path
+) -> None:
+    files = certificates
+    missing, text = tmp_path / "missing.pem", tmp_path / "text.pem"
+    text.write_text("hello")
+    encrypted = tmp_path / "encrypted.pem"
+    encrypted.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
+    for tls, file, problem in (
+        (Tls(missing), missing, "No such file"),
+        (Tls(text), text, "not a PEM certificate"),
+        (Tls(files.ca, missing), missing, "No such file"),
+        (Tls(files.ca, text), text, "not a PEM certificate"),
+        (Tls(files.ca, files.client_cert), files.client_cert, "no PEM private key"),
+        (Tls(files.ca, files.client_cert, missing), missing, "No such file"),
+        (Tls(files.ca, files.client_cert, text), text, "no PEM private key"),
+        (Tls(files.ca, files.client_cert, files.foreign_key), files.foreign_key, "not belong"),
+        (Tls(files.ca, files.client_cert, encrypted), encrypted, "encrypted"),
+    ):
+        with pytest.raises(EtcdTlsError, match=problem) as refused:
+            EtcdClient(connection(etcd_server, tls=tls))
+        assert str(file) in str(refused.value)
+    with pytest.raises(SettingsError, match="without its certificate"):
+        EtcdClient(connection(etcd_server, tls=Tls(files.ca, None, files.client_key)))
+
+
+def test_one_endpoint_with_a_good_certificate_is_enough(
+    tls_etcd: EtcdServer, etcd_server: EtcdServer, certificates: Certificates
+) -> None:
+    async def scenario() -> None:
+        async with client_of(etcd_server, tls_etcd, tls=Tls(certificates.ca)) as client:
+            await asyncio.wait_for(client.connect(), 30)
+
+    run(scenario())
