@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, RdzvEtcdError, WatchLostError
+from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError, WatchLostError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Watch, WatchBatch
 from rdzv_etcd.group.pulse import Pulse
 

@@ -221,6 +221,10 @@ class Group:
         """The connection; use it on the library's event loop only."""
         return self._etcd
 
+    async def round_over(self) -> None:
+        """Await the end of the round (see :meth:`waiting_count`), on the library's event loop."""
+        await self._node.changed()
+
     @property
     def keys(self) -> JobKeys:
         return self._keys

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
     RendezvousHandler,
@@ -17,11 +17,10 @@ from torch.distributed.elastic.rendezvous import (
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.group import Connect, Group
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
+from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.logs import follow_torch
-from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import is_missing_result, outcome_of, torch_errors
 
@@ -75,15 +74,11 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._worker_store = serve_tcp_store(listener)
         os.environ[EPOCH_VARIABLE] = str(world.epoch)
         return RendezvousInfo(
-            self._agent_store(world),
+            AgentStore(self._group, world),
             world.rank,
             world.size,
             RendezvousStoreInfo(world.master_address, world.master_port),
         )
-
-    def _agent_store(self, world: World) -> Store:
-        group = self._group
-        return EtcdStore(group.etcd, group.runtime, group.keys.store(world.round), world.job_lease)
 
     def num_nodes_waiting(self) -> int:
         """From memory: never blocks, and never raises, whatever state etcd is in."""
