@@ -1,0 +1,143 @@
+"""Nodes for tests: settings for a test's server, joins in threads, nodes in processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.standing import World
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.config import settings_from_config
+
+LIMIT_S = 60.0
+"""For what must happen, on whatever machine."""
+
+
+class Server(Protocol):
+    @property
+    def endpoint(self) -> str: ...
+
+
+def node_options(server: Server | str, job_id: str, nodes: str, **config: object) -> dict[str, Any]:
+    """What a node is told; ``nodes`` is ``min:max`` or one number, ``config`` is --rdzv-conf."""
+    lowest, _, highest = nodes.partition(":")
+    quick = {"lease_ttl": 3, "settle": 0.1, "last_call_timeout": 0.2, "join_timeout": LIMIT_S}
+    return {
+        "endpoint": server if isinstance(server, str) else server.endpoint,
+        "job_id": job_id,
+        "min_nodes": int(lowest),
+        "max_nodes": int(highest or lowest),
+        "local_addr": "127.0.0.1",
+        "config": {**quick, "closed_ttl": 5, **config},
+    }
+
+
+def node_settings(
+    server: Server | str,
+    job_id: str,
+    nodes: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    **config: object,
+) -> Settings:
+    """The same as :class:`Settings`; ``environ`` may have user and password."""
+    return settings_from_config(
+        environ=environ or {}, **node_options(server, job_id, nodes, **config)
+    )
+
+
+@contextmanager
+def groups(settings: Settings, count: int) -> Iterator[list[Group]]:
+    """``count`` nodes in this process; they leave in the end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Group(settings)) for _ in range(count)]
+
+
+def join_all(nodes: Sequence[Group]) -> list[World]:
+    """Let all join at the same time."""
+    return at_once([node.join for node in nodes])
+
+
+def at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do each in a thread of its own; return what they return, or raise the first error."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [work.result() for work in [pool.submit(work) for work in works]]
+
+
+class RemoteError(Exception):
+    """A remote node's command raised one of the library's errors; its name is ``args[0]``."""
+
+
+class RemoteNode:
+    """A node in a process of its own (see ``remote_node.py``); one command at a time."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        program = Path(__file__).with_name("remote_node.py")
+        self.process = subprocess.Popen(
+            [sys.executable, program, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._node_id = ""
+
+    @property
+    def node_id(self) -> str:
+        """Waits until the node has connected."""
+        self._node_id = self._node_id or self._answer()
+        return self._node_id
+
+    def call(self, command: str, *arguments: object) -> Any:
+        """Return the command's result; raises :class:`RemoteError`."""
+        assert self.node_id
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([command, *arguments]) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def finish(self) -> int:
+        """Let the program come to its end; returns its exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(LIMIT_S)
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError(f"the node ended with {self.process.wait(LIMIT_S)}")
+        words = json.loads(line)
+        if "error" in words:
+            raise RemoteError(words["error"], words["message"])
+        return words["result"]
+
+    def __enter__(self) -> RemoteNode:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.process.kill()
+        with self.process:  # closes the pipes and waits
+            pass
+
+
+def wait_until(what: str, look: Callable[[], object], timeout_s: float = LIMIT_S) -> None:
+    """For states outside this process, which nobody announces."""
+    deadline_s = time.monotonic() + timeout_s
+    while not look():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,214 @@
+"""Rounds through :class:`Group`, as a launcher uses it, with nodes in threads and in processes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError
+from rdzv_etcd.group.group import Group
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteError,
+    RemoteNode,
+    at_once,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+)
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+
+def test_three_nodes_form_round_after_round(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """All agree on the world; ranks stay; the epoch grows."""
+    with groups(node_settings(etcd_server, job_id, "3"), 3) as nodes:
+        first = join_all(nodes)
+        second = join_all(nodes)
+        assert [world.rank for world in second] == [world.rank for world in first]
+        for number, worlds in enumerate((first, second), start=1):
+            assert sorted(world.rank for world in worlds) == [0, 1, 2]
+            assert {world.round for world in worlds} == {number}
+            assert {world.size for world in worlds} == {3}
+            assert len({(w.master_address, w.master_port, w.epoch, w.members) for w in worlds}) == 1
+            for node, world in zip(nodes, worlds, strict=True):
+                assert world.members[world.rank] == node.node_id
+        assert second[0].epoch > first[0].epoch
+        assert [node.waiting_count() for node in nodes] == [0, 0, 0]
+
+
+def test_only_rank_0_has_the_masters_listening_socket(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        worlds = join_all(nodes)
+        with socket.create_connection((worlds[0].master_address, worlds[0].master_port), LIMIT_S):
+            pass
+        listeners = {w.rank: n.take_listener() for w, n in zip(worlds, nodes, strict=True)}
+        assert listeners[1] is None
+        assert listeners[0] is not None
+        assert listeners[0].port == worlds[0].master_port
+        assert [node.take_listener() for node in nodes] == [None, None]
+        listeners[0].close()
+
+
+def test_processes_and_threads_form_one_round(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    options = node_options(etcd_server, job_id, "4")
+    with (
+        RemoteNode(options) as one,
+        RemoteNode(options) as two,
+        groups(node_settings(etcd_server, job_id, "4"), 2) as here,
+    ):
+        worlds = at_once(
+            [
+                *(lambda remote=remote: remote.call("join")["rank"] for remote in (one, two)),
+                *(lambda node=node: node.join().rank for node in here),
+            ]
+        )
+        assert sorted(worlds) == [0, 1, 2, 3]
+        at_once([one.finish, two.finish, *(node.leave for node in here)])
+
+
+def test_a_newcomer_is_noticed_and_taken_in(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1:2")
+    with Group(settings) as early, ThreadPoolExecutor(1) as pool:
+        alone = early.join()
+        assert (alone.rank, alone.size) == (0, 1)
+        assert not early.wait_change(0.2)
+        with Group(settings) as late:
+            joining = pool.submit(late.join)
+            assert early.wait_change(LIMIT_S)
+            assert early.waiting_count() == 1
+            together = early.join()
+            assert (together.rank, together.size) == (0, 2)
+            assert joining.result(LIMIT_S).rank == 1
+            assert early.waiting_count() == 0
+
+
+def test_a_spare_waits_without_disturbing_and_takes_over(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """The spare waits longer than its join timeout: that bounds the wait for enough nodes only."""
+    settings = node_settings(etcd_server, job_id, "2")
+    with groups(settings, 2) as members, Group(settings) as spare, ThreadPoolExecutor(1) as pool:
+        join_all(members)
+        joining = pool.submit(spare.join, 1.0)
+        assert not members[0].wait_change(2.0)
+        assert not joining.done()
+        members[1].leave()
+        assert members[0].wait_change(LIMIT_S)
+        assert members[0].join().size == 2
+        assert joining.result(LIMIT_S).size == 2
+
+
+def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=600, last_call_timeout=30)
+    with groups(settings, 2) as nodes:
+        join_all(nodes)
+        nodes[0].leave("enough")
+        assert nodes[1].wait_change(LIMIT_S)
+        assert nodes[1].waiting_count() > 0
+        assert nodes[1].join().size == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, how: signal.Signals
+) -> None:
+    """SIGTERM too: without a handler Python ends at once, and runs no exit functions."""
+    options = node_options(etcd_server, job_id, "1:2", last_call_timeout=30)
+    settings = node_settings(etcd_server, job_id, "1:2", last_call_timeout=30)
+    with RemoteNode(options) as victim, Group(settings) as survivor:
+        assert victim.node_id
+        sizes = at_once([lambda: victim.call("join")["size"], lambda: survivor.join().size])
+        assert sizes == [2, 2]
+        victim.process.send_signal(how)
+        assert victim.process.wait(LIMIT_S) == -how
+        assert survivor.wait_change(LIMIT_S)
+        assert survivor.waiting_count() > 0
+        assert survivor.join().size == 1
+
+
+def test_a_node_that_the_others_went_on_without_re_joins(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Paused beyond its lease, it finds out as soon as it wakes."""
+    options = node_options(etcd_server, job_id, "1:2")
+    with RemoteNode(options) as paused, Group(node_settings(etcd_server, job_id, "1:2")) as other:
+        assert paused.node_id
+        at_once([lambda: paused.call("join"), other.join])
+        paused.process.send_signal(signal.SIGSTOP)
+        assert other.wait_change(LIMIT_S)
+        assert other.join().size == 1
+        paused.process.send_signal(signal.SIGCONT)
+        assert paused.call("wait_change", LIMIT_S)
+        assert paused.call("waiting_count") > 0
+        assert at_once([lambda: paused.call("join")["size"], lambda: _rejoin(other)]) == [2, 2]
+        paused.finish()
+
+
+def _rejoin(node: Group) -> int:
+    assert node.wait_change(LIMIT_S)
+    return node.join().size
+
+
+def test_a_join_gives_up_and_names_who_arrived(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with Group(node_settings(etcd_server, job_id, "2:3")) as node:
+        with pytest.raises(JoinTimeoutError, match=r"1 of at least 2 nodes arrived") as caught:
+            node.join(0.5)
+        assert node.node_id.split("~")[0] in str(caught.value)
+        with pytest.raises(JoinTimeoutError):  # and it can try again
+            node.join(0.5)
+
+
+def test_a_node_that_gave_up_is_not_counted_on(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "2", lease_ttl=600)
+    with groups(settings, 3) as nodes:
+        with pytest.raises(JoinTimeoutError):
+            nodes[0].join(0.2)
+        assert {world.size for world in join_all(nodes[1:])} == {2}
+        assert nodes[0].waiting_count() == 0
+
+
+def test_other_settings_are_refused_with_both_values(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1:2")
+    with Group(settings) as node, RemoteNode(node_options(etcd_server, job_id, "2:4")) as stranger:
+        node.join()
+        with pytest.raises(RemoteError, match=r"min_nodes=2, max_nodes=4.*min_nodes=1, max_nod"):
+            stranger.call("join")
+        assert node.waiting_count() == 0
+        with (
+            Group(node_settings(etcd_server, job_id, "1:3")) as other,
+            pytest.raises(JobSettingsMismatchError),
+        ):
+            other.join()
+        stranger.finish()
+
+
+def test_a_rank_key_orders_the_ranks(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    names = ["node10", "node2", "node1"]
+    nodes = [Group(node_settings(etcd_server, job_id, "3", rank_key=name)) for name in names]
+    try:
+        assert [world.rank for world in join_all(nodes)] == [2, 1, 0]
+    finally:
+        at_once([node.leave for node in nodes])
