@@ -1,5 +1,63 @@
 """Rendezvous on etcd v3 for torchrun (``--rdzv_backend=etcd3``) and other launchers.
 
 Importing this package imports nothing else: torch loads the entry point in every process that
-touches ``torch.distributed.elastic.rendezvous``, training workers included.
+touches ``torch.distributed.elastic.rendezvous``, training workers included. The public names are
+loaded when they are first used.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rdzv_etcd.core.model import Closure
+    from rdzv_etcd.etcd.client import EtcdClient
+    from rdzv_etcd.group.group import Group
+    from rdzv_etcd.group.standing import World
+    from rdzv_etcd.settings import (
+        Connection,
+        Credentials,
+        Endpoint,
+        JobSettings,
+        Settings,
+        Timing,
+        Tls,
+    )
+    from rdzv_etcd.settings.config import settings_from_config
+    from rdzv_etcd.settings.endpoints import parse_endpoints
+
+__all__ = [
+    "Closure",
+    "Connection",
+    "Credentials",
+    "Endpoint",
+    "EtcdClient",
+    "Group",
+    "JobSettings",
+    "Settings",
+    "Timing",
+    "Tls",
+    "World",
+    "parse_endpoints",
+    "settings_from_config",
+]
+
+_HOMES = {
+    "Closure": "rdzv_etcd.core.model",
+    "EtcdClient": "rdzv_etcd.etcd.client",
+    "Group": "rdzv_etcd.group.group",
+    "World": "rdzv_etcd.group.standing",
+    "parse_endpoints": "rdzv_etcd.settings.endpoints",
+    "settings_from_config": "rdzv_etcd.settings.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'rdzv_etcd' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - see the module's docstring
+
+    return getattr(import_module(_HOMES.get(name, "rdzv_etcd.settings")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
