@@ -165,8 +165,8 @@ class Side:
                 changes[field.name] = self._root + now
             elif field.name == "lease_id" and now:
                 changes[field.name] = self._lease_base + now
-            elif field.name == "operand" and now and isinstance(now, int):
-                changes[field.name] = now + self._operand_base(value.target)
+            elif isinstance(value, Compare) and field.name == "operand" and isinstance(now, int):
+                changes[field.name] = now + self._operand_base(value.target) if now else 0
             else:
                 changes[field.name] = self._absolute(now)
         return dataclasses.replace(value, **changes)
@@ -190,7 +190,7 @@ class Side:
         return dataclasses.replace(value, **changes)
 
 
-@given(steps=st.lists(_steps, max_size=25))
+@given(steps=st.lists(_steps, min_size=10, max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_random_requests_have_the_same_results(
     etcd_binary: EtcdBinary,
