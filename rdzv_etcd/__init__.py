@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         Settings,
         Timing,
         Tls,
+        parse_endpoints,
+        settings_from_config,
     )
-    from rdzv_etcd.settings.config import settings_from_config
-    from rdzv_etcd.settings.endpoints import parse_endpoints
 
 __all__ = [
     "Closure",
@@ -46,8 +46,6 @@ _HOMES = {
     "EtcdClient": "rdzv_etcd.etcd.client",
     "Group": "rdzv_etcd.group.group",
     "World": "rdzv_etcd.group.standing",
-    "parse_endpoints": "rdzv_etcd.settings.endpoints",
-    "settings_from_config": "rdzv_etcd.settings.config",
 }
 
 
