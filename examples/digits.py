@@ -269,6 +269,14 @@ def log_step(path: Path | None, world: World, step: int, resumed_from: int) -> N
         file.write(json.dumps(line) + "\n")
 
 
+def leave_process_group() -> None:
+    """End together. Without the barrier a process may abort now and then while it exits (seen with
+    torch 2.13): gloo's thread still holds the tensor of the last collective, and needs the
+    interpreter to let go of it. A barrier has no tensor, and waits without the interpreter."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Elastic training on handwritten digits.")
     parser.add_argument("--passes", type=int, default=12, help="over the training data")
@@ -296,7 +304,7 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     share = train(args, world, device)
     report(world, f"test accuracy: {share:.1%}")
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 if __name__ == "__main__":

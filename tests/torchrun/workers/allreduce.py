@@ -47,6 +47,7 @@ def main() -> None:
         if stopping:
             break
         time.sleep(args.step_seconds)  # stands for the step's computation
+    dist.barrier()  # see leave_process_group() in examples/digits.py
     dist.destroy_process_group()
 
 

@@ -1,0 +1,41 @@
+"""Nodes that die between their arrival and the end of their lease."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import EtcdServer
+from tests.torchrun.agents import Agents, Job
+from tests.torchrun.in_etcd import finish, node_pids
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("dead_rank", [0, 1])
+def test_nobody_waits_for_a_node_that_died_after_it_arrived(
+    dead_rank: int, newest_etcd: EtcdServer, agents: Agents, tmp_path: Path
+) -> None:
+    """A round is formed with a dead node, because its lease still lives; the others get over it.
+
+    Without help torch's agents would wait 300 s for the dead one's part in assigning the workers'
+    ranks, and fail then.
+    """
+    conf = "lease_ttl=15,closed_ttl=3,rank_key=RACK"
+    job = Job(newest_etcd.target, tmp_path, nnodes="3", conf=conf)
+    (dead,) = agents.start(job, "dead", RACK=str(dead_rank))
+    (first,) = agents.start(job, "first", RACK=str(1 - dead_rank))
+    agents.wait_until("two nodes have arrived", lambda: len(node_pids(newest_etcd, job)) == 2)
+    dead.kill()
+    killed_at = time.time()
+    (last,) = agents.start(job, "last", RACK="2")
+    agents.wait_until(
+        "a round is formed with the dead node",
+        lambda: "round 1: rank" in first.output and "round 1: rank" in last.output,
+    )
+    (replacement,) = agents.start(job, "replacement", RACK="3")
+    alive = [first, last, replacement]
+    agents.wait_for_world(alive, size=3, after=killed_at)
+    finish(agents, newest_etcd, job, alive)
