@@ -88,9 +88,11 @@ class _Exchange:
         self.opened = opened
         self._link = link
         self._waiting: defaultdict[int, deque[asyncio.Future[int]]] = defaultdict(deque)
-        self._writing = asyncio.Lock()
+        self._requests: asyncio.Queue[int] = asyncio.Queue()
         self._failure: AttemptError | None = None
-        self._reader = asyncio.create_task(self._read(), name="rdzv-etcd keep-alive")
+        self._reader = asyncio.create_task(self._read(), name="rdzv-etcd keep-alive replies")
+        # Writing is a task of its own because gRPC cancels a stream whose writer is cancelled.
+        self._writer = asyncio.create_task(self._write(), name="rdzv-etcd keep-alive requests")
 
     @property
     def ended(self) -> bool:
@@ -98,21 +100,24 @@ class _Exchange:
 
     async def ask(self, lease_id: int) -> int:
         """Send one request and return the TTL in its reply. Raises :class:`AttemptError`."""
+        if self._failure is not None:
+            raise self._failure
         reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        async with self._writing:
-            if self._failure is not None:
-                raise self._failure
-            self._waiting[lease_id].append(reply)
-            try:
-                await self.opened.stream.write(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
-            except (grpc.RpcError, ClosedError):
-                self.opened.stream.cancel()  # the reader learns why, and tells all who wait
+        self._waiting[lease_id].append(reply)
+        self._requests.put_nowait(lease_id)
         return await reply
 
     async def close(self) -> None:
         self._reader.cancel()
-        await asyncio.wait([self._reader])
-        self._fail(AttemptError(unavailable(Verdict.UNKNOWN, "closed"), self.opened.server.name))
+        await asyncio.wait([self._reader, self._writer])
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                lease_id = await self._requests.get()
+                await self.opened.stream.write(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
+        except (grpc.RpcError, ClosedError):
+            self.opened.stream.cancel()  # the reader learns why, and tells all who wait
 
     async def _read(self) -> None:
         stream = self.opened.stream
@@ -126,6 +131,10 @@ class _Exchange:
             self._fail(self._link.failed(self.opened.server, error, self.opened.metadata))
         finally:
             stream.cancel()
+            self._writer.cancel()
+            self._fail(
+                AttemptError(unavailable(Verdict.UNKNOWN, "closed"), self.opened.server.name)
+            )
 
     def _dispatch(self, message: Any) -> None:
         waiting = self._waiting.get(message.ID)

@@ -115,6 +115,6 @@ def python(script: str, *arguments: str, **environment: str) -> subprocess.Compl
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=2 * LIMIT_S,
+        timeout=LIMIT_S,
         check=False,
     )
