@@ -25,9 +25,11 @@ def test_nobody_waits_for_a_node_that_died_after_it_arrived(
     """
     conf = "lease_ttl=15,closed_ttl=3,rank_key=RACK"
     job = Job(newest_etcd.target, tmp_path, nnodes="3", conf=conf)
-    (dead,) = agents.start(job, "dead", RACK=str(dead_rank))
     (first,) = agents.start(job, "first", RACK=str(1 - dead_rank))
-    agents.wait_until("two nodes have arrived", lambda: len(node_pids(newest_etcd, job)) == 2)
+    # The first one leads: without a leader no round would be formed before the lease has run out.
+    _wait_for_arrivals(agents, newest_etcd, job, 1)
+    (dead,) = agents.start(job, "dead", RACK=str(dead_rank))
+    _wait_for_arrivals(agents, newest_etcd, job, 2)
     dead.kill()
     killed_at = time.time()
     (last,) = agents.start(job, "last", RACK="2")
@@ -39,3 +41,7 @@ def test_nobody_waits_for_a_node_that_died_after_it_arrived(
     alive = [first, last, replacement]
     agents.wait_for_world(alive, size=3, after=killed_at)
     finish(agents, newest_etcd, job, alive)
+
+
+def _wait_for_arrivals(agents: Agents, server: EtcdServer, job: Job, count: int) -> None:
+    agents.wait_until(f"{count} arrivals", lambda: len(node_pids(server, job)) == count)
