@@ -108,11 +108,14 @@ class MemoryWatch:
             self._send(RevisionRegressedError(self._next_revision - 1, server.revision))
             return
         try:
-            revisions = list(server.model.history(self._next_revision))
+            # One revision more than needed, as the real client asks for it: etcd accepts a watch
+            # from the revision it has compacted to, but has forgotten the deletions made by it.
+            revisions = list(server.model.history(max(1, self._next_revision - 1)))
         except CompactedError as error:
             self._send(error)
             return
-        events = tuple(event for each in revisions for event in each.events if self._has(event))
+        fresh = [each for each in revisions if each.number >= self._next_revision]
+        events = tuple(event for each in fresh for event in each.events if self._has(event))
         if events:
             self._send(WatchBatch(events[-1].kv.mod_revision, events))
         self._next_revision = server.revision + 1

@@ -193,6 +193,21 @@ async def test_a_compacted_revision_cannot_be_watched(lab: Lab) -> None:
     await watch.close()
 
 
+async def test_a_watch_from_the_compacted_revision_does_not_miss_its_deletion(lab: Lab) -> None:
+    """etcd itself would: it keeps that revision's puts, but not its deletions."""
+    await lab.put("a")
+    deleted = await lab.delete("a")
+    lab.operator.compact(deleted)
+    await lab.put("b")
+    watch = lab.watch(start_revision=deleted)
+    with pytest.raises(CompactedError):
+        await next_batch(watch)
+    await watch.close()
+    watch = lab.watch(start_revision=deleted + 1)
+    assert (await events_of(watch, 1))[0].kv.key == lab.key("b")
+    await watch.close()
+
+
 async def test_compaction_does_not_disturb_a_watch_that_is_up_to_date(lab: Lab) -> None:
     watch = lab.watch(start_revision=await lab.revision() + 1)
     await lab.put("a", b"1")
