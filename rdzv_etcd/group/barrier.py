@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rdzv_etcd.core.model import display_names
-from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError
+from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError, EtcdUnavailableError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.standing import World
@@ -20,7 +20,7 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
 
     The last to arrive says so in one key that the others watch: N notifications, not N². Raises
     BarrierTimeoutError (names who is missing), BarrierBrokenError if the round changes meanwhile,
-    and EtcdError.
+    RendezvousFailedError if this node leaves, and EtcdError.
     """
     context = node.context
     etcd = context.etcd
@@ -71,6 +71,7 @@ async def _first_of(watch: Watch, node: Node, world: World, name: str) -> None:
         if passing.done():
             passing.result()
             return
+        breaking.result()
         raise BarrierBrokenError(
             f"barrier {name!r}: round {world.round} is over, join the next one"
         )
@@ -83,6 +84,7 @@ async def _first_of(watch: Watch, node: Node, world: World, name: str) -> None:
 async def _next(watch: Watch) -> None:
     async for _ in watch:
         return
+    raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
 
 
 async def _missing(etcd: Etcd, place: KeyRange, world: World) -> list[str]:

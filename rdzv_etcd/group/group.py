@@ -7,12 +7,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
+from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.model import Closure
-from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
@@ -26,8 +27,10 @@ from rdzv_etcd.settings import Settings
 
 _log = logging.getLogger("rdzv_etcd")
 
-Connect = Callable[[], Awaitable[Etcd]]
-"""Makes the connection to etcd, on the library's event loop."""
+T = TypeVar("T")
+
+Connect = Callable[[], "Etcd | Awaitable[Etcd]"]
+"""Makes the connection to etcd, on the library's event loop; may be asynchronous."""
 
 
 class Group:
@@ -66,13 +69,10 @@ class Group:
         self._listener: Bootstrap | None = None
         self._world: World | None = None
         self._left = False
-        if settings.embed:
-            from rdzv_etcd.embedded import ensure_etcd  # noqa: PLC0415 - only who embeds pays
-
-            ensure_etcd(settings)
+        self._embed()
         self._runtime = Runtime.acquire()
         try:
-            self._etcd = self._runtime.run(self._open(connect))
+            self._etcd = self._connect(connect)
         except BaseException:
             self._runtime.release()
             raise
@@ -84,9 +84,26 @@ class Group:
             self.leave("could not start")
             raise
 
+    def _embed(self) -> None:
+        if self._settings.embed:
+            from rdzv_etcd.embedded import ensure_etcd  # noqa: PLC0415 - only who embeds pays
+
+            ensure_etcd(self._settings)
+
+    def _connect(self, connect: Connect | None) -> Etcd:
+        try:
+            return self._runtime.run(self._open(connect))
+        except EtcdUnavailableError:
+            if not self._settings.embed:
+                raise
+            # An embedded etcd that nobody used any more may have ended in this very moment.
+            self._embed()
+            return self._runtime.run(self._open(connect))
+
     async def _open(self, connect: Connect | None) -> Etcd:
         if connect is not None:
-            return await connect()
+            made = connect()
+            return await made if isinstance(made, Awaitable) else made
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
 
         client = EtcdClient(self._settings.connection)
@@ -106,13 +123,14 @@ class Group:
         a spare of a healthy round waits for as long as that lasts. Raises
         :class:`~rdzv_etcd.errors.JoinTimeoutError`, :class:`~rdzv_etcd.errors.JobClosedError`,
         :class:`~rdzv_etcd.errors.JobSettingsMismatchError`,
-        :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`.
+        :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`, and
+        :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile.
         """
         self._drop_listener()
         bootstrap = bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)
         limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
         try:
-            world = self._runtime.run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
+            world = self._run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
         except BaseException:
             bootstrap.close()
             raise
@@ -139,10 +157,13 @@ class Group:
     def wait_change(self, timeout_s: float | None = None) -> bool:
         """Block until :meth:`waiting_count` is above zero; ``False`` after ``timeout_s``."""
         try:
-            self._runtime.run(self._clock.wait_for(self._node.changed(), timeout_s))
+            self._run(self._changed(timeout_s))
         except TimeoutError:
             return False
         return True
+
+    async def _changed(self, timeout_s: float | None) -> None:
+        await self._clock.wait_for(self._node.changed(), timeout_s)
 
     def closure(self) -> Closure | None:
         """How the job was closed, if it was; from memory."""
@@ -158,14 +179,24 @@ class Group:
         world = self._world
         if world is None:
             raise RendezvousFailedError("a barrier needs a round: call join() first")
-        self._runtime.run(wait_at_barrier(self._node, world, name, timeout_s))
+        self._run(wait_at_barrier(self._node, world, name, timeout_s))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it; raises RendezvousFailedError if this group has left, or leaves meanwhile."""
+        try:
+            return self._runtime.run(work)
+        except RuntimeError:
+            if not self._left:
+                raise
+            # The runtime was released before the work could end by itself.
+            raise RendezvousFailedError("this node has left the job") from None
 
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self, *, succeeded: bool, reason: str) -> None:
         """Close the job for everybody, if this node is a member. Blocks for ``close_timeout_s`` at
         most; raises :class:`~rdzv_etcd.errors.EtcdError`."""
-        self._runtime.run(self._node.close_job(succeeded=succeeded, reason=reason))
+        self._run(self._node.close_job(succeeded=succeeded, reason=reason))
 
     def leave(self, reason: str = "left") -> None:
         """End the session at once and free everything; the others see it in one watch event.

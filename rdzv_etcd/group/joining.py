@@ -65,6 +65,7 @@ class Joining:
     async def _until_admitted(self) -> World:
         context, standing = self._context, self._standing
         while True:
+            standing.check_not_gone()
             world = standing.admit(context.control.view)
             if world is not None:
                 context.narrator.say(
@@ -87,6 +88,7 @@ class Joining:
     async def _arrive(self) -> None:
         context, standing = self._context, self._standing
         async with standing.presence_lock:
+            standing.check_not_gone()  # leaving waits for the lock, or has it behind it
             control = context.control.view
             if standing.info is None:
                 return
@@ -127,6 +129,8 @@ class Joining:
     async def _withdraw(self) -> None:
         """Take the presence back: whoever saw this node waiting does not count on it any more."""
         context, standing = self._context, self._standing
+        if standing.phase is Phase.GONE:
+            return  # leaving ends the session itself, and what follows relies on that
         if standing.phase is Phase.WAITING:
             standing.phase = Phase.IDLE
         standing.info = None

@@ -70,8 +70,12 @@ class Node:
         return self._standing.closure
 
     async def changed(self) -> None:
-        """Wait until this node's round is over (see :meth:`waiting_count`)."""
+        """Wait until this node's round is over (see :meth:`waiting_count`).
+
+        Raises RendezvousFailedError if this node leaves.
+        """
         while self.waiting_count() == 0:
+            self._standing.check_not_gone()
             await self._context.pulse.wait()
 
     # -- taking part ----------------------------------------------------------------------------
@@ -105,6 +109,7 @@ class Node:
         Raises JoinTimeoutError, JobClosedError, JobSettingsMismatchError, StateCorruptError, and
         EtcdError if etcd cannot be reached for that long.
         """
+        self._standing.check_not_gone()
         await self.start()
         joining = Joining(self._context, self._standing, self._leadership, timeout_s)
         return await joining.run(address, port)
@@ -127,6 +132,7 @@ class Node:
         if standing.phase is Phase.GONE:
             return
         standing.phase, was = Phase.GONE, standing.phase
+        context.pulse.beat()  # other threads' calls that wait end now
         try:
             if self._tasks:
                 await context.clock.wait_for(self._farewell(reason, was), context.farewell_limit_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round
+from rdzv_etcd.errors import RendezvousFailedError
 
 
 class Phase(Enum):
@@ -60,6 +61,11 @@ class Standing:
     presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the presence is written: arriving, healing and leaving exclude each other."""
 
+    def check_not_gone(self) -> None:
+        """Raise RendezvousFailedError once the node has left: whoever waits for it may stop."""
+        if self.phase is Phase.GONE:
+            raise RendezvousFailedError("this node has left the job")
+
     @property
     def is_active(self) -> bool:
         """Whether this node takes part, and so may lead."""
@@ -76,6 +82,7 @@ class Standing:
         return self.known_since is not None and control.round_revision <= self.known_since
 
     def begin_join(self, info: NodeInfo) -> None:
+        self.check_not_gone()
         self.phase = Phase.WAITING
         self.info = info
         self.arrived_with = 0

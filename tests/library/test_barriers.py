@@ -1,0 +1,114 @@
+"""Named barriers among the members of a round."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError, RendezvousFailedError
+from rdzv_etcd.group.group import Group
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteError,
+    RemoteNode,
+    at_once,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+
+def test_all_members_pass_together(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "3"), 3) as nodes, ThreadPoolExecutor(2) as pool:
+        join_all(nodes)
+        early = [pool.submit(node.barrier, "saved", LIMIT_S) for node in nodes[:2]]
+        _wait_for_arrivals(etcd_server, job_id, 2)
+        assert not any(waiting.done() for waiting in early)
+        nodes[2].barrier("saved", LIMIT_S)
+        for waiting in early:
+            waiting.result(LIMIT_S)
+
+
+def test_across_processes(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    with (
+        RemoteNode(node_options(etcd_server, job_id, "2")) as remote,
+        Group(node_settings(etcd_server, job_id, "2")) as here,
+    ):
+        at_once([lambda: remote.call("join"), here.join])
+        at_once(
+            [
+                lambda: remote.call("barrier", "saved", LIMIT_S),
+                lambda: here.barrier("saved", LIMIT_S),
+            ]
+        )
+        with pytest.raises(RemoteError, match="here, the other is missing|1 of 2 members"):
+            remote.call("barrier", "alone", 0.3)
+        at_once([remote.finish, here.leave])
+
+
+def test_names_may_be_anything_and_do_not_meet(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        join_all(nodes)
+        for name in ("a", "a/arrived", "../b", "gespeichert: größe", "0"):
+            at_once([lambda node=node, name=name: node.barrier(name, LIMIT_S) for node in nodes])
+        with pytest.raises(BarrierTimeoutError):
+            nodes[0].barrier("a/", 0.2)
+
+
+def test_a_time_limit_names_who_is_missing(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        worlds = join_all(nodes)
+        host, _, _ = nodes[1].node_id.partition("~")
+        with pytest.raises(BarrierTimeoutError, match="1 of 2 members are missing") as caught:
+            nodes[0].barrier("saved", 0.3)
+        assert host in str(caught.value)
+        assert f"round {worlds[0].round}" in str(caught.value)
+        assert "'saved'" in str(caught.value)
+
+
+def test_a_change_breaks_it(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    with (
+        groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        join_all(nodes)
+        waiting = pool.submit(nodes[0].barrier, "saved", LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        nodes[1].leave()
+        with pytest.raises(BarrierBrokenError, match="round 1 is over"):
+            waiting.result(LIMIT_S)
+
+
+def test_a_name_may_be_used_again_in_the_next_round(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        for _ in range(3):
+            join_all(nodes)
+            with pytest.raises(BarrierTimeoutError):
+                nodes[0].barrier("saved", 0.2)
+            at_once([lambda node=node: node.barrier("saved", LIMIT_S) for node in nodes])
+
+
+def test_it_needs_a_round(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    with (
+        Group(node_settings(etcd_server, job_id, "1")) as node,
+        pytest.raises(RendezvousFailedError, match=r"join\(\) first"),
+    ):
+        node.barrier("saved")
+
+
+def _wait_for_arrivals(server: EtcdServer, job_id: str, count: int) -> None:
+    place = job_root(job_id) + b"barrier/"
+    wait_until("nodes at the barrier", lambda: len(server.keys(place)) == count)

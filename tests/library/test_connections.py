@@ -1,0 +1,218 @@
+"""What a group can be given to reach etcd with, and job ids of every kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    EtcdUnavailableError,
+    StateCorruptError,
+)
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.group.group import Group
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteNode,
+    at_once,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+)
+from tests.support.certificates import Certificates
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.processes import free_port
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+
+LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
+
+
+def test_a_callers_own_etcd3_client(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """It is used, and left open."""
+    import etcd3  # noqa: PLC0415 - works once the library was imported
+
+    settings = node_settings(etcd_server, job_id, "2", lease_ttl=600)
+    own = etcd3.client(host="127.0.0.1", port=etcd_server.port)
+    with (
+        Group(settings, connect=lambda: EtcdClient.from_etcd3(own)) as lent,
+        Group(settings) as other,
+    ):
+        assert {world.size for world in join_all([lent, other])} == {2}
+        at_once([lambda node=node: node.barrier("saved", LIMIT_S) for node in (lent, other)])
+        keys = [meta.key for _, meta in own.get_prefix(job_root(job_id).decode() + "nodes/")]
+        assert len(keys) == 2
+    assert list(own.get_prefix(job_root(job_id).decode())) == []
+    own.close()
+
+
+def test_an_async_connect(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    settings = node_settings(etcd_server, job_id, "1")
+
+    async def connect() -> EtcdClient:
+        client = EtcdClient(settings.connection)
+        await client.connect()
+        return client
+
+    with Group(settings, connect=connect) as node:
+        assert node.join().size == 1
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    ["a/b", "two words ", "größe-日本", "../other", "%2F", "/", "a~b", "*", "-"],
+)
+def test_any_job_id_works(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, suffix: str
+) -> None:
+    """And holds its own keys only."""
+    odd = f"{job_id}{suffix}"
+    leak_check.watch_job(etcd_server.gateway, odd)
+    before = etcd_server.keys()
+    with groups(node_settings(etcd_server, odd, "2"), 2) as nodes:
+        join_all(nodes)
+        new = [key for key in etcd_server.keys() if key not in before]
+        assert new
+        assert [key for key in new if not key.startswith(job_root(odd))] == []
+
+
+def test_jobs_whose_ids_look_like_each_others_keys_stay_apart(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    names = [job_id, f"{job_id}/nodes", f"{job_id}/ctl/round", f"{job_id}%2Fnodes"]
+    for name in names[1:]:
+        leak_check.watch_job(etcd_server.gateway, name)
+    nodes = [Group(node_settings(etcd_server, name, "1:2")) for name in names]
+    try:
+        assert [(world.rank, world.size) for world in join_all(nodes)] == [(0, 1)] * len(names)
+        assert not any(node.waiting_count() for node in nodes)
+    finally:
+        at_once([node.leave for node in nodes])
+
+
+def test_another_prefix(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    leak_check.watch_job(etcd_server.gateway, job_id, prefix="/team/rdzv")
+    with (
+        Group(node_settings(etcd_server, job_id, "1", etcd_prefix="/team/rdzv")) as there,
+        Group(node_settings(etcd_server, job_id, "1")) as here,
+    ):
+        assert there.join().size == here.join().size == 1
+        assert etcd_server.keys(job_root(job_id, "/team/rdzv"))
+
+
+# -- TLS, users, several endpoints ------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded_etcd(
+    fresh_etcd: Callable[..., EtcdServer], certificates: Certificates
+) -> EtcdServer:
+    """TLS with client certificates, and users; tokens live two seconds."""
+    server = fresh_etcd(
+        certificates=certificates, require_client_cert=True, flags=("--auth-token-ttl", "2")
+    )
+    server.enable_auth()
+    return server
+
+
+def _files(certificates: Certificates) -> dict[str, str]:
+    return {"ca_cert": str(certificates.ca), "cert": str(certificates.client_combined)}
+
+
+def test_tls_and_a_user_who_may_touch_the_prefix_only(
+    guarded_etcd: EtcdServer,
+    certificates: Certificates,
+    job_id: str,
+    tmp_path: Path,
+) -> None:
+    """Round, barrier, change and end, in threads and in a process, beyond a token's life."""
+    check = LeakCheck()
+    check.watch_job(guarded_etcd.gateway, job_id)
+    (tmp_path / "user").write_text(USER + "\n")
+    (tmp_path / "password").write_text(USER_PASSWORD + "\n")
+    files = _files(certificates)
+    from_files = {"user_file": str(tmp_path / "user"), "password_file": str(tmp_path / "password")}
+    with (
+        Group(node_settings(guarded_etcd, job_id, "1:3", environ=LOGIN, **files)) as one,
+        Group(node_settings(guarded_etcd, job_id, "1:3", **files, **from_files)) as two,
+        RemoteNode(node_options(guarded_etcd, job_id, "1:3", **files, **from_files)) as three,
+    ):
+        assert three.node_id
+        at_once([one.join, two.join, lambda: three.call("join")])
+        assert not one.wait_change(3.0)
+        at_once(
+            [
+                lambda: one.barrier("saved", LIMIT_S),
+                lambda: two.barrier("saved", LIMIT_S),
+                lambda: three.call("barrier", "saved", LIMIT_S),
+            ]
+        )
+        three.process.kill()
+        assert one.wait_change(LIMIT_S)
+        assert two.wait_change(LIMIT_S)
+        assert {world.size for world in join_all([one, two])} == {2}
+    check.check()
+
+
+def test_a_prefix_the_user_may_not_touch(
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str
+) -> None:
+    with pytest.raises(EtcdPermissionError, match="etcd"):
+        Group(node_settings(auth_etcd, job_id, "1", environ=LOGIN, etcd_prefix="/others"))
+
+
+def test_a_wrong_password(leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str) -> None:
+    wrong = {**LOGIN, "RDZV_ETCD_PASSWORD": "a secret of mine"}
+    with pytest.raises(EtcdAuthError) as caught:
+        Group(node_settings(auth_etcd, job_id, "1", environ=wrong))
+    assert "a secret of mine" not in str(caught.value)
+
+
+def test_no_password(leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str) -> None:
+    with pytest.raises(EtcdAuthError, match="user|password"):
+        Group(node_settings(auth_etcd, job_id, "1"))
+
+
+def test_a_foreign_ca(
+    leak_check: LeakCheck, tls_etcd: EtcdServer, certificates: Certificates, job_id: str
+) -> None:
+    with pytest.raises(EtcdTlsError):
+        Group(node_settings(tls_etcd, job_id, "1", ca_cert=str(certificates.foreign_ca)))
+
+
+def test_the_first_endpoint_is_dead(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    endpoints = f"127.0.0.1:{free_port()},{etcd_server.target}"
+    with groups(node_settings(endpoints, job_id, "3"), 3) as nodes:
+        assert {world.size for world in join_all(nodes)} == {3}
+
+
+def test_no_endpoint_answers(leak_check: LeakCheck, job_id: str) -> None:
+    """All are named, soon."""
+    ports = [free_port(), free_port()]
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with pytest.raises(EtcdUnavailableError) as caught:
+        Group(node_settings(endpoints, job_id, "1", connect_timeout=1.0))
+    assert all(str(port) in str(caught.value) for port in ports)
+
+
+def test_a_failed_start_leaves_nothing(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """A foreign value among the job's keys: the session that was just opened is ended again."""
+    before = etcd_server.leases()
+    key = job_root(job_id) + b"ctl/round"
+    etcd_server.gateway.put(key, json.dumps({"v": 99}).encode())
+    with pytest.raises(StateCorruptError, match="ctl/round"):
+        Group(node_settings(etcd_server, job_id, "1", lease_ttl=600))
+    assert etcd_server.leases() <= before
+    etcd_server.gateway.delete_prefix(key)

@@ -1,0 +1,199 @@
+"""How a node's part ends: leaving, closing the job, and the end of the process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
+from rdzv_etcd.group.group import Group
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteNode,
+    at_once,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+LONG_S = 600
+"""A lease that will not end by itself while a test runs."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [(None, 0), (("exit", 3), 3), (("divide",), 1)],
+    ids=["returns", "sys.exit", "raises"],
+)
+def test_a_process_that_just_ends_leaves_at_once(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    ending: tuple[object, ...] | None,
+    status: int,
+) -> None:
+    """When it is gone, its keys and its lease are gone."""
+    before = etcd_server.leases()
+    with RemoteNode(node_options(etcd_server, job_id, "1", lease_ttl=LONG_S)) as node:
+        node.call("join")
+        assert etcd_server.keys(job_root(job_id))
+        if ending is not None:
+            with pytest.raises(EOFError):
+                node.call(*ending)  # type: ignore[arg-type]
+        assert node.finish() == status
+        assert not etcd_server.keys(job_root(job_id))
+        assert not etcd_server.leases() - before
+
+
+def test_a_process_that_ends_while_it_joins_leaves_at_once(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """The main thread ends while another one waits for a round."""
+    before = etcd_server.leases()
+    program = (
+        "import json, sys, threading\n"
+        "from rdzv_etcd.group.group import Group\n"
+        "from rdzv_etcd.settings.config import settings_from_config\n"
+        "group = Group(settings_from_config(environ={}, **json.loads(sys.argv[1])))\n"
+        "threading.Thread(target=group.join, daemon=True).start()\n"
+        "sys.stdin.read(1)\n"
+    )
+    options = json.dumps(node_options(etcd_server, job_id, "2", lease_ttl=LONG_S))
+    with subprocess.Popen([sys.executable, "-c", program, options], stdin=subprocess.PIPE) as node:
+        wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id) + b"nodes/"))
+        node.communicate(timeout=LIMIT_S)
+    assert not etcd_server.keys(job_root(job_id))
+    assert not etcd_server.leases() - before
+
+
+def test_leaving_the_block_leaves_the_group(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """With an error as well; leaving again does nothing."""
+    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
+    with pytest.raises(ZeroDivisionError), Group(settings) as node:
+        node.join()
+        raise ZeroDivisionError
+    assert not etcd_server.keys(job_root(job_id))
+    node.leave()
+    node.leave()
+
+
+def test_what_a_group_that_has_left_says(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    node = Group(node_settings(etcd_server, job_id, "1"))
+    node.join()
+    node.leave()
+    assert node.waiting_count() == 0
+    with pytest.raises(RendezvousFailedError, match="left"):
+        node.join()
+    with pytest.raises(RendezvousFailedError, match="left"):
+        node.barrier("saved")
+    with pytest.raises(RendezvousFailedError, match="left"):
+        node.wait_change(0.1)
+    with pytest.raises(RendezvousFailedError, match="left"):
+        node.close(succeeded=True, reason="done")
+
+
+def test_leaving_while_another_thread_joins_ends_the_join(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    node = Group(node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(node.join)
+        wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id) + b"nodes/"))
+        node.leave()
+        with pytest.raises(RendezvousFailedError, match="left"):
+            joining.result(LIMIT_S)
+
+
+def test_leaving_while_another_thread_waits_for_a_change_ends_the_wait(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+    node.join()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(node.wait_change)
+        assert not node.wait_change(0.1)
+        node.leave()
+        with pytest.raises(RendezvousFailedError, match="left"):
+            waiting.result(LIMIT_S)
+
+
+def test_closing_tells_everybody_by_whom_and_why(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        join_all(nodes)
+        nodes[0].close(succeeded=False, reason="the data is unusable")
+        assert nodes[1].wait_change(LIMIT_S)
+        closure = nodes[1].closure()
+        assert closure is not None
+        assert (closure.by, closure.reason) == (nodes[0].node_id, "the data is unusable")
+        assert not closure.succeeded
+        for node in nodes:
+            with pytest.raises(JobClosedError, match="the data is unusable") as caught:
+                node.join()
+            assert caught.value.was_member
+
+
+def test_success_asks_nobody_to_join_again(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        join_all(nodes)
+        at_once([lambda node=node: node.close(succeeded=True, reason="done") for node in nodes])
+        assert [node.waiting_count() for node in nodes] == [0, 0]
+        closures = [node.closure() for node in nodes]
+        assert [closure is not None and closure.succeeded for closure in closures] == [True, True]
+
+
+def test_closing_by_a_node_that_is_no_member_does_nothing(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1")
+    with Group(settings) as member, Group(settings) as bystander:
+        member.join()
+        bystander.close(succeeded=False, reason="not mine to say")
+        assert member.closure() is None
+        assert not member.wait_change(0.3)
+
+
+def test_a_spare_hears_that_the_job_is_done(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1")
+    with Group(settings) as member, Group(settings) as spare, ThreadPoolExecutor(1) as pool:
+        member.join()
+        waiting = pool.submit(spare.join)
+        nodes = job_root(job_id) + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        member.close(succeeded=True, reason="done")
+        with pytest.raises(JobClosedError, match="done") as caught:
+            waiting.result(LIMIT_S)
+        assert caught.value.succeeded
+        assert not caught.value.was_member
+
+
+def test_the_same_id_works_again_after_a_close(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """While the marker of the closed run still stands; the epoch goes on growing."""
+    settings = node_settings(etcd_server, job_id, "2")
+    epochs = []
+    for reason in ("first", "second"):
+        with groups(settings, 2) as nodes:
+            worlds = join_all(nodes)
+            epochs.append(worlds[0].epoch)
+            assert nodes[0].closure() is None
+            nodes[0].close(succeeded=False, reason=reason)
+    assert epochs == sorted(set(epochs))
