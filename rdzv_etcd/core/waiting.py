@@ -63,7 +63,7 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         info = presence.info
         if info.node_id in seated or info.leaving is not None:
             continue
-        asks_anew = record is None or info.arrived_for > record.number
+        asks_anew = _asks_anew(presence, control)
         if not asks_anew and (formed is None or info.node_id in expelled):
             idle.append(info.node_id)
         elif info.settings != settings:
@@ -79,3 +79,17 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         tuple(strangers),
         tuple(idle),
     )
+
+
+def _asks_anew(presence: Presence, control: Control) -> bool:
+    """Whether the node asks for a seat in the next round of what the record tells.
+
+    Under a closed marker only who arrived after it does, for a new run of the job: a spare of the
+    run that ended had asked for the same number, and is about to hear of the end.
+    """
+    record = control.round
+    if record is None:
+        return True
+    if record.closure is not None:
+        return presence.mod_revision > control.round_revision
+    return presence.info.arrived_for > record.number
