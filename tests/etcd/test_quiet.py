@@ -63,7 +63,7 @@ def main(port):
                 os._exit(0)
             sys.exit(0)
         assert os.waitpid(child, 0) == (child, 0)
-    worker = multiprocessing.get_context("spawn").Process(target=nothing)
+    worker = multiprocessing.get_context("spawn").Process(target=os.getpid)
     worker.start()
     worker.join()
     assert worker.exitcode == 0
