@@ -134,7 +134,7 @@ class Leadership:
                 following.cancel()
                 await asyncio.wait({following})
             await feed.close()
-            await self._drop_spare_lease()
+            await self.drop_spare_lease()
 
     async def _step(self, feed: Feed[Nodes]) -> None:
         """Decide once and act, or wait for something to change."""
@@ -307,14 +307,18 @@ class Leadership:
                 self._granting = None
             raise
 
-    async def _drop_spare_lease(self) -> None:
-        granting, self._granting = self._granting, None
+    async def drop_spare_lease(self) -> None:
+        """Revoke a job lease that no round uses. If this is cancelled, call it again."""
+        granting = self._granting
         if granting is None:
             return
         limit_s = self._context.farewell_limit_s
         with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
-            grant = await self._context.clock.wait_for(granting, limit_s)
+            # Shielded: of a grant that was cut off nobody would know the id.
+            grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
             await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
+        if self._granting is granting:
+            self._granting = None
 
     # -- trouble --------------------------------------------------------------------------------
 

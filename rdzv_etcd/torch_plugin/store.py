@@ -1,6 +1,6 @@
 """``EtcdStore``: a ``torch.distributed.Store`` on the round's key-value store in etcd.
 
-Translates between torch's store interface and :mod:`rdzv_etcd.group.kvstore`: values, timeouts and
+Translates between torch's store interface and :mod:`rdzv_etcd.kv.store`: values, timeouts and
 errors. Knows nothing of keys in etcd or of requests.
 
 What torch's C++ code calls on a store written in Python (seen with 2.13, through ``PrefixStore``
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group.kvstore import KeyValueStore
+from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import KeyRange
 

@@ -11,7 +11,7 @@ import pytest
 
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError, StateCorruptError
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group.kvstore import KeyValueStore
+from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store import StoreKeys
 from rdzv_etcd.testing import Link, MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation

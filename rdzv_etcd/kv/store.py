@@ -1,8 +1,8 @@
 """The round's key-value store on etcd, with the operations of torch's stores.
 
 Knows what each operation promises and how to get it in as few requests as can be; knows no torch
-and no threads. How a write is applied once is :mod:`rdzv_etcd.group.kvwrites`' business, how
-waiting works :mod:`rdzv_etcd.group.kvreads`'.
+and no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business, how
+waiting works :mod:`rdzv_etcd.kv.reads`'.
 
 ``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store` for how a counter is kept
 in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
 from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
-from rdzv_etcd.group.kvqueue import Queues
-from rdzv_etcd.group.kvreads import BATCH_OPERATIONS, Reader, side_by_side
-from rdzv_etcd.group.kvwrites import Body, Deadline, OnceWriter, Written
+from rdzv_etcd.kv.queue import Queues
+from rdzv_etcd.kv.reads import BATCH_OPERATIONS, Reader, side_by_side
+from rdzv_etcd.kv.writes import Body, Deadline, OnceWriter, Written
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store import (
     Counter,

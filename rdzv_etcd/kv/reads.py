@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.api import Etcd, EventKind, Get, GetResult, KeyValue, Txn
-from rdzv_etcd.group.kvwrites import Deadline
+from rdzv_etcd.kv.writes import Deadline
 
 T = TypeVar("T")
 

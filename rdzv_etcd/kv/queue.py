@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from rdzv_etcd.errors import StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
-from rdzv_etcd.group.kvreads import Reader
-from rdzv_etcd.group.kvwrites import Deadline, OnceWriter
+from rdzv_etcd.kv.reads import Reader
+from rdzv_etcd.kv.writes import Deadline, OnceWriter
 from rdzv_etcd.schema.store import StoreKeys, content_of, encode_value
 
 
