@@ -227,6 +227,7 @@ class Leadership:
                 requests.close_round(context.keys, control, nodes.revision, record, audit)
             )
         except OutcomeUnknownError:
+            self._granting = None  # it may be the job's now; if it is not, it expires
             await context.control.refresh()  # whatever happened, it shows in the record
             return
         if not result.succeeded:
