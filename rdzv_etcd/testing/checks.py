@@ -73,6 +73,18 @@ def _check_shape(request: Txn, max_ops: int) -> None:
 
 def _check_guard(guard: Compare) -> None:
     _require_key(guard.key)
+
+
+def check_types(request: Txn) -> None:
+    """Raise :class:`TypeError` for a guard that compares bytes with a number, as a client would."""
+    for guard in request.guards:
+        _check_operand(guard)
+    for op in _ops(request):
+        if isinstance(op, Txn):
+            check_types(op)
+
+
+def _check_operand(guard: Compare) -> None:
     expected = bytes if guard.target is Target.VALUE else int
     if not isinstance(guard.operand, expected):
         raise TypeError(

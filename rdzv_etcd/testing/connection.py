@@ -17,6 +17,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
 )
 from rdzv_etcd.etcd.api import Get, GetResult, LeaseGrant, Txn, TxnResult
+from rdzv_etcd.testing.checks import check_types
 from rdzv_etcd.testing.link import Fate, Link, Planned
 from rdzv_etcd.testing.requests import (
     Grant,
@@ -72,6 +73,7 @@ class MemoryConnection:
     async def txn(
         self, request: Txn, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> TxnResult:
+        check_types(request)
         response = await self._call(request, timeout_s, repeatable=repeatable)
         assert isinstance(response, TxnResult)
         return response
