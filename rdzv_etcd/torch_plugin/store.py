@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import Store
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import KeyRange
 
 T = TypeVar("T")
