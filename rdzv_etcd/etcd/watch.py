@@ -141,7 +141,10 @@ class EtcdWatch:
         created = await self._link.clock.wait_for(_next(stream), _OPEN_LIMIT_S)
         seen = self._next_revision - 1
         if created.header.revision < seen:
-            current = await self._current_revision(self._key)
+            try:
+                current = await self._current_revision(self._key)
+            except EtcdUnavailableError as error:  # an outage: it does not end the watch
+                raise ClosedError(str(error)) from error
             if current < seen:
                 raise RevisionRegressedError(seen, current)
         if not self._next_revision:

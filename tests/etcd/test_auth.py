@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -70,9 +71,8 @@ def test_a_change_of_roles_is_survived(fresh_etcd: Callable[..., EtcdServer]) ->
         async with client_of(server, credentials=TRAINER) as client:
             await client.txn(put(b"1"))
             for n in range(3):
-                await in_background(
-                    lambda n=n: server.gateway.grant_prefix("trainers", b"/more%d/" % n)
-                )
+                grant = partial(server.gateway.grant_prefix, "trainers", b"/more%d/" % n)
+                await in_background(grant)
                 calls = [client.txn(put(b"role%d" % m)) for m in range(5)]
                 assert all(done.succeeded for done in await asyncio.gather(*calls))
 

@@ -7,11 +7,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from rdzv_etcd.errors import EtcdAuthError
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.client import EtcdClient
 from tests.etcd.tools import PREFIX, client_of, in_background, put, run, soon
 from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 
 async def use(client: EtcdClient) -> None:
@@ -102,6 +105,24 @@ def test_a_lent_clients_streams_survive_a_restart(fresh_etcd: Callable[..., Etcd
         assert await client.keep_alive(lease.lease_id) > 0
         await client.txn(put(b"lent"), repeatable=True)
         assert (await soon(watch.__anext__())).events
+        await client.close()
+
+    run(scenario())
+    mine.close()
+
+
+def test_a_lent_clients_token_is_used_until_it_expires(auth_etcd: EtcdServer) -> None:
+    stubs.load()
+    mine = importlib.import_module("etcd3").client(
+        host=auth_etcd.host, port=auth_etcd.port, user=USER, password=USER_PASSWORD, timeout=20
+    )
+
+    async def scenario() -> None:
+        client = EtcdClient.from_etcd3(mine)
+        assert (await client.txn(put(b"lent"))).succeeded
+        await asyncio.sleep(3.5)  # the server's tokens live two seconds
+        with pytest.raises(EtcdAuthError, match="expired and cannot be renewed"):
+            await client.txn(put(b"lent"))
         await client.close()
 
     run(scenario())

@@ -248,3 +248,25 @@ def test_a_cancelled_call_is_cancelled(fresh_etcd: Callable[..., EtcdServer]) ->
             server.resume()
 
     run(scenario())
+
+
+def test_a_grant_under_a_chosen_id_is_repeated_safely(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
+    """The first attempt's reply is lost; whether it was applied or not, the grant succeeds."""
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            await client.get(ANY)
+            server.pause()
+            granting = asyncio.create_task(client.grant(60, lease_id=4711, timeout_s=LIMIT_S))
+            revoking = asyncio.create_task(client.revoke(4712, timeout_s=LIMIT_S))
+            await asyncio.wait([granting], timeout=11.5)  # the attempt limit is 10 s
+            server.resume()
+            lease = await granting
+            assert (lease.lease_id, lease.ttl_s) == (4711, 60)
+            await revoking  # a lease that never was: there is no error either
+            assert await client.keep_alive(4711) == 60
+
+    run(scenario())
