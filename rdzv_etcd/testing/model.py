@@ -228,6 +228,16 @@ class Model:
             self._history.append(Revision(self.revision, tuple(self._pending)))
             self._pending = []
 
+    def emptied(self) -> Model:
+        """Return what is left when all data is lost: a new cluster with the old settings.
+
+        Lease ids go on: real ones hold the time, so an id from before is never given out again.
+        """
+        model = Model(self.limits)
+        model.no_space = self.no_space
+        model._next_lease_id = self._next_lease_id
+        return model
+
     # -- leases and history -----------------------------------------------------------------------
 
     def _grant(self, request: Grant) -> LeaseGrant:

@@ -151,9 +151,7 @@ class MemoryEtcd:
         again, unless the new cluster has reached their revision by then: a real one with the same
         members has the same cluster id, so a client cannot know.
         """
-        no_space = self.model.no_space
-        self.model = Model(self.limits)
-        self.model.no_space = no_space
+        self.model = self.model.emptied()
         self._expiry_s.clear()
         self._arm()
         self._tell_links(broken=True)
