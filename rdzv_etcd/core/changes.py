@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round
+from rdzv_etcd.core.model import Change, Closure, Control, Loss, Nodes, Round
 from rdzv_etcd.core.waiting import sort_crowd
 
 
@@ -62,17 +62,21 @@ def decide_change(
     return Healthy()
 
 
-def waiting_count(control: Control, world: Round | None, evicted: bool) -> int:
+def waiting_count(
+    control: Control, world: Round | None, evicted: bool, closure: Closure | None = None
+) -> int:
     """How many nodes wait, as torch's agent asks: above zero means "stop and re-join".
 
     ``world`` is the round that the node works in (``None``: none). Above zero as well when a member
     was lost, when a newer round was formed without this node, and when the job failed.
+    ``closure`` is how the node saw its job end: it outlives the marker, and a new run's rounds are
+    no concern of a node that is still finishing the old one.
     """
     if world is None:
         return 0
     if evicted:
         return 1
-    closure = control.closure
+    closure = closure if closure is not None else control.closure
     if closure is not None:
         return 0 if closure.succeeded else 1
     formed = control.formed

@@ -63,7 +63,7 @@ def decide_close(
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, here + _missing(crowd, control))
     full = size == settings.max_nodes // settings.node_unit * settings.node_unit
-    enough_s = _enough_since(pool, settings.min_nodes, patience.opened_s)
+    enough_s = _enough_since(pool, settings, patience.opened_s)
     if crowd.expected:
         until_s = enough_s + patience.last_call_s
         why = "last call passed"
@@ -87,9 +87,12 @@ def _needed(settings: JobSettings) -> str:
     return f"{settings.min_nodes} to {settings.max_nodes}"
 
 
-def _enough_since(pool: tuple[Presence, ...], min_nodes: int, opened_s: float) -> float:
+def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
+    """Since when the smallest world that is allowed could have been formed."""
+    unit = settings.node_unit
+    least = (settings.min_nodes + unit - 1) // unit * unit
     arrivals = sorted(presence.seen_s for presence in pool)
-    return max(opened_s, arrivals[min_nodes - 1])
+    return max(opened_s, arrivals[least - 1])
 
 
 def _missing(crowd: Crowd, control: Control) -> str:

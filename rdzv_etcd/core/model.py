@@ -169,6 +169,8 @@ class Nodes:
 
     revision: int
     present: Mapping[str, Presence] = field(default_factory=dict)
+    left: frozenset[str] = frozenset()
+    """Nodes that said good-bye before they went."""
 
     def in_arrival_order(self) -> Sequence[Presence]:
         return sorted(self.present.values(), key=lambda p: (p.create_revision, p.info.node_id))

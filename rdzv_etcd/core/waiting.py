@@ -18,7 +18,10 @@ class Crowd:
     newcomers: tuple[Presence, ...]
     """Waiters that are not members, in order of arrival: late nodes and spares."""
     expected: tuple[str, ...]
-    """Live members that have not re-arrived yet: they will, or they will be lost."""
+    """Live members that have not re-arrived yet: they will, or they will be lost.
+
+    One that came back just as it was called lost is among them: it hears of the change, too.
+    """
     absent: tuple[str, ...]
     """Members without presence."""
     leaving: tuple[str, ...]
@@ -39,7 +42,6 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     record = control.round
     formed = control.formed
     members: Sequence[str] = () if formed is None else formed.members
-    gone = control.open_change.lost if control.open_change is not None else {}
     returning: list[Presence] = []
     expected: list[str] = []
     absent: list[str] = []
@@ -47,12 +49,12 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     for node_id in members:
         presence = nodes.present.get(node_id)
         if presence is None:
-            absent.append(node_id)
+            (leaving if node_id in nodes.left else absent).append(node_id)
         elif presence.info.leaving is not None:
             leaving.append(node_id)
         elif formed is not None and presence.info.arrived_for > formed.number:
             returning.append(presence)
-        elif node_id not in gone:
+        else:
             expected.append(node_id)
     newcomers: list[Presence] = []
     strangers: list[Presence] = []
@@ -88,8 +90,8 @@ def _asks_anew(presence: Presence, control: Control) -> bool:
     run that ended had asked for the same number, and is about to hear of the end.
     """
     record = control.round
-    if record is None:
-        return True
+    if record is None:  # the next round is the first; a higher number is from a run that is over
+        return presence.info.arrived_for <= 1
     if record.closure is not None:
         return presence.mod_revision > control.round_revision
     return presence.info.arrived_for > record.number

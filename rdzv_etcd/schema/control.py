@@ -60,9 +60,23 @@ def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
     return control
 
 
-def nodes_from(keys: JobKeys, result: GetResult, now_s: float) -> Nodes:
-    """Build the presence view from a read of ``keys.nodes``."""
-    return Nodes(result.revision, {p.info.node_id: p for p in _presences(keys, result.kvs, now_s)})
+def nodes_from(
+    keys: JobKeys, result: GetResult, now_s: float, before: Nodes | None = None
+) -> Nodes:
+    """Build the presence view from a read of ``keys.nodes``.
+
+    What is as it was in ``before`` keeps the time at which it was seen: a fresh read does not make
+    anybody's wait begin anew.
+    """
+    present: dict[str, Presence] = {}
+    known = {} if before is None else before.present
+    for presence in _presences(keys, result.kvs, now_s):
+        node_id = presence.info.node_id
+        earlier = known.get(node_id)
+        same = earlier is not None and earlier.mod_revision == presence.mod_revision
+        present[node_id] = earlier if earlier is not None and same else presence
+    left = frozenset() if before is None else before.left - present.keys()
+    return Nodes(result.revision, present, left)
 
 
 def nodes_after(
@@ -70,15 +84,19 @@ def nodes_after(
 ) -> Nodes:
     """Apply a watch batch; events that ``nodes`` includes already are skipped."""
     present = dict(nodes.present)
+    left = set(nodes.left)
     for event in events:
         if event.kv.mod_revision <= nodes.revision:
             continue
+        node_id = keys.node_id(event.kv.key)
         if event.kind is EventKind.PUT:
-            (presence,) = _presences(keys, (event.kv,), now_s)
-            present[presence.info.node_id] = presence
+            (present[node_id],) = _presences(keys, (event.kv,), now_s)
+            left.discard(node_id)
         else:
-            present.pop(keys.node_id(event.kv.key), None)
-    return Nodes(max(nodes.revision, revision), present)
+            gone = present.pop(node_id, None)
+            if gone is not None and gone.info.leaving is not None:
+                left.add(node_id)
+    return Nodes(max(nodes.revision, revision), present, frozenset(left))
 
 
 def _presences(keys: JobKeys, kvs: Iterable[KeyValue], now_s: float) -> Iterable[Presence]:

@@ -51,7 +51,9 @@ class JobKeys:
     @property
     def root(self) -> bytes:
         """The prefix of all the job's keys, with a trailing slash."""
-        return f"{self.prefix.rstrip('/')}/{quote(self.job_id, safe='')}/".encode()
+        # surrogatepass: an argument that is not valid text is as good an id as any other
+        job = quote(self.job_id, safe="", errors="surrogatepass")
+        return f"{self.prefix.rstrip('/')}/{job}/".encode(errors="surrogateescape")
 
     # -- control: what every node watches ---------------------------------------------------------
 

@@ -47,6 +47,11 @@ def claim(keys: JobKeys, leader: Leader, session: int) -> Txn:
     )
 
 
+def resign(keys: JobKeys, leader_revision: int) -> Txn:
+    """Give the lead up; ``leader_revision`` is the leader key's create revision."""
+    return Txn((_leads(keys, leader_revision),), (Delete(keys.leader),))
+
+
 def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None:
     """Return the leader and its fence (create revision) from the result of :func:`claim`."""
     if result.succeeded:

@@ -89,7 +89,7 @@ def _decode(key: bytes, value: bytes, build: Callable[[_Fields], T]) -> T:
         if version != VERSION:
             raise ValueError(f"it has format version {version}, this library writes {VERSION}")
         return build(fields)
-    except (ValueError, RecursionError, SettingsError) as error:
+    except (ValueError, OverflowError, RecursionError, SettingsError) as error:
         problem = str(error) or type(error).__name__
         raise StateCorruptError(key.decode(errors="replace"), problem) from error
 
