@@ -57,6 +57,11 @@ class Feed(Generic[V]):
             raise RuntimeError("the feed was not refreshed before its first use")
         return self._view
 
+    @property
+    def seen(self) -> V | None:
+        """The latest view, ``None`` before the first."""
+        return self._view
+
     def adopt(self, view: V) -> None:
         """Take over what the node itself has just written; the watch will tell the same again."""
         self._show(view)

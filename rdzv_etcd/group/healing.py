@@ -43,15 +43,21 @@ class Healing:
                 await context.clock.sleep(_RETRY_S)
 
     async def keep_job_lease(self) -> None:
-        """Renew the job's shared lease at a slow rate while this node is a member."""
+        """Renew the job's shared lease at a slow rate while this node is a member, or waits.
+
+        A round that lost a member may wait for a replacement longer than the lease lives.
+        """
         context, standing = self._context, self._standing
         period_s = context.settings.timing.job_ttl_s / 3
         while True:
-            if standing.phase is not Phase.MEMBER or standing.record is None:
+            record = standing.record
+            if record is None and standing.phase is Phase.WAITING:
+                record = context.control.view.formed
+            if record is None or standing.phase not in (Phase.WAITING, Phase.MEMBER):
                 await context.pulse.wait()
                 continue
             with contextlib.suppress(EtcdError):  # the others renew it too; its loss is healed
-                await context.etcd.keep_alive(standing.record.job_lease)
+                await context.etcd.keep_alive(record.job_lease)
             await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
 
     def _is_needed(self) -> bool:

@@ -76,7 +76,7 @@ class Joining:
                 return world
             self._check_welcome()
             await self._check_not_late()
-            if not standing.arrived_with or standing.arrived_with != context.session.lease_id:
+            if self._must_arrive():
                 await self._arrive()
             elif not await context.pulse.wait(self._deadline_s):
                 if not self._is_spare():
@@ -84,6 +84,14 @@ class Joining:
                 self._deadline_s = context.clock.now_s() + self._timeout_s
 
     # -- arriving -------------------------------------------------------------------------------
+
+    def _must_arrive(self) -> bool:
+        """Whether this node has not arrived, or with a session or for a run that is over."""
+        context, standing = self._context, self._standing
+        if not standing.arrived_with or standing.arrived_with != context.session.lease_id:
+            return True
+        info = standing.info
+        return info is not None and info.arrived_for > context.control.view.next_number
 
     async def _arrive(self) -> None:
         context, standing = self._context, self._standing
@@ -116,6 +124,16 @@ class Joining:
                 context.narrator.say(f"arrived for round {info.arrived_for}, waiting for others")
                 return
         context.take_control(result)
+        if context.control.view.round_revision == control.round_revision:
+            await self._look_again()  # what came with the refusal was older than the view
+
+    async def _look_again(self) -> None:
+        context = self._context
+        try:
+            await context.control.refresh(context.settings.connection.request_timeout_s)
+        except EtcdUnavailableError as error:
+            context.narrator.say(f"cannot reach etcd, trying on: {error}")
+            await context.clock.sleep(_RETRY_S)
 
     def _limit_s(self, info: NodeInfo) -> float:
         remaining_s = self._deadline_s - self._context.clock.now_s()
@@ -128,15 +146,20 @@ class Joining:
 
     async def _withdraw(self) -> None:
         """Take the presence back: whoever saw this node waiting does not count on it any more."""
-        context, standing = self._context, self._standing
+        standing = self._standing
         if standing.phase is Phase.GONE:
             return  # leaving ends the session itself, and what follows relies on that
         if standing.phase is Phase.WAITING:
             standing.phase = Phase.IDLE
         standing.info = None
         standing.arrived_with = 0
-        with contextlib.suppress(EtcdError):  # then the lease runs out
-            await asyncio.shield(context.session.end(context.farewell_limit_s))
+        await asyncio.shield(self._end_session())
+
+    async def _end_session(self) -> None:
+        context = self._context
+        async with self._standing.presence_lock:  # leaving waits for it
+            with contextlib.suppress(EtcdError):  # then the lease runs out
+                await context.session.end(context.farewell_limit_s)
 
     # -- reasons to stop waiting ----------------------------------------------------------------
 
@@ -154,7 +177,7 @@ class Joining:
         formed = control.formed
         if formed is not None:
             theirs, whose = formed.settings, "the job's"
-        elif control.leader is not None:
+        elif control.leader is not None and control.leader_revision > control.round_revision:
             theirs, whose = control.leader.settings, f"{display_name(control.leader.node_id)}'s"
         else:
             return
@@ -176,8 +199,10 @@ class Joining:
         if context.control.view.round is not None:
             return
         marker, self._marker = self._marker, None
-        nodes = await context.etcd.get(requests.read_nodes(context.keys))
-        if nodes.count <= 1 < context.settings.job.min_nodes:
+        result = await context.etcd.get(requests.read_nodes(context.keys))
+        here = nodes_from(context.keys, result, 0.0).present.values()
+        waiting = sum(presence.info.leaving is None for presence in here)
+        if waiting <= 1 < context.settings.job.min_nodes:
             raise self._closed_error(marker)
 
     def _is_spare(self) -> bool:

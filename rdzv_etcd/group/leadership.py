@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 
 from rdzv_etcd.core.changes import Publish, claim_delay_s, decide_change
@@ -33,6 +32,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.api import LeaseGrant, TxnResult
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.feed import Feed
+from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 
@@ -42,9 +42,9 @@ _RETRY_S = 0.5
 class Leadership:
     """Leads while this node holds the leader key, and claims it when it is vacant."""
 
-    def __init__(self, context: NodeContext, is_active: Callable[[], bool]) -> None:
+    def __init__(self, context: NodeContext, standing: Standing) -> None:
         self._context = context
-        self._is_active = is_active
+        self._standing = standing
         self._granting: asyncio.Task[LeaseGrant] | None = None
         """The grant of a job lease that no round uses yet."""
         self._opened: tuple[tuple[object, ...], float] = ((), 0.0)
@@ -65,12 +65,26 @@ class Leadership:
         context = self._context
         while True:
             control = context.control.view
-            if self.is_mine and self._is_active():
+            if self.is_mine and self._standing.is_active:
                 await self._lead(control.leader_revision)
-            elif control.leader is None and self._is_active() and context.session.lease_id:
+            elif self.is_mine and self._standing.is_finishing:
+                await self._resign(control.leader_revision)
+            elif control.leader is None and self._standing.is_active and context.session.lease_id:
                 await self._claim()
             else:
                 await context.pulse.wait()
+
+    async def _resign(self, fence: int) -> None:
+        """Let a new run of a closed job have a leader of its own while this node works on."""
+        context = self._context
+        try:
+            result = await context.etcd.txn(requests.resign(context.keys, fence), repeatable=True)
+        except EtcdError:
+            await context.clock.sleep(_RETRY_S)
+            return
+        view = context.control.view
+        if view.leader_revision == fence and result.revision >= view.revision:
+            context.control.adopt(replace(view, leader=None, leader_revision=0))
 
     async def _claim(self) -> None:
         context = self._context
@@ -79,7 +93,7 @@ class Leadership:
         )
         if delay_s > 0:
             await context.clock.sleep(delay_s)
-        if context.control.view.leader is not None or not self._is_active():
+        if context.control.view.leader is not None or not self._standing.is_active:
             return
         leader = Leader(context.identity.node_id, context.settings.job)
         session = context.session.lease_id
@@ -113,7 +127,7 @@ class Leadership:
             clock,
             context.pulse,
             request=requests.read_nodes(keys),
-            build=lambda result: nodes_from(keys, result, clock.now_s()),
+            build=lambda result: nodes_from(keys, result, clock.now_s(), feed.seen),
             fold=lambda nodes, batch: nodes_after(
                 keys, nodes, batch.revision, batch.events, clock.now_s()
             ),
@@ -123,7 +137,9 @@ class Leadership:
             await asyncio.gather(feed.open(), self._grant_ahead())
             following = asyncio.ensure_future(feed.run())
             while (
-                self.is_mine and self._is_active() and context.control.view.leader_revision == fence
+                self.is_mine
+                and self._standing.is_active
+                and context.control.view.leader_revision == fence
             ):
                 await self._step(feed)
         except RdzvEtcdError as error:
@@ -178,6 +194,8 @@ class Leadership:
         formed = control.formed
         if formed is not None and control.open_change is None:
             return None
+        if control.round is None and self._standing.record is not None:
+            return None  # the record of this node's round was lost: the members put it back
         phase: tuple[object, ...] = (control.leader_revision, control.round_revision)
         if self._opened[0] != phase:
             self._opened = (phase, now_s)
@@ -246,7 +264,7 @@ class Leadership:
     async def _next_record(self, control: Control, decision: Close) -> Round:
         before, formed = control.round, control.formed
         epoch_base = 0 if before is None else before.epoch_base
-        if epoch_base + control.revision < control.epoch:
+        if epoch_base + max(control.revision, control.round_revision) < control.epoch:
             epoch_base = (
                 control.epoch
             )  # revisions began anew after a loss of data; epochs only grow

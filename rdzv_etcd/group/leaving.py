@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
-from rdzv_etcd.core.model import Closure, Control, Round
-from rdzv_etcd.errors import OutcomeUnknownError
+from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round
+from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.schema import requests
 
 _ROOM_FOR_RANK_0_S = 1.0
+_RETRY_S = 0.5
 
 
 async def close_job(
@@ -68,18 +70,46 @@ async def say_goodbye(
     async with standing.presence_lock:
         session, info = context.session.lease_id, standing.info
         if session and info is not None and was is Phase.MEMBER and standing.closure is None:
-            if leadership.is_mine:
-                await leadership.hand_over(limit_s)
-            else:
-                await context.etcd.txn(
-                    requests.say_goodbye(context.keys, replace(info, leaving=reason), session),
-                    timeout_s=limit_s,
-                    repeatable=True,
-                )
+            with contextlib.suppress(OutcomeUnknownError):  # a courtesy; the session's end counts
+                if leadership.is_mine:
+                    await leadership.hand_over(limit_s)
+                else:
+                    await _mark_leaving(context, info, reason, session, limit_s)
         await context.session.end(limit_s)
 
 
-async def put_out_the_light(context: NodeContext) -> None:
+async def _mark_leaving(
+    context: NodeContext, info: NodeInfo, reason: str, session: int, limit_s: float
+) -> None:
+    await context.etcd.txn(
+        requests.say_goodbye(context.keys, replace(info, leaving=reason), session),
+        timeout_s=limit_s,
+        repeatable=True,
+    )
+
+
+async def step_aside(context: NodeContext, standing: Standing) -> None:
+    """Mark a member that works on after its job was closed, so that no new run counts on it.
+
+    Done late, because most are gone by then; but before the marker, which tells it until then.
+    """
+    while not standing.is_finishing:
+        await context.pulse.wait()
+    await context.clock.sleep(context.settings.timing.closed_ttl_s / 2)
+    while True:
+        async with standing.presence_lock:
+            session, info = context.session.lease_id, standing.info
+            if not standing.is_finishing or not session or info is None:
+                return
+            with contextlib.suppress(EtcdError):  # tried again until it is done
+                await _mark_leaving(
+                    context, info, "the job is closed", session, context.farewell_limit_s
+                )
+                return
+        await context.clock.sleep(_RETRY_S)
+
+
+async def put_out_the_light(context: NodeContext, standing: Standing) -> None:
     """If this was the last node, leave nothing behind but a closed marker. Raises EtcdError."""
     limit_s = context.farewell_limit_s
     for _ in range(2):  # once more if the record changed under our hands
@@ -88,8 +118,9 @@ async def put_out_the_light(context: NodeContext) -> None:
             requests.put_out_the_light(context.keys, control), timeout_s=limit_s, repeatable=True
         )
         if result.succeeded:
-            if control.round is not None and control.round.job_lease:
-                await context.etcd.revoke(control.round.job_lease, timeout_s=limit_s)
+            record = control.round if control.round is not None else standing.record
+            if record is not None and record.job_lease:
+                await context.etcd.revoke(record.job_lease, timeout_s=limit_s)
             return
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:

@@ -36,7 +36,7 @@ class Node:
     def __init__(self, etcd: Etcd, settings: Settings, identity: Identity, clock: Clock) -> None:
         self._standing = Standing(identity.node_id)
         self._context = _context(etcd, settings, identity, clock, self._standing)
-        self._leadership = Leadership(self._context, lambda: self._standing.is_active)
+        self._leadership = Leadership(self._context, self._standing)
         self._healing = Healing(self._context, self._standing)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -63,7 +63,8 @@ class Node:
         """How many nodes wait for a re-rendezvous; from memory, never raises or blocks."""
         if not self._tasks:
             return 0
-        return waiting_count(self.control, self._standing.record, self._standing.evicted)
+        standing = self._standing
+        return waiting_count(self.control, standing.record, standing.evicted, standing.closure)
 
     def closure(self) -> Closure | None:
         """How the job was closed, if it was, as far as this node knows; from memory."""
@@ -97,6 +98,7 @@ class Node:
         self._spawn(self._leadership.run(), "leadership")
         self._spawn(self._healing.run(), "healing")
         self._spawn(self._healing.keep_job_lease(), "job lease")
+        self._spawn(leaving.step_aside(context, self._standing), "stepping aside")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.ensure_future(work))
@@ -146,7 +148,7 @@ class Node:
 
     async def _farewell(self, reason: str, was: Phase) -> None:
         await leaving.say_goodbye(self._context, self._standing, self._leadership, reason, was)
-        await leaving.put_out_the_light(self._context)
+        await leaving.put_out_the_light(self._context, self._standing)
 
     async def _stop_tasks(self) -> None:
         tasks, self._tasks = self._tasks, []

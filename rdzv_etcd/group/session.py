@@ -41,8 +41,12 @@ class Session:
             self._ttl_s = max(self._ttl_s, grant.ttl_s)
             if self.first_revision is None:
                 self.first_revision = grant.revision
+                # Who has just come does not know what was: data wiped, or all members cut off and
+                # about to come back.
                 self._last_contact_s = self._clock.now_s()
+                self._shaken_until_s = self._last_contact_s + self._ttl_s
             self._note_contact()
+            self._pulse.beat()  # :meth:`run` waits for a lease
         return self.lease_id
 
     def lost(self, lease_id: int) -> None:

@@ -69,10 +69,17 @@ class Standing:
     @property
     def is_active(self) -> bool:
         """Whether this node takes part, and so may lead."""
-        return self.phase in (Phase.WAITING, Phase.MEMBER)
+        return self.phase in (Phase.WAITING, Phase.MEMBER) and self.closure is None
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether this node works on although its job was closed."""
+        return self.phase is Phase.MEMBER and self.closure is not None
 
     def notice(self, control: Control) -> None:
         """Remember what must outlive its key."""
+        if self.known_since is not None and control.revision < self.known_since:
+            self.known_since = 0  # data wiped: whatever there is now came after this node
         if control.closure is not None and not self.is_earlier_run(control):
             self.closure = control.closure
             self.was_member = control.round is not None and self.node_id in control.round.members
@@ -93,13 +100,17 @@ class Standing:
         """Become a member if a round was formed for which this node had arrived.
 
         A record numbered as the arrival (or later) that names this node can only have been formed
-        from that arrival, even if the arrival's outcome is not known yet.
+        from that arrival, even if the arrival's outcome is not known yet. (Or from one that was
+        withdrawn just then; rank 0's socket tells, and others are missed at once.)
         """
         record, info = control.formed, self.info
         if record is None or info is None or not 0 < info.arrived_for <= record.number:
             return None
         rank = record.rank_of(info.node_id)
         if rank is None:
+            return None
+        master = (record.master_address, record.master_port)
+        if rank == 0 and master != (info.address, info.port):
             return None
         self.phase = Phase.MEMBER
         self.record, self.epoch = record, control.epoch
