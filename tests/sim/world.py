@@ -1,0 +1,275 @@
+"""A simulated job: one etcd, nodes with clocks and links of their own, agents that behave like
+torch's. Everything in virtual time; one seed is one schedule.
+
+Knows the real driver's face (:class:`rdzv_etcd.group.node.Node`) and the in-memory etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.standing import Phase, World
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import JobSettings, Settings, Timing
+from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
+from tests.sim.history import History
+
+TTL_S = 10
+TICK_S = 0.5
+TIMING = Timing(
+    lease_ttl_s=TTL_S,
+    join_timeout_s=600.0,
+    last_call_timeout_s=30.0,
+    settle_s=0.2,
+    closed_ttl_s=60,
+    close_timeout_s=30.0,
+)
+
+
+class NotReachedError(AssertionError):
+    """A state that was waited for did not come; the message has the seed and the history."""
+
+
+@dataclass(eq=False)
+class SimNode:
+    """One node and the agent that drives it as torch's does: join, work, join again when told."""
+
+    name: str
+    node: Node
+    connection: MemoryConnection
+    loop: SimLoop
+    history: History
+    port: int
+    join_timeout_s: float
+    world: World | None = None
+    """The world it works in; ``None`` while it waits."""
+    worlds: list[World] = field(default_factory=list)
+    joins: int = 0
+    """How often its agent asked to join; 1 means that nothing ever disturbed its work."""
+    error: RdzvEtcdError | None = None
+    alive: bool = True
+    agent: asyncio.Task[None] | None = None
+
+    @property
+    def node_id(self) -> str:
+        return self.node.context.identity.node_id
+
+    @property
+    def is_working(self) -> bool:
+        return (
+            self.alive
+            and self.world is not None
+            and self.node.phase is Phase.MEMBER
+            and self.node.waiting_count() == 0
+        )
+
+    async def run(self) -> None:
+        """The agent: until the job is closed or a join fails."""
+        try:
+            while True:
+                await self.join()
+                await self.node.changed()
+                self.world = None
+        except RdzvEtcdError as error:
+            self.error = error
+            self.history.note(self.loop.time(), f"{self.name} ends: {error}")
+
+    async def join(self) -> World:
+        self.joins += 1
+        self.port += 1  # a fresh bootstrap socket each time
+        self.world = None
+        world = await self.node.join(f"10.0.0.{self.name}", self.port, self.join_timeout_s)
+        self.history.tell(self.node_id, world, self.loop.time())
+        self.worlds.append(world)
+        self.world = world
+        return world
+
+    @property
+    def rank(self) -> int:
+        assert self.world is not None
+        return self.world.rank
+
+
+class SimJob:
+    """One job id on one etcd."""
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        server: MemoryEtcd,
+        *,
+        job_id: str = "job",
+        min_nodes: int = 1,
+        max_nodes: int = 4,
+        node_unit: int = 1,
+        timing: Timing = TIMING,
+    ) -> None:
+        self.loop = loop
+        self.server = server
+        self.settings = Settings(
+            job_id, JobSettings(min_nodes, max_nodes, node_unit), timing=timing
+        )
+        self.keys = JobKeys(self.settings.prefix, job_id)
+        self.history = History(self.keys)
+        server.observers.append(self.history.observe)
+        self.nodes: dict[str, SimNode] = {}
+        self._incarnations = 0
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def make(
+        self,
+        name: str,
+        *,
+        job: JobSettings | None = None,
+        rank_key: str | None = None,
+        join_timeout_s: float | None = None,
+        delay_s: float = 0.001,
+    ) -> SimNode:
+        """Make a node; nothing of it runs yet. A name may be used again after its node's end."""
+        self._incarnations += 1
+        serial = self._incarnations
+        unique = f"{name}~{serial}~x"
+        clock = SimClock(
+            self.loop, offset_s=1000.0 * serial, wall_skew_s=100.0 * serial, seed=unique
+        )
+        connection = self.server.connect(unique)
+        connection.link.delay(0.0, delay_s)
+        settings = replace(
+            self.settings, job=job if job is not None else self.settings.job, rank_key=rank_key
+        )
+        identity = Identity(unique, f"run-of-{unique}")
+        node = SimNode(
+            name,
+            Node(connection, settings, identity, clock),
+            connection,
+            self.loop,
+            self.history,
+            20_000 + 100 * serial,
+            self.settings.timing.join_timeout_s if join_timeout_s is None else join_timeout_s,
+        )
+        self.nodes[name] = node
+        return node
+
+    def start(self, name: str, **options: Any) -> SimNode:
+        """Make a node and start its agent."""
+        node = self.make(name, **options)
+        node.agent = self.on(node, node.run())
+        return node
+
+    def start_all(self, names: Iterable[str], **options: Any) -> list[SimNode]:
+        return [self.start(name, **options) for name in names]
+
+    def on(self, node: SimNode, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something as part of a node: a crash stops it."""
+        with self.loop.node(self._place(node)):
+            return self.loop.create_task(work)
+
+    def _place(self, node: SimNode) -> str:
+        return f"{self.settings.job_id}: {node.node_id}"
+
+    def crash(self, *names: str) -> None:
+        """Power off: no code of the node runs again, nothing it sends arrives."""
+        for name in names:
+            node = self.nodes[name]
+            node.alive = False
+            self.loop.crash(self._place(node))
+            node.connection.link.partition()
+            self.history.note(self.loop.time(), f"{name} crashes")
+
+    async def leave(self, name: str, reason: str = "SIGTERM") -> None:
+        """What a signal does to a torchrun: the agent's work ends, the node leaves."""
+        node = self.nodes[name]
+        node.alive = False
+        self.history.note(self.loop.time(), f"{name} leaves")
+        if node.agent is not None:
+            node.agent.cancel()
+            await asyncio.wait({node.agent})
+        await node.node.leave(reason)
+        await node.connection.close()
+
+    # -- what to wait for -----------------------------------------------------------------------
+
+    def members_now(self) -> list[SimNode]:
+        return [node for node in self.nodes.values() if node.is_working]
+
+    def works(self, names: Iterable[str]) -> bool:
+        """Whether exactly these nodes work, in one world of exactly them."""
+        nodes = [self.nodes[name] for name in names]
+        if not all(node.is_working for node in nodes):
+            return False
+        ids = {node.node_id for node in nodes}
+        epochs = {node.world.epoch for node in nodes if node.world is not None}
+        return len(epochs) == 1 and all(
+            node.world is not None and set(node.world.members) == ids for node in nodes
+        )
+
+    async def until(self, holds: Callable[[], bool], what: str, limit_s: float = 60.0) -> float:
+        """Wait in simulated time; return how long it took."""
+        began_s = self.loop.time()
+        while not holds():
+            if self.loop.time() > began_s + limit_s:
+                raise NotReachedError(
+                    f"seed {self.loop.seed}: after {limit_s:g} s not reached: {what}\n{self.tell()}"
+                )
+            await asyncio.sleep(0.02)
+        return self.loop.time() - began_s
+
+    async def until_works(self, names: Sequence[str] | str, limit_s: float = 60.0) -> float:
+        return await self.until(
+            lambda: self.works(names), f"a world of exactly {', '.join(names)}", limit_s
+        )
+
+    async def pass_time(self, duration_s: float) -> None:
+        await asyncio.sleep(duration_s)
+
+    @property
+    def leader(self) -> SimNode:
+        (leader,) = [node for node in self.nodes.values() if node.alive and node.node.leads]
+        return leader
+
+    def followers(self) -> list[SimNode]:
+        return [node for node in self.nodes.values() if node.alive and not node.node.leads]
+
+    def tell(self) -> str:
+        """Everything worth knowing after a failure."""
+        lines = list(self.history.log)
+        for node in self.nodes.values():
+            lines.append(
+                f"{node.name}: alive={node.alive} {node.node.phase.value}, joins={node.joins}, "
+                f"error={node.error!r}, world={node.world}"
+            )
+            if node.alive and node.node._tasks:
+                lines.append(f"    sees {node.node.control}, waiting={node.node.waiting_count()}")
+        lines += [f"key {kv.key!r} = {kv.value!r}" for kv in self.server.snapshot()]
+        return "\n".join(lines)
+
+
+Scenario = Callable[[SimJob], Coroutine[Any, Any, None]]
+
+
+def simulate(
+    scenario: Scenario, seeds: Iterable[int] = range(20), *, limit_s: float = 20_000.0, **job: Any
+) -> None:
+    """Run ``scenario`` under every seed and check the invariants; a failure names its seed."""
+    for seed in seeds:
+        try:
+            run_simulation(lambda loop: _one(loop, scenario, job), seed, limit_s=limit_s)
+        except BaseException as error:
+            logging.getLogger("tests.sim").error("failed with seed %d", seed)
+            print(f"failed with seed {seed}: {type(error).__name__}")
+            raise
+
+
+async def _one(loop: SimLoop, scenario: Scenario, options: dict[str, Any]) -> None:
+    async with MemoryEtcd(SimClock(loop), seed=loop.seed, request_timeout_s=60.0) as server:
+        job = SimJob(loop, server, **options)
+        await scenario(job)
+        job.history.check()
