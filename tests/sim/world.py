@@ -55,6 +55,7 @@ class SimNode:
     """How often its agent asked to join; 1 means that nothing ever disturbed its work."""
     error: RdzvEtcdError | None = None
     alive: bool = True
+    crashed: bool = False
     agent: asyncio.Task[None] | None = None
 
     @property
@@ -179,16 +180,27 @@ class SimJob:
         """Power off: no code of the node runs again, nothing it sends arrives."""
         for name in names:
             node = self.nodes[name]
-            node.alive = False
+            node.alive, node.crashed = False, True
             self.loop.crash(self._place(node))
             node.connection.link.partition()
             self.history.note(self.loop.time(), f"{name} crashes")
+
+    def pause(self, name: str) -> None:
+        """Let nothing of the node run (SIGSTOP, a long pause of the machine)."""
+        self.loop.pause(self._place(self.nodes[name]))
+
+    def resume(self, name: str) -> None:
+        if not self.nodes[name].crashed:
+            self.loop.resume(self._place(self.nodes[name]))
 
     async def leave(self, name: str, reason: str = "SIGTERM") -> None:
         """What a signal does to a torchrun: the agent's work ends, the node leaves."""
         node = self.nodes[name]
         node.alive = False
         self.history.note(self.loop.time(), f"{name} leaves")
+        await self.on(node, self._leave(node, reason))
+
+    async def _leave(self, node: SimNode, reason: str) -> None:
         if node.agent is not None:
             node.agent.cancel()
             await asyncio.wait({node.agent})
@@ -264,7 +276,6 @@ def simulate(
             run_simulation(lambda loop: _one(loop, scenario, job), seed, limit_s=limit_s)
         except BaseException as error:
             logging.getLogger("tests.sim").error("failed with seed %d", seed)
-            print(f"failed with seed {seed}: {type(error).__name__}")
             raise
 
 

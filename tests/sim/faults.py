@@ -1,0 +1,270 @@
+"""One random life of a job: a phase of faults, then everything is healed and must converge.
+
+Knows what can go wrong; what may never happen is in :mod:`tests.sim.history`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rdzv_etcd.errors import JobClosedError
+from rdzv_etcd.group.standing import Phase
+from tests.sim.world import TIMING, SimJob, SimNode
+
+FAULTS_S = (20.0, 200.0)
+PAUSE_BETWEEN_FAULTS_S = 6.0
+CONVERGE_S = 150.0
+CALM_S = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one seed is about."""
+
+    min_nodes: int
+    max_nodes: int
+    node_unit: int
+    ttl_s: int
+    nodes: int
+    wipes: bool
+    closes: bool | None
+    """How the job is closed in the end: well, badly, or (``None``) not at all."""
+
+
+def plan(rng_seed: int) -> Plan:
+    """Draw the settings of one seed."""
+    import random  # noqa: PLC0415 - a generator of its own, apart from the schedule's
+
+    rng = random.Random(f"plan {rng_seed}")
+    unit = rng.choice([1, 1, 1, 2])
+    least = rng.randint(1, 3)
+    most = max(least, unit, rng.randint(least, 5))
+    most += most % unit
+    return Plan(
+        least,
+        most,
+        unit,
+        rng.choice([2, 5, 10]),
+        rng.randint(1, most + 2),
+        rng.random() < 0.3,
+        rng.choice([None, True, False]),
+    )
+
+
+class Life:
+    """Drives one job through its faults."""
+
+    def __init__(self, job: SimJob, what: Plan) -> None:
+        self._job = job
+        self._plan = what
+        self._rng = job.loop.rng
+        self._serial = 0
+        self._background: set[asyncio.Future[None]] = set()
+
+    async def run(self) -> None:
+        job = self._job
+        for _ in range(self._plan.nodes):
+            self._newcomer()
+        ends_s = job.loop.time() + self._rng.uniform(*FAULTS_S)
+        while job.loop.time() < ends_s:
+            await asyncio.sleep(self._rng.expovariate(1 / PAUSE_BETWEEN_FAULTS_S))
+            fault = self._rng.choice(self._faults())
+            self._note(fault.__name__.strip("_"))
+            fault()
+        self._note("everything is healed")
+        await self._heal()
+        await self._converge()
+        await self._end()
+
+    # -- faults ---------------------------------------------------------------------------------
+
+    def _faults(self) -> list[Callable[[], None]]:
+        faults = [
+            self._newcomer,
+            self._newcomer,
+            self._crash,
+            self._leave,
+            self._cut_one,
+            self._cut_one,
+            self._cut_all,
+            self._restart_etcd,
+            self._compact,
+            self._expire,
+            self._lose_messages,
+            self._lose_a_reply,
+            self._slow,
+            self._freeze,
+            self._worker_fails,
+        ]
+        return [*faults, self._wipe] if self._plan.wipes else faults
+
+    def _newcomer(self) -> None:
+        if len(self._alive()) < self._plan.max_nodes + 2:
+            self._serial += 1
+            self._job.start(f"n{self._serial}", delay_s=self._rng.choice([0.001, 0.05]))
+
+    def _crash(self) -> None:
+        for node in self._some():
+            self._job.crash(node.name)
+
+    def _leave(self) -> None:
+        for node in self._some():
+            self._later(self._job.leave(node.name))
+
+    def _cut_one(self) -> None:
+        for node in self._some():
+            self._later(self._cut(node, self._rng.uniform(0, 3 * self._plan.ttl_s)))
+
+    def _cut_all(self) -> None:
+        duration_s = self._rng.uniform(0, 3 * self._plan.ttl_s)
+        for node in self._alive():
+            self._later(self._cut(node, duration_s + self._rng.random()))
+
+    async def _cut(self, node: SimNode, duration_s: float) -> None:
+        node.connection.link.partition(silent=self._rng.random() < 0.5)
+        await asyncio.sleep(duration_s)
+        if not node.crashed:
+            node.connection.link.heal()
+
+    def _restart_etcd(self) -> None:
+        if self._job.server.up:
+            self._job.server.restart(self._rng.choice([0.1, 2.0, 30.0]))
+
+    def _wipe(self) -> None:
+        self._job.server.wipe()
+
+    def _compact(self) -> None:
+        server = self._job.server
+        if server.revision > server.model.compact_revision:
+            server.compact()
+
+    def _expire(self) -> None:
+        leases = sorted(self._job.server.leases())
+        if leases and self._job.server.up:
+            self._job.server.expire(self._rng.choice(leases))
+
+    def _lose_messages(self) -> None:
+        for node in self._some():
+            node.connection.link.lose(self._rng.choice([0, 0.1, 0.3]), self._rng.choice([0, 0.2]))
+
+    def _lose_a_reply(self) -> None:
+        for node in self._alive():
+            link = node.connection.link
+            self._rng.choice([link.drop_replies, link.drop_requests])(self._rng.randint(1, 2))
+
+    def _slow(self) -> None:
+        for node in self._some():
+            node.connection.link.delay(0.0, self._rng.choice([0.001, 0.1, 2.0]))
+
+    def _freeze(self) -> None:
+        for node in self._some():
+            self._later(self._frozen(node))
+
+    async def _frozen(self, node: SimNode) -> None:
+        self._job.pause(node.name)
+        await asyncio.sleep(self._rng.uniform(0, 3 * self._plan.ttl_s))
+        self._job.resume(node.name)
+
+    def _worker_fails(self) -> None:
+        """The agent joins again by itself."""
+        for node in self._some():
+            if node.world is not None and node.node.phase is Phase.MEMBER and node.agent:
+                self._later(self._rejoin(node))
+
+    async def _rejoin(self, node: SimNode) -> None:
+        assert node.agent is not None
+        node.agent.cancel()
+        if node.alive and node.world is not None:
+            node.agent = self._job.on(node, node.run())
+
+    # -- afterwards -----------------------------------------------------------------------------
+
+    async def _heal(self) -> None:
+        job = self._job
+        if self._background:
+            await asyncio.wait(set(self._background))
+        if not job.server.up:
+            await job.until(lambda: job.server.up, "etcd is back", 40)
+        for node in self._alive():
+            link = node.connection.link
+            link.heal()
+            link.lose()
+            link.delay(0.0, 0.001)
+            link._planned.clear()
+        while len(self._alive()) < self._least():
+            self._newcomer()
+
+    def _least(self) -> int:
+        unit = self._plan.node_unit
+        return (self._plan.min_nodes + unit - 1) // unit * unit
+
+    async def _replace_failed(self) -> None:
+        """A process whose join failed ends; whoever watches over it starts another."""
+        for node in self._alive():
+            if node.error is not None and not isinstance(node.error, JobClosedError):
+                await self._job.leave(node.name)
+                self._newcomer()
+
+    def _converged(self) -> bool:
+        alive = self._alive()
+        unit = self._plan.node_unit
+        size = min(self._plan.max_nodes, len(alive)) // unit * unit
+        working = [node for node in alive if node.is_working]
+        return len(working) == size and self._job.works(node.name for node in working)
+
+    async def _converge(self) -> None:
+        job = self._job
+        ends_s = job.loop.time() + CONVERGE_S
+        await asyncio.sleep(3 * self._plan.ttl_s)  # what is lost shows within this time
+        while not self._converged() and job.loop.time() < ends_s:
+            await asyncio.sleep(0.5)
+            await self._replace_failed()
+        await job.until(self._converged, "all work, or wait for a seat", 1)
+        before = {node.name: node.joins for node in self._alive()}
+        await asyncio.sleep(CALM_S)
+        await job.until(
+            lambda: {node.name: node.joins for node in self._alive()} == before, "calm", 0
+        )
+        await job.until(self._converged, "all still work", 0)
+
+    async def _end(self) -> None:
+        job = self._job
+        if self._plan.closes is not None:
+            closer = self._rng.choice(job.members_now())
+            await job.on(
+                closer, closer.node.close_job(succeeded=self._plan.closes, reason="the end")
+            )
+            await job.until(
+                lambda: all(node.node.closure() for node in self._alive()), "all hear of it", 5
+            )
+        await asyncio.gather(*(job.leave(node.name) for node in self._alive()))
+        await asyncio.sleep(max(60.0, 6 * self._plan.ttl_s) + 2.0)
+        left = [kv.key for kv in job.server.snapshot()]
+        await job.until(lambda: not left and not job.server.leases(), f"all is gone: {left}", 0)
+
+    def _alive(self) -> list[SimNode]:
+        return [node for node in self._job.nodes.values() if node.alive]
+
+    def _some(self) -> list[SimNode]:
+        alive = self._alive()
+        return self._rng.sample(alive, min(len(alive), self._rng.choice([1, 1, 2])))
+
+    def _later(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _note(self, text: str) -> None:
+        self._job.history.note(self._job.loop.time(), f"-- {text}")
+
+
+def options(what: Plan) -> dict[str, object]:
+    """The job that a plan asks for, as keywords of SimJob."""
+    return {
+        "min_nodes": what.min_nodes,
+        "max_nodes": what.max_nodes,
+        "node_unit": what.node_unit,
+        "timing": replace(TIMING, lease_ttl_s=what.ttl_s, last_call_timeout_s=20.0),
+    }
