@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError
 from rdzv_etcd.group.group import Connect, Group
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
@@ -44,7 +44,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._worker_store: TCPStore | None = None
         self._exits_gracefully = False
         with torch_errors():
-            self._group = Group(settings, connect=connect)
+            self._group = _open_group(settings, connect)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -113,6 +113,17 @@ class EtcdRendezvousHandler(RendezvousHandler):
         if self._exits_gracefully and is_missing_result(error):
             raise SystemExit(0) from None
         return confirmed
+
+
+def _open_group(settings: Settings, connect: Connect | None) -> Group:
+    try:
+        return Group(settings, connect=connect)
+    except EtcdUnavailableError as error:
+        if settings.embed:
+            raise
+        raise EtcdUnavailableError(
+            f"{error} (without an etcd of your own: --rdzv-conf=embed=1 on every node)"
+        ) from None
 
 
 def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
