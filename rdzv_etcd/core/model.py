@@ -31,6 +31,8 @@ class NodeInfo:
     rank_key: str | None = None
     leaving: str | None = None
     """Set just before the session is revoked: why."""
+    epoch_seen: int = 0
+    """The highest epoch this node has seen, so that epochs grow even when the record was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,16 @@ class Round:
             return None
 
     def same_world(self, other: Round | None) -> bool:
-        """Whether ``other`` is a record of the very same formed round."""
-        return other is not None and (self.run, self.number) == (other.run, other.number)
+        """Whether ``other`` is a record of the very same formed round.
+
+        After a loss of data a member that was cut off may put back an older round, and its number
+        may be given out again: so the members count, too.
+        """
+        return (
+            other is not None
+            and (self.run, self.number) == (other.run, other.number)
+            and self.members == other.members
+        )
 
     def epoch(self, revision: int) -> int:
         """The fencing token of the round; ``revision`` is the record's mod revision."""

@@ -90,8 +90,12 @@ class Joining:
         context, standing = self._context, self._standing
         if not standing.arrived_with or standing.arrived_with != context.session.lease_id:
             return True
-        info = standing.info
-        return info is not None and info.arrived_for > context.control.view.next_number
+        info, control = standing.info, context.control.view
+        if info is None:
+            return False
+        if control.formed is not None and control.formed.rank_of(info.node_id) is not None:
+            return info.arrived_for <= control.formed.number  # named, but not admitted: see `admit`
+        return info.arrived_for > control.next_number
 
     async def _arrive(self) -> None:
         context, standing = self._context, self._standing
@@ -100,7 +104,9 @@ class Joining:
             control = context.control.view
             if standing.info is None:
                 return
-            info = standing.info = replace(standing.info, arrived_for=control.next_number)
+            info = standing.info = replace(
+                standing.info, arrived_for=control.next_number, epoch_seen=standing.epoch_seen
+            )
             limit_s = self._limit_s(info)
             try:
                 session = await context.session.open(limit_s)

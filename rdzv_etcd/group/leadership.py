@@ -47,6 +47,7 @@ class Leadership:
         self._standing = standing
         self._granting: asyncio.Task[LeaseGrant] | None = None
         """The grant of a job lease that no round uses yet."""
+        self._runs = 0
         self._opened: tuple[tuple[object, ...], float] = ((), 0.0)
 
     @property
@@ -196,6 +197,9 @@ class Leadership:
             return None
         if control.round is None and self._standing.record is not None:
             return None  # the record of this node's round was lost: the members put it back
+        trust_s = context.session.trust_absence_s()
+        if control.round is None and self._standing.epoch_seen and now_s < trust_s:
+            return KeepWaiting(trust_s, "the round record was lost; its members may put it back")
         phase: tuple[object, ...] = (control.leader_revision, control.round_revision)
         if self._opened[0] != phase:
             self._opened = (phase, now_s)
@@ -238,7 +242,7 @@ class Leadership:
 
     async def _close(self, control: Control, feed: Feed[Nodes], decision: Close) -> None:
         context, nodes = self._context, feed.view
-        record = await self._next_record(control, decision)
+        record = await self._next_record(control, nodes, decision)
         audit = self._audit(control, nodes, record, decision)
         try:
             result = await context.etcd.txn(
@@ -261,17 +265,19 @@ class Leadership:
             f"closed round {record.number} with {record.size} nodes: {decision.reason}"
         )
 
-    async def _next_record(self, control: Control, decision: Close) -> Round:
+    async def _next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
         before, formed = control.round, control.formed
         epoch_base = 0 if before is None else before.epoch_base
-        if epoch_base + max(control.revision, control.round_revision) < control.epoch:
-            epoch_base = (
-                control.epoch
-            )  # revisions began anew after a loss of data; epochs only grow
+        seen = (presence.info.epoch_seen for presence in nodes.present.values())
+        highest = max(control.epoch, self._standing.epoch_seen, *seen)
+        if epoch_base + max(control.revision, control.round_revision) < highest:
+            # Revisions began anew after a loss of data; epochs only grow.
+            epoch_base = highest
         master = decision.world[0]
         return Round(
             number=control.next_number,
-            run=formed.run if formed is not None else self._context.identity.run_seed,
+            # a record that somebody has seen a later one of was put back by who had been cut off
+            run=formed.run if formed is not None and highest <= control.epoch else self._new_run(),
             members=tuple(node.node_id for node in decision.world),
             settings=self._context.settings.job if formed is None else formed.settings,
             master_address=master.address,
@@ -280,6 +286,12 @@ class Leadership:
             epoch_base=epoch_base,
             expelled=decision.expelled,
         )
+
+    def _new_run(self) -> str:
+        """Name a run; never twice the same, even if data is lost and this node leads again."""
+        self._runs += 1
+        seed = self._context.identity.run_seed
+        return seed if self._runs == 1 else f"{seed}.{self._runs}"
 
     def _audit(
         self, control: Control, nodes: Nodes, record: Round, decision: Close
@@ -318,6 +330,7 @@ class Leadership:
         if self._granting is None:
             ttl_s = self._context.settings.timing.job_ttl_s
             self._granting = asyncio.ensure_future(self._context.etcd.grant(ttl_s))
+            self._granting.add_done_callback(_look_at)
         granting = self._granting
         try:
             return (await asyncio.shield(granting)).lease_id
@@ -356,6 +369,12 @@ class Leadership:
         self._context.control.problem = self._context.control.problem or problem
         self._context.narrator.warn(f"cannot lead: {problem}")
         self._context.pulse.beat()
+
+
+def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:
+    """Retrieve the error of a grant that nobody may wait for any more."""
+    if not granting.cancelled():
+        granting.exception()
 
 
 def _earliest(*times_s: float | None) -> float | None:

@@ -50,6 +50,8 @@ class Standing:
     """The round that this node works in …"""
     epoch: int = 0
     """… and its epoch."""
+    epoch_seen: int = 0
+    """The highest epoch of a formed round that this node has seen."""
     evicted: bool = False
     """The others went on without this node."""
     known_since: int | None = None
@@ -80,6 +82,8 @@ class Standing:
         """Remember what must outlive its key."""
         if self.known_since is not None and control.revision < self.known_since:
             self.known_since = 0  # data wiped: whatever there is now came after this node
+        if control.formed is not None:
+            self.epoch_seen = max(self.epoch_seen, control.epoch)
         if control.closure is not None and not self.is_earlier_run(control):
             self.closure = control.closure
             self.was_member = control.round is not None and self.node_id in control.round.members
@@ -107,8 +111,10 @@ class Standing:
         if record is None or info is None or not 0 < info.arrived_for <= record.number:
             return None
         rank = record.rank_of(info.node_id)
-        if rank is None:
-            return None
+        if rank is None or control.epoch <= self.epoch:
+            return (
+                None  # not in it, or it is the round that was left, put back after a loss of data
+            )
         master = (record.master_address, record.master_port)
         if rank == 0 and master != (info.address, info.port):
             return None

@@ -125,6 +125,8 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["rank_key"] = info.rank_key
     if info.leaving is not None:
         fields["leaving"] = info.leaving
+    if info.epoch_seen:
+        fields["epoch_seen"] = info.epoch_seen
     return _encode(fields)
 
 
@@ -140,6 +142,7 @@ def decode_node(key: bytes, node_id: str, value: bytes) -> NodeInfo:
             _settings(f.nested("settings")),
             f.optional_text("rank_key"),
             f.optional_text("leaving"),
+            f.whole("epoch_seen", 0),
         ),
     )
 
