@@ -133,7 +133,7 @@ class Life:
             self._job.server.restart(self._rng.choice([0.1, 2.0, 30.0]))
 
     def _wipe(self) -> None:
-        self._job.server.wipe()
+        self._job.wipe()
 
     def _compact(self) -> None:
         server = self._job.server

@@ -49,6 +49,9 @@ class History:
     closures: list[Closure] = field(default_factory=list)
     changes: list[tuple[float, object]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    wiped_s: float | None = None
+    """When etcd first lost its data. Nodes that come afterwards, or were cut off, cannot know what
+    was before, so numbers are compared per node only."""
 
     def observe(self, applied: Applied) -> None:
         """Take in one request that the server worked on; not what a test put there itself."""
@@ -114,9 +117,15 @@ class History:
             before = seen.get(identity)
             if before is not None:
                 self._demand(
-                    record.epoch_fixed == before.epoch and record.members == before.record.members,
+                    self.wiped_s is not None
+                    or (
+                        record.epoch_fixed == before.epoch
+                        and record.members == before.record.members
+                    ),
                     f"round {identity} was formed twice: {before} and {formed}",
                 )
+                continue
+            if self.wiped_s is not None and formed.at_s >= self.wiped_s:
                 continue
             self._demand(record.epoch_fixed is None, f"{identity} was put back, but never formed")
             self._demand(
@@ -127,13 +136,16 @@ class History:
             seen[identity] = formed
 
     def _check_worlds(self) -> None:
-        by_epoch = {formed.epoch: formed.record for formed in self.formed}
+        by_epoch: dict[int, list[Round]] = {}
+        for formed in self.formed:
+            by_epoch.setdefault(formed.epoch, []).append(formed.record)
         last: dict[str, int] = {}
         for told in self.told:
             world, node_id = told.world, told.node_id
-            record = by_epoch.get(world.epoch)
-            if record is None:
+            records = [r for r in by_epoch.get(world.epoch, ()) if r.members == world.members]
+            if not records:
                 raise self._broken(f"{node_id} was told {world}, which was never formed")
+            record = records[0]
             self._demand(
                 (world.round, world.members, world.size)
                 == (record.number, record.members, record.size)

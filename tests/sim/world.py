@@ -207,6 +207,11 @@ class SimJob:
         await node.node.leave(reason)
         await node.connection.close()
 
+    def wipe(self) -> None:
+        """Let etcd lose all its data."""
+        self.server.wipe()
+        self.history.wiped_s = self.history.wiped_s or self.loop.time()
+
     # -- what to wait for -----------------------------------------------------------------------
 
     def members_now(self) -> list[SimNode]:
@@ -274,7 +279,7 @@ def simulate(
     for seed in seeds:
         try:
             run_simulation(lambda loop: _one(loop, scenario, job), seed, limit_s=limit_s)
-        except BaseException as error:
+        except BaseException:
             logging.getLogger("tests.sim").error("failed with seed %d", seed)
             raise
 
