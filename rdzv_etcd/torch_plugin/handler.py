@@ -22,7 +22,7 @@ from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
-from rdzv_etcd.torch_plugin.translate import is_missing_result, outcome_of, torch_errors
+from rdzv_etcd.torch_plugin.translate import Outcome, is_missing_result, outcome_of, torch_errors
 
 BACKEND = "etcd3"
 EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
@@ -43,6 +43,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._settings = settings
         self._worker_store: TCPStore | None = None
         self._exits_gracefully = False
+        self._confirmed: bool | None = None
+        """What :meth:`shutdown` returned, once it did."""
         with torch_errors():
             self._group = _open_group(settings, connect)
 
@@ -96,10 +98,16 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """Close the job if its work is done or has failed, then leave.
 
         Returns whether etcd confirmed the closing; never raises because etcd is away. After a
-        graceful exit it ends the process with code 0 where torch itself would fail.
+        graceful exit it ends the process with code 0 where torch itself would fail. Idempotent.
         """
         error = sys.exc_info()[1]
-        outcome = outcome_of(error)
+        if self._confirmed is None:
+            self._confirmed = self._end(outcome_of(error))
+        if self._exits_gracefully and is_missing_result(error):
+            raise SystemExit(0) from None
+        return self._confirmed
+
+    def _end(self, outcome: Outcome) -> bool:
         confirmed = True
         try:
             if outcome.closes:
@@ -110,8 +118,6 @@ class EtcdRendezvousHandler(RendezvousHandler):
         finally:
             self._group.leave(outcome.reason)
             self._worker_store = None
-        if self._exits_gracefully and is_missing_result(error):
-            raise SystemExit(0) from None
         return confirmed
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -77,7 +78,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
         return Outcome(True, False, _failure(error))
     if isinstance(error, RendezvousError) or is_missing_result(error):
         return Outcome(False, False, "could not take part")
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, SignalException):
         return Outcome(True, False, f"the agent failed: {type(error).__name__}: {error}")
     return Outcome(False, False, f"was told to stop ({type(error).__name__})")
 

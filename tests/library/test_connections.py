@@ -79,7 +79,7 @@ def test_any_job_id_works(
     before = etcd_server.keys()
     with groups(node_settings(etcd_server, odd, "2"), 2) as nodes:
         join_all(nodes)
-        new = [key for key in etcd_server.keys() if key not in before]
+        new = sorted(set(etcd_server.keys()) - set(before))
         assert new
         assert [key for key in new if not key.startswith(job_root(odd))] == []
 
@@ -108,13 +108,11 @@ def test_another_prefix(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: 
         assert etcd_server.keys(job_root(job_id, "/team/rdzv"))
 
 
-# -- TLS, users, several endpoints ------------------------------------------------------------------
+# -- TLS, users, several endpoints ---------------------------------------------------------------
 
 
 @pytest.fixture
-def guarded_etcd(
-    fresh_etcd: Callable[..., EtcdServer], certificates: Certificates
-) -> EtcdServer:
+def guarded_etcd(fresh_etcd: Callable[..., EtcdServer], certificates: Certificates) -> EtcdServer:
     """TLS with client certificates, and users; tokens live two seconds."""
     server = fresh_etcd(
         certificates=certificates, require_client_cert=True, flags=("--auth-token-ttl", "2")
@@ -177,7 +175,7 @@ def test_a_wrong_password(leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: 
 
 
 def test_no_password(leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str) -> None:
-    with pytest.raises(EtcdAuthError, match="user|password"):
+    with pytest.raises(EtcdAuthError, match=r"user|password"):
         Group(node_settings(auth_etcd, job_id, "1"))
 
 

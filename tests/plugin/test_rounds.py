@@ -1,0 +1,139 @@
+"""``next_rendezvous``: ranks, the master's address, the workers' store, the epoch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.utils import store as store_util
+
+from rdzv_etcd.torch_plugin.handler import EPOCH_VARIABLE
+from tests.library.nodes import LIMIT_S, RemoteNode, at_once, node_options
+from tests.plugin.handlers import handlers, join_all
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+_CLIENT = """
+import sys
+from datetime import timedelta
+from torch._C._distributed_c10d import TCPStore
+store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=60))
+print(store.add("visits", 1), store.num_keys())
+"""
+
+
+def _visit(info: RendezvousInfo) -> tuple[int, int]:
+    """Use the round's TCPStore from another process, as a worker does, without a prefix."""
+    where = [info.bootstrap_store_info.master_addr, str(info.bootstrap_store_info.master_port)]
+    done = subprocess.run(
+        [sys.executable, "-c", _CLIENT, *where], capture_output=True, text=True, check=True
+    )
+    visits, keys = done.stdout.split()
+    return int(visits), int(keys)
+
+
+def test_three_handlers_agree(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    with handlers(etcd_server, job_id, "3", 3) as made:
+        infos = join_all(made)
+        assert sorted(info.rank for info in infos) == [0, 1, 2]
+        assert {info.world_size for info in infos} == {3}
+        masters = {
+            (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port)
+            for info in infos
+        }
+        assert len(masters) == 1
+        assert masters.pop()[0] == "127.0.0.1"
+        assert [handler.num_nodes_waiting() for handler in made] == [0, 0, 0]
+        assert not any(handler.is_closed() for handler in made)
+
+
+def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "2", 2) as made:
+        seen = []
+        for _ in range(2):
+            info = join_all(made)[0]
+            seen.append(_visit(info))
+        assert _visit(info) == (seen[1][0] + 1, seen[1][1])
+        assert seen[0][0] == seen[1][0] == 1
+        assert seen[0] == seen[1]
+
+
+def test_a_rank_0_elsewhere_serves_nothing_here(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """A library node and a handler form one round: the protocol is the same."""
+    options = node_options(etcd_server, job_id, "2", rank_key="1")
+    with (
+        RemoteNode(options) as remote,
+        handlers(etcd_server, job_id, "2", 1, rank_key="2") as (handler,),
+    ):
+        assert remote.node_id
+        world, info = at_once([lambda: remote.call("join"), handler.next_rendezvous])
+        assert (world["rank"], info.rank) == (0, 1)
+        assert info.bootstrap_store_info.master_port == world["master_port"]
+        remote.finish()
+
+
+def test_the_agents_store_is_shared_and_fresh_in_every_round(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "2", 2) as made:
+        for _ in range(2):
+            one, two = join_all(made)
+            assert not one.store.check(["greeting"])
+            one.store.set("greeting", "hello")
+            two.store.set_timeout(timedelta(seconds=LIMIT_S))
+            assert two.store.get("greeting") == b"hello"
+
+
+def test_the_agents_exit_barrier_over_the_store(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "3", 3) as made:
+        infos = join_all(made)
+        at_once(
+            [
+                lambda info=info: store_util.barrier(info.store, 3, "exit", barrier_timeout=LIMIT_S)
+                for info in infos
+            ]
+        )
+
+
+def test_the_epoch_is_in_the_environment_and_grows(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    epochs = []
+    with handlers(etcd_server, job_id, "2", 2) as made:
+        for _ in range(3):
+            join_all(made)
+            epochs.append(int(os.environ[EPOCH_VARIABLE]))
+    assert epochs == sorted(set(epochs))
+
+
+def test_rounds_may_be_joined_from_any_thread(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Made in one thread, joined in another, watched from a third."""
+    stop = threading.Event()
+    seen: set[int] = set()
+
+    def watch() -> None:
+        while not stop.wait(0.01):
+            seen.add(made[0].num_nodes_waiting())
+
+    with handlers(etcd_server, job_id, "2", 2) as made, ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            for _ in range(3):
+                join_all(made)
+        finally:
+            stop.set()
+        watching.result(LIMIT_S)
+    assert all(count >= 0 for count in seen)

@@ -1,0 +1,180 @@
+"""``shutdown()`` as torchrun calls it: in a ``finally``, with the agent's end in flight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+
+from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
+from tests.library.nodes import LIMIT_S, at_once, wait_until
+from tests.plugin.handlers import handlers, join_all, leave, parameters
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+
+def shut_down_after(handler: EtcdRendezvousHandler, error: BaseException | None) -> bool:
+    """What ``launch_agent`` does, without letting ``error`` go on."""
+    if error is None:
+        return handler.shutdown()
+    confirmed = False
+    with pytest.raises(type(error)):
+        try:
+            raise error
+        finally:
+            confirmed = handler.shutdown()
+    return confirmed
+
+
+def closed_marker(server: EtcdServer, job_id: str) -> dict[str, object] | None:
+    """The closed marker as etcd holds it."""
+    value = server.keys(job_root(job_id) + b"ctl/round").get(job_root(job_id) + b"ctl/round")
+    if value is None:
+        return None
+    closed: dict[str, object] | None = json.loads(value).get("closed")
+    return closed
+
+
+def child_failure() -> ChildFailedError:
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=7, error_file="")
+    return ChildFailedError("train.py", {3: failure})
+
+
+def test_success_closes_the_job_and_leaves(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """All agents finish at about the same time; each is told that etcd knows."""
+    with handlers(etcd_server, job_id, "3", 3) as made:
+        join_all(made)
+        done = at_once([lambda h=h: shut_down_after(h, None) for h in made])
+        assert done == [True] * 3
+        closed = closed_marker(etcd_server, job_id)
+        assert closed is not None
+        assert closed["succeeded"] is True
+        assert all(handler.is_closed() for handler in made)
+        assert [handler.num_nodes_waiting() for handler in made] == [0, 0, 0]
+        assert all(handler.shutdown() for handler in made)  # again: nothing happens
+
+
+def test_failed_workers_close_the_job_for_everybody(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "2", 2) as (failing, other):
+        join_all([failing, other])
+        assert shut_down_after(failing, child_failure())
+        wait_until("the other to see it", lambda: other.num_nodes_waiting() > 0)
+        assert other.is_closed()
+        with pytest.raises(RendezvousClosedError, match=r"rank 3 failed with exit code 7"):
+            other.next_rendezvous()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RendezvousTimeoutError("too few"), SignalException("stop", 15), KeyboardInterrupt()],  # type: ignore[arg-type]
+    ids=["rendezvous-error", "SIGTERM", "ctrl-c"],
+)
+def test_who_could_not_go_on_leaves_without_closing(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, error: BaseException
+) -> None:
+    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=600) as (going, staying):
+        join_all([going, staying])
+        shut_down_after(going, error)
+        wait_until("its leaving", lambda: staying.num_nodes_waiting() > 0)
+        assert not staying.is_closed()
+        assert staying.next_rendezvous().world_size == 1
+
+
+def test_a_spare_whose_job_is_done_ends_with_code_0(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Torch's agent returns None then, and its caller fails on it: exactly that is mended."""
+    with handlers(etcd_server, job_id, "1", 2) as (member, spare), ThreadPoolExecutor(1) as pool:
+        member.next_rendezvous()
+        waiting = pool.submit(spare.next_rendezvous)
+        nodes = job_root(job_id) + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        assert shut_down_after(member, None)
+        with pytest.raises(RendezvousGracefulExitError, match="the workers have finished"):
+            waiting.result(LIMIT_S)
+        with pytest.raises(SystemExit) as caught:
+            _fail_as_torch_does(spare)
+        assert caught.value.code == 0
+
+
+@pytest.mark.parametrize("graceful", [False, True], ids=["no-graceful-exit", "another-error"])
+def test_no_other_error_becomes_code_0(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, graceful: bool
+) -> None:
+    handler = create_handler(parameters(etcd_server, job_id, "1"))
+    handler.next_rendezvous()
+    handler._exits_gracefully = graceful
+    fail = _fail_otherwise if graceful else _fail_as_torch_does
+    with pytest.raises(AttributeError):
+        fail(handler)
+
+
+def _fail_as_torch_does(handler: EtcdRendezvousHandler) -> None:
+    result = None
+    try:
+        result.is_failed()  # type: ignore[attr-defined]
+    finally:
+        handler.shutdown()
+
+
+def _fail_otherwise(handler: EtcdRendezvousHandler) -> None:
+    result = object()
+    try:
+        result.is_failed()  # type: ignore[attr-defined]
+    finally:
+        handler.shutdown()
+
+
+def test_a_handler_that_never_joined_just_leaves(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    handler = create_handler(parameters(etcd_server, job_id, "2", lease_ttl=600))
+    assert shut_down_after(handler, None)
+    assert not etcd_server.keys(job_root(job_id))
+
+
+@pytest.mark.parametrize("error", [None, child_failure()], ids=["success", "failure"])
+def test_the_same_id_works_again(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    error: BaseException | None,
+) -> None:
+    """At once, while the marker of the run before still stands."""
+    for _ in range(2):
+        with handlers(etcd_server, job_id, "2", 2) as made:
+            assert {info.world_size for info in join_all(made)} == {2}
+            assert not any(handler.is_closed() for handler in made)
+            at_once([lambda h=h: shut_down_after(h, error) for h in made])
+    assert closed_marker(etcd_server, job_id) is not None
+
+
+def test_the_marker_vanishes_after_closed_ttl(
+    leak_check: LeakCheck, fresh_etcd: Callable[..., EtcdServer], job_id: str
+) -> None:
+    """And then etcd holds nothing at all."""
+    server = fresh_etcd()
+    with handlers(server, job_id, "1", 1, closed_ttl=2) as (handler,):
+        handler.next_rendezvous()
+        assert shut_down_after(handler, None)
+    wait_until("an empty etcd", lambda: not server.keys() and not server.leases())
+
+
+def test_leave_is_enough(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    handler = create_handler(parameters(etcd_server, job_id, "1", lease_ttl=600))
+    handler.next_rendezvous()
+    leave(handler)
+    assert not etcd_server.keys(job_root(job_id))

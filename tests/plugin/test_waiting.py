@@ -1,0 +1,142 @@
+"""``num_nodes_waiting`` and closing: how changes reach the agent, and what it does without etcd."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from tests.library.nodes import LIMIT_S, RemoteNode, at_once, node_options, wait_until
+from tests.plugin.handlers import handlers, join_all, leave
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+FROM_MEMORY_S = 0.5
+"""An answer from memory takes microseconds; etcd's would take seconds, or never come."""
+
+
+def test_a_waiter_is_counted_until_it_is_taken_in(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "1:2", 2) as (early, late), ThreadPoolExecutor(1) as pool:
+        assert early.num_nodes_waiting() == 0
+        assert early.next_rendezvous().world_size == 1
+        joining = pool.submit(late.next_rendezvous)
+        wait_until("the waiter", lambda: early.num_nodes_waiting() == 1)
+        assert early.next_rendezvous().world_size == 2
+        assert joining.result(LIMIT_S).world_size == 2
+        assert (early.num_nodes_waiting(), late.num_nodes_waiting()) == (0, 0)
+
+
+def test_a_spare_is_not_counted(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "1", 2) as (member, spare), ThreadPoolExecutor(1) as pool:
+        member.next_rendezvous()
+        waiting = pool.submit(spare.next_rendezvous)
+        nodes = job_root(job_id) + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        assert member.num_nodes_waiting() == 0
+        leave(member)
+        assert waiting.result(LIMIT_S).rank == 0
+
+
+def test_a_killed_member_is_counted(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with (
+        RemoteNode(node_options(etcd_server, job_id, "1:2")) as victim,
+        handlers(etcd_server, job_id, "1:2", 1) as (handler,),
+    ):
+        assert victim.node_id
+        at_once([lambda: victim.call("join"), handler.next_rendezvous])
+        victim.process.kill()
+        wait_until("its loss", lambda: handler.num_nodes_waiting() > 0)
+        assert handler.next_rendezvous().world_size == 1
+
+
+@pytest.mark.parametrize("how", ["paused", "killed"])
+def test_while_etcd_is_away_it_answers_from_memory_and_nothing_restarts(
+    fresh_etcd: Callable[..., EtcdServer], job_id: str, how: str
+) -> None:
+    server = fresh_etcd()
+    with handlers(server, job_id, "2", 2, read_timeout=5, close_timeout=5) as made:
+        join_all(made)
+        if how == "paused":
+            server.pause()
+        else:
+            server.kill()
+        until_s = time.monotonic() + 5.0  # longer than the lease
+        slowest_s = 0.0
+        while time.monotonic() < until_s:
+            begin_s = time.monotonic()
+            assert [handler.num_nodes_waiting() for handler in made] == [0, 0]
+            assert not any(handler.is_closed() for handler in made)
+            slowest_s = max(slowest_s, time.monotonic() - begin_s)
+            time.sleep(0.1)  # as the agent's own monitoring interval
+        assert slowest_s < FROM_MEMORY_S
+        if how == "paused":
+            server.resume()
+        else:
+            server.start()
+        nodes = job_root(job_id) + b"nodes/"
+        wait_until("both are back", lambda: len(server.keys(nodes)) == 2)
+        assert [handler.num_nodes_waiting() for handler in made] == [0, 0]
+        assert {info.world_size for info in join_all(made)} == {2}
+
+
+def test_a_handler_whose_etcd_is_gone_for_good_shuts_down_soon(
+    fresh_etcd: Callable[..., EtcdServer], job_id: str
+) -> None:
+    """It cannot confirm, and says so; it does not raise."""
+    check = LeakCheck()
+    server = fresh_etcd()
+    with handlers(server, job_id, "1", 1, close_timeout=1) as (handler,):
+        handler.next_rendezvous()
+        server.kill()
+        begin_s = time.monotonic()
+        assert handler.shutdown() is False
+        assert time.monotonic() - begin_s < 30
+        assert handler.num_nodes_waiting() == 0
+    check.check()
+
+
+def test_set_closed_is_seen_by_all(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "2", 2) as (one, two):
+        join_all([one, two])
+        assert not one.is_closed()
+        one.set_closed()
+        assert one.is_closed()
+        wait_until("the other to see it", two.is_closed)
+        for handler in (one, two):
+            with pytest.raises(RendezvousClosedError, match="closed by the launcher"):
+                handler.next_rendezvous()
+        one.set_closed()  # again: nothing happens
+
+
+def test_a_paused_member_comes_back_as_a_newcomer(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with (
+        RemoteNode(node_options(etcd_server, job_id, "1:2")) as paused,
+        handlers(etcd_server, job_id, "1:2", 1) as (handler,),
+    ):
+        assert paused.node_id
+        at_once([lambda: paused.call("join"), handler.next_rendezvous])
+        paused.process.send_signal(signal.SIGSTOP)
+        wait_until("its loss", lambda: handler.num_nodes_waiting() > 0)
+        assert handler.next_rendezvous().world_size == 1
+        paused.process.send_signal(signal.SIGCONT)
+        with ThreadPoolExecutor(1) as pool:
+            assert paused.call("wait_change", LIMIT_S)
+            coming = pool.submit(paused.call, "join")
+            wait_until("its return", lambda: handler.num_nodes_waiting() > 0)
+            assert handler.next_rendezvous().world_size == 2
+            assert coming.result(LIMIT_S)["size"] == 2
+        paused.finish()
