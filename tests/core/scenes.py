@@ -1,0 +1,162 @@
+"""Scenes for the pure decisions, written as one would tell them.
+
+scene = Scene(2, 4, members="a b c", at=5)      # round 5 is formed with a, b, c as ranks 0, 1, 2
+scene.back("a b")                               # they have arrived for round 6
+scene.gone("c")                                 # its presence is gone
+scene.new("d")                                  # a newcomer
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rdzv_etcd.core.changes import Healthy, Publish, decide_change
+from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
+from rdzv_etcd.settings import JobSettings
+
+NOW_S = 1000.0
+LAST_CALL_S = 30.0
+SETTLE_S = 0.2
+
+
+def names(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
+class Scene:
+    """A control view and the presences, under construction."""
+
+    def __init__(
+        self,
+        least: int = 1,
+        most: int = 4,
+        unit: int = 1,
+        *,
+        members: str = "",
+        at: int = 5,
+        expelled: str = "",
+    ) -> None:
+        self.settings = JobSettings(least, most, unit)
+        self.opened_s = NOW_S - 5.0
+        self._revision = 100
+        self._present: dict[str, Presence] = {}
+        self._left: set[str] = set()
+        record = None
+        if members:
+            record = Round(
+                at,
+                "run",
+                names(members),
+                self.settings,
+                "10.0.0.1",
+                2000,
+                7,
+                expelled=names(expelled),
+            )
+        self.control = Control(self._revision, record, 50 if members else 0)
+        for name in names(members):
+            self._put(name, at, NOW_S - 100)
+
+    # -- who is there -----------------------------------------------------------------------------
+
+    def back(self, words: str, seen_s: float = NOW_S - 1.0) -> Scene:
+        """Members that have arrived again."""
+        return self.new(words, seen_s)
+
+    def new(
+        self,
+        words: str,
+        seen_s: float = NOW_S - 1.0,
+        *,
+        settings: JobSettings | None = None,
+        arrived_for: int | None = None,
+    ) -> Scene:
+        """Nodes that have arrived for the next round."""
+        for name in names(words):
+            number = self.control.next_number if arrived_for is None else arrived_for
+            self._put(name, number, seen_s, settings)
+        return self
+
+    def spare(self, words: str) -> Scene:
+        """Nodes that wait since before the round was formed."""
+        assert self.control.round is not None
+        return self.new(words, NOW_S - 90, arrived_for=self.control.round.number)
+
+    def gone(self, words: str) -> Scene:
+        for name in names(words):
+            del self._present[name]
+        return self
+
+    def left(self, words: str) -> Scene:
+        """Said good-bye and went."""
+        self._left.update(names(words))
+        return self.gone(words)
+
+    def leaving(self, words: str) -> Scene:
+        for name in names(words):
+            presence = self._present[name]
+            info = replace(presence.info, leaving="SIGTERM")
+            self._present[name] = replace(presence, info=info)
+        return self
+
+    def changed(self, lost: str = "", waiters: str = "") -> Scene:
+        """The leader has published a change of the formed round."""
+        record = self.control.round
+        assert record is not None
+        change = Change(
+            record.run, record.number, names(waiters), dict.fromkeys(names(lost), "lease expired")
+        )
+        self.control = replace(self.control, change=change, change_revision=60)
+        return self
+
+    def closed(self, *, succeeded: bool = True) -> Scene:
+        assert self.control.round is not None
+        closure = Closure("a", "done", succeeded, 0.0)
+        record = replace(self.control.round, closure=closure)
+        self._revision += 1
+        self.control = replace(self.control, round=record, round_revision=self._revision)
+        return self
+
+    def _put(
+        self, name: str, arrived_for: int, seen_s: float, settings: JobSettings | None = None
+    ) -> None:
+        self._revision += 1
+        before = self._present.get(name)
+        info = NodeInfo(
+            name, f"host-{name}", 2000, arrived_for, settings if settings else self.settings
+        )
+        created = self._revision if before is None else before.create_revision
+        self._present[name] = Presence(info, created, self._revision, seen_s)
+
+    # -- what is decided --------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Nodes:
+        return Nodes(self._revision, dict(self._present), frozenset(self._left))
+
+    def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:
+        patience = Patience(LAST_CALL_S, SETTLE_S, self.opened_s)
+        return decide_close(self.control, self.nodes, self.settings, patience, now_s)
+
+    def closed_world(self, now_s: float = NOW_S) -> str:
+        """The members by rank; fails if the round is not closed now."""
+        decision = self.close(now_s)
+        assert isinstance(decision, Close), decision
+        return " ".join(node.node_id for node in decision.world)
+
+    def waits_until(self, now_s: float = NOW_S) -> float | None:
+        decision = self.close(now_s)
+        assert isinstance(decision, KeepWaiting), decision
+        return decision.until_s
+
+    def change(self, *, trusted: bool = True) -> Publish | Healthy:
+        trust_s = NOW_S if trusted else NOW_S + 3.0
+        return decide_change(self.control, self.nodes, NOW_S, trust_absence_s=trust_s)
+
+    def published(self, *, trusted: bool = True) -> tuple[str, dict[str, str]] | None:
+        """The waiters and the lost members of the change; ``None``: nothing is published."""
+        decision = self.change(trusted=trusted)
+        if isinstance(decision, Healthy):
+            return None
+        return " ".join(decision.change.waiters), dict(decision.change.lost)
