@@ -53,7 +53,8 @@ class Round:
 
     number: int
     run: str
-    """One incarnation of the job; differs when the id is used again after everything was gone."""
+    """One incarnation of the job; differs when the id is used again after everything was gone, and
+    after a record that was put back: run and number together name a round once and for all."""
     members: tuple[str, ...]
     """Node ids; the index is the rank."""
     settings: JobSettings
@@ -79,16 +80,8 @@ class Round:
             return None
 
     def same_world(self, other: Round | None) -> bool:
-        """Whether ``other`` is a record of the very same formed round.
-
-        After a loss of data a member that was cut off may put back an older round, and its number
-        may be given out again: so the members count, too.
-        """
-        return (
-            other is not None
-            and (self.run, self.number) == (other.run, other.number)
-            and self.members == other.members
-        )
+        """Whether ``other`` is a record of the very same formed round."""
+        return other is not None and (self.run, self.number) == (other.run, other.number)
 
     def epoch(self, revision: int) -> int:
         """The fencing token of the round; ``revision`` is the record's mod revision."""

@@ -13,7 +13,12 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError, WatchLostError
+from rdzv_etcd.errors import (
+    EtcdPermissionError,
+    EtcdUnavailableError,
+    RdzvEtcdError,
+    WatchLostError,
+)
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Watch, WatchBatch
 from rdzv_etcd.group.pulse import Pulse
 
@@ -81,6 +86,12 @@ class Feed(Generic[V]):
         except TimeoutError as error:
             await self._stop_watch()
             raise EtcdUnavailableError(f"etcd confirmed no watch within {timeout_s} s") from error
+        except EtcdPermissionError:
+            await self._stop_watch()
+            # A watch without any user is refused in the same words as one of a wrong user; a read
+            # tells them apart.
+            await self._etcd.get(self._request, timeout_s=timeout_s)
+            raise
         except BaseException:
             await self._stop_watch()
             raise

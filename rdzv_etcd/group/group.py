@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError, RendezvousFailedError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.group.standing import World
-from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 
@@ -69,6 +68,7 @@ class Group:
         self._listener: Bootstrap | None = None
         self._world: World | None = None
         self._left = False
+        self._granted: LeaseGrant | None = None
         self._embed()
         self._runtime = Runtime.acquire()
         try:
@@ -79,7 +79,7 @@ class Group:
         self._node = Node(self._etcd, settings, make_identity(), self._clock)
         atexit.register(self._at_exit)
         try:
-            self._runtime.run(self._node.start())
+            self._runtime.run(self._node.start(self._granted))
         except BaseException:
             self.leave("could not start")
             raise
@@ -108,7 +108,11 @@ class Group:
 
         client = EtcdClient(self._settings.connection)
         try:
-            await client.connect(requests.read_control(self._keys))
+            # The first contact is of use, too: it is the session's lease.
+            self._granted = await client.grant(
+                self._settings.timing.lease_ttl_s,
+                timeout_s=self._settings.connection.connect_timeout_s,
+            )
         except BaseException:
             await client.close()
             raise

@@ -276,8 +276,7 @@ class Leadership:
         master = decision.world[0]
         return Round(
             number=control.next_number,
-            # a record that somebody has seen a later one of was put back by who had been cut off
-            run=formed.run if formed is not None and highest <= control.epoch else self._new_run(),
+            run=self._run_after(formed),
             members=tuple(node.node_id for node in decision.world),
             settings=self._context.settings.job if formed is None else formed.settings,
             master_address=master.address,
@@ -287,8 +286,15 @@ class Leadership:
             expelled=decision.expelled,
         )
 
-    def _new_run(self) -> str:
-        """Name a run; never twice the same, even if data is lost and this node leads again."""
+    def _run_after(self, formed: Round | None) -> str:
+        """Name the run of the next round: a new one, never named before, unless the last round's
+        goes on.
+
+        It does not if its record was put back: that may have been done by who had been cut off and
+        did not know of later rounds, whose numbers must not be given out again.
+        """
+        if formed is not None and formed.epoch_fixed is None:
+            return formed.run
         self._runs += 1
         seed = self._context.identity.run_seed
         return seed if self._runs == 1 else f"{seed}.{self._runs}"

@@ -13,7 +13,7 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.changes import waiting_count
 from rdzv_etcd.core.model import Closure, Control
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.group import leaving
 from rdzv_etcd.group.context import Identity, NodeContext
 from rdzv_etcd.group.feed import Feed
@@ -81,8 +81,8 @@ class Node:
 
     # -- taking part ----------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Open the session and begin to watch the job. Idempotent.
+    async def start(self, granted: LeaseGrant | None = None) -> None:
+        """Open the session (on ``granted``, if given) and begin to watch the job. Idempotent.
 
         Raises EtcdError, StateCorruptError.
         """
@@ -90,7 +90,7 @@ class Node:
             return
         context = self._context
         timeout_s = context.settings.connection.request_timeout_s
-        await context.session.open(timeout_s)
+        await context.session.open(timeout_s, granted)
         self._standing.known_since = context.session.first_revision
         await context.control.open(timeout_s)
         self._spawn(context.session.run(), "session")
