@@ -134,7 +134,6 @@ def test_a_closure_is_remembered_when_a_new_run_goes_on() -> None:
         (control(WORLD, Change("run", 3, ("x",))), Recovery.REJOIN),
         (control(replace(WORLD, number=4)), Recovery.REJOIN),
         (control(replace(WORLD, run="other")), Recovery.REJOIN),
-        (control(replace(WORLD, members=("a", "c"))), Recovery.REJOIN),
         (control(replace(WORLD, closure=DONE)), Recovery.NOTHING),
     ],
 )

@@ -237,7 +237,9 @@ class Life:
                 closer, closer.node.close_job(succeeded=self._plan.closes, reason="the end")
             )
             await job.until(
-                lambda: all(node.node.closure() for node in self._alive()), "all hear of it", 5
+                lambda: all(n.node.closure() for n in self._alive() if n.error is None),
+                "all members hear of it",
+                5,
             )
         await asyncio.gather(*(job.leave(node.name) for node in self._alive()))
         await asyncio.sleep(max(60.0, 6 * self._plan.ttl_s) + 2.0)
