@@ -1,0 +1,34 @@
+"""``python -m benchmarks COMMAND``: the command line. Loads only what the command needs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+COMMANDS = {
+    "latency": "from the last node's arrival to all nodes holding their ranks",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if arguments[:1] == [name]:
+            module = importlib.import_module(f"benchmarks.{name}")
+            command.add_argument("--json", type=Path, help="write the result with all samples here")
+            command.add_argument("--plot", type=Path, help="write a plot here (svg, png, pdf)")
+            module.add_arguments(command)
+            command.set_defaults(main=module.run)
+    args = parser.parse_args(arguments)
+    args.main(args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What a result was measured on and with: versions, cores, disk, load, date.
+
+Knows this machine only as far as a reader needs it to judge the numbers: no names, no paths.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+PACKAGES = ("torch", "grpcio", "protobuf", "etcd3", "python-etcd", "rdzv-etcd")
+
+
+def describe(*, etcd_version: str | None, data: Path | None, fsync: bool) -> dict[str, object]:
+    """Return what every result file carries; ``data`` is the folder that etcd writes to."""
+    found: dict[str, object] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+        "etcd": etcd_version,
+        "etcd_fsync": fsync,
+    }
+    for package in PACKAGES:
+        found[package] = _version(package)
+    if data is not None:
+        found["etcd_file_system"] = file_system(data)
+    return found
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system that ``folder`` is on, such as ``ext4`` or ``tmpfs``."""
+    here = folder.resolve()
+    mounts = psutil.disk_partitions(all=True)
+    holding = [mount for mount in mounts if here.is_relative_to(mount.mountpoint)]
+    nearest = max(holding, key=lambda mount: len(mount.mountpoint), default=None)
+    return "unknown" if nearest is None else nearest.fstype
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,157 @@
+"""``latency``: from the last node's arrival to all of them holding their ranks."""
+
+from __future__ import annotations
+
+import argparse
+import statistics as plain_statistics
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+from benchmarks import options, results
+from benchmarks.bare import MakeBareNode
+from benchmarks.environment import describe
+from benchmarks.etcd_server import BenchmarkEtcd, Counters, choose_binary, running_etcd, speaks_v2
+from benchmarks.fleet import Fleet, FleetError, Make, Run
+from benchmarks.participants import BACKENDS, V2_BACKENDS, MakeHandlerNode
+from benchmarks.plots import plot_latency
+from benchmarks.progress import progress
+from tests.support.processes import free_port
+
+BARE = "bare"
+NAME = "latency"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=options.numbers, default=[2, 8, 32, 64, 128])
+    parser.add_argument(
+        "--backends", type=options.names(*BACKENDS, BARE), default=[*BACKENDS, BARE]
+    )
+    parser.add_argument("--repeat", type=options.count, default=5)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one round")
+    parser.add_argument("--start", choices=("forkserver", "spawn"), default="forkserver")
+    options.add_server_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure round-robin, so that a disturbance of the machine hits no backend alone."""
+    binary = choose_binary(args.etcd)
+    v2 = speaks_v2(binary)
+    rounds = [
+        (nodes, repeat, backend)
+        for nodes in args.nodes
+        for repeat in range(args.repeat)
+        for backend in args.backends
+    ]
+    environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
+    samples: list[dict[str, Any]] = []
+    with (
+        running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
+        progress("latency", len(rounds)) as advance,
+    ):
+        for nodes, repeat, backend in rounds:
+            sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "repeat": repeat}
+            if backend in V2_BACKENDS and not v2:
+                sample["failed"] = f"etcd {binary.version} has no v2 API"
+            else:
+                sample.update(measure(backend, nodes, server, args.limit, args.start))
+            samples.append(sample)
+            advance(f"{backend}, {nodes} nodes")
+    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
+    print_summary(document)
+    if args.plot is not None:
+        plot_latency(document, args.plot)
+    return document
+
+
+def measure(
+    backend: str, nodes: int, server: BenchmarkEtcd, limit_s: float, start: str
+) -> dict[str, Any]:
+    """Form one round with fresh processes; returns its raw sample."""
+    before: list[tuple[Counters, int]] = []
+
+    def parked() -> None:
+        before.append((server.counters(), _loopback_bytes()))
+
+    try:
+        with Fleet(_participants(backend, nodes, server), nodes, start=start) as fleet:
+            fleet.prepare(limit_s)
+            runs = fleet.run(limit_s, parked=parked)
+            sent = _loopback_bytes() - before[0][1]  # first: reading the counters sends, too
+            spent = server.counters().since(before[0][0])
+            fleet.finish(limit_s)
+    except FleetError as error:
+        return {"failed": str(error)}
+    ranks = sorted(node.said["rank"] for node in runs)
+    if ranks != list(range(nodes)):
+        return {"failed": f"the ranks are {ranks}"}
+    return {**_times(runs), "loopback_bytes": sent, "etcd": spent.as_json(), **_costs(runs, spent)}
+
+
+def _participants(backend: str, nodes: int, server: BenchmarkEtcd) -> Make:
+    job = f"job-{uuid.uuid4().hex[:8]}"
+    if backend == BARE:
+        return MakeBareNode(server.target, job, nodes)
+    endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else server.target
+    return MakeHandlerNode(backend, endpoint, job, nodes)
+
+
+def _times(runs: Sequence[Run]) -> dict[str, Any]:
+    last_arrival_s = max(node.called_s for node in runs)
+    return {
+        "seconds": max(node.returned_s for node in runs) - last_arrival_s,
+        "arrivals_spread_s": last_arrival_s - min(node.called_s for node in runs),
+        "node_seconds": [round(node.returned_s - last_arrival_s, 6) for node in runs],
+    }
+
+
+def _costs(runs: Sequence[Run], spent: Counters) -> dict[str, float]:
+    requests, failed = sum(spent.requests.values()), spent.failed_compares
+    requests += sum(node.said.get("c10d_requests", 0) for node in runs)
+    failed += sum(node.said.get("c10d_failed_compares", 0) for node in runs)
+    return {
+        "requests_per_node": requests / len(runs),
+        "failed_compares_per_node": failed / len(runs),
+    }
+
+
+def _loopback_bytes() -> int:
+    """Everything sent over loopback so far: the one count of bytes that exists for every backend.
+
+    It contains TCP's own, and other programs': measure on a quiet machine.
+    """
+    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
+
+
+def summarize(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return per backend and size the statistics of the rounds and the median costs per node."""
+    grouped: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for sample in document["results"]:
+        grouped.setdefault((sample["backend"], sample["nodes"]), []).append(sample)
+    summary = {}
+    for (backend, nodes), samples in grouped.items():
+        good = [sample for sample in samples if "failed" not in sample]
+        row: dict[str, Any] = {"failed": len(samples) - len(good), "rounds": len(good)}
+        if good:
+            row.update(results.statistics([sample["seconds"] for sample in good]))
+            for cost in ("requests_per_node", "failed_compares_per_node"):
+                row[cost] = plain_statistics.median(sample[cost] for sample in good)
+            row["bytes_per_node"] = plain_statistics.median(
+                sample["loopback_bytes"] / nodes for sample in good
+            )
+        summary[backend, nodes] = row
+    return summary
+
+
+def print_summary(document: dict[str, Any]) -> None:
+    header = ["backend", "nodes", "median", "p99", "max", "requests", "failed compares", "bytes"]
+    rows = []
+    for (backend, nodes), row in summarize(document).items():
+        figures = [results.seconds(row.get(name)) for name in ("median", "p99", "max")]
+        costs = ("requests_per_node", "failed_compares_per_node", "bytes_per_node")
+        figures += [results.number(row.get(name)) for name in costs]
+        note = f" ({row['failed']} failed)" if row["failed"] else ""
+        rows.append([backend + note, str(nodes), *figures])
+    results.print_table("last arrival to all returned; costs are per node", [*header], rows)

@@ -1,0 +1,53 @@
+"""Command-line options that several benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+
+def numbers(text: str) -> list[int]:
+    """``2,8,32`` as positive numbers."""
+    return [count(part) for part in text.split(",")]
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def names(*known: str) -> Callable[[str], list[str]]:
+    """A comma-separated choice of ``known``."""
+
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"unknown: {', '.join(unknown)}; there are {', '.join(known)}"
+            )
+        return chosen
+
+    return parse
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--etcd", type=Path, help="etcd binary (default: the newest installed)")
+    parser.add_argument(
+        "--data", type=Path, default=Path("/var/tmp"), help="where etcd's data go; a real disk"
+    )
+    parser.add_argument(
+        "--no-fsync",
+        dest="fsync",
+        action="store_false",
+        help="let etcd not wait for the disk; such numbers are not comparable",
+    )
+
+
+def as_json(args: argparse.Namespace) -> dict[str, object]:
+    """Return the settings of a run without paths of the machine."""
+    hidden = ("json", "plot", "etcd", "data", "command", "main")
+    return {name: value for name, value in vars(args).items() if name not in hidden}

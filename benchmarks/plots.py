@@ -1,0 +1,56 @@
+"""Plots of result files. Knows matplotlib and the results' layout; measures nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib import pyplot as plt
+
+COLORS = {
+    "etcd3": "#c2185b",
+    "bare": "#9e9e9e",
+    "c10d": "#1976d2",
+    "etcd-v2": "#ef6c00",
+    "etcd": "#6d4c41",
+    "torch EtcdStore": "#ef6c00",
+    "TCPStore": "#1976d2",
+    "EtcdStore": "#c2185b",
+}
+
+
+def plot_latency(document: dict[str, Any], path: Path) -> None:
+    """Rounds over the number of nodes, a line per backend, a dot per round; both axes log."""
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    grouped: dict[str, dict[int, list[float]]] = {}
+    for sample in document["results"]:
+        if "failed" not in sample:
+            sizes = grouped.setdefault(sample["backend"], {})
+            sizes.setdefault(sample["nodes"], []).append(sample["seconds"])
+    for backend, sizes in grouped.items():
+        color = COLORS.get(backend)
+        nodes = sorted(sizes)
+        medians = [sorted(sizes[n])[len(sizes[n]) // 2] for n in nodes]
+        axes.plot(nodes, medians, color=color, label=backend, linewidth=2)
+        for n in nodes:
+            axes.scatter([n] * len(sizes[n]), sizes[n], color=color, s=10, alpha=0.6)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({sample["nodes"] for sample in document["results"]})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlabel("nodes (a process each)")
+    axes.set_ylabel("last arrival to all returned, s")
+    _finish(figure, axes, path)
+
+
+def _finish(figure: Any, axes: Any, path: Path) -> None:
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)

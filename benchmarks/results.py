@@ -1,0 +1,81 @@
+"""Result files, statistics and tables. Knows no benchmark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+FORMAT = 1
+console = Console(width=None)
+
+
+def statistics(samples: Sequence[float]) -> dict[str, float]:
+    """Return median, p99 and maximum. With fewer than 100 samples p99 is all but the maximum."""
+    values = np.asarray(samples, dtype=float)
+    return {
+        "median": float(np.median(values)),
+        "p99": float(np.percentile(values, 99)),
+        "max": float(values.max()),
+    }
+
+
+def write(
+    path: Path | None,
+    benchmark: str,
+    environment: Mapping[str, object],
+    settings: Mapping[str, object],
+    results: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the document of one run; write it if ``path`` is given."""
+    document = {
+        "benchmark": benchmark,
+        "format": FORMAT,
+        "environment": dict(environment),
+        "settings": dict(settings),
+        "results": list(results),
+    }
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1, sort_keys=False) + "\n")
+        console.print(f"written: {path}")
+    return document
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a result file's document; raises ``ValueError`` if it is none of this format."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a result file of format {FORMAT}")
+    return document
+
+
+def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in header:
+        table.add_column(column, justify="left" if column == header[0] else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration for people: three digits, ms below a second."""
+    if value is None:
+        return "–"
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s"
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

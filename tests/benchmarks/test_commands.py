@@ -1,0 +1,44 @@
+"""Every command of ``python -m benchmarks`` runs in its smallest form and writes what it measured.
+
+No time is asserted: these tests show that the benchmarks work, not what they measure.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich", reason="the extra `bench` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+
+from benchmarks.__main__ import main  # noqa: E402
+
+
+def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """Run one command with a plot; return its result file's document."""
+    file, plot = tmp_path / "result.json", tmp_path / "plot.svg"
+    assert main([*arguments, "--json", str(file), "--plot", str(plot)]) == 0
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["benchmark"] == arguments[0]
+    assert document["environment"]["torch"]
+    assert document["environment"]["cores"] > 0
+    assert plot.read_text().startswith("<?xml")
+    return document
+
+
+def failures(document: dict[str, Any]) -> list[str]:
+    return [sample["failed"] for sample in document["results"] if "failed" in sample]
+
+
+@pytest.mark.slow
+def test_latency(tmp_path: Path) -> None:
+    document = run(tmp_path, "latency", "--nodes=2", "--repeat=1", "--backends=etcd3,c10d,bare")
+    assert failures(document) == []
+    assert [sample["backend"] for sample in document["results"]] == ["etcd3", "c10d", "bare"]
+    for sample in document["results"]:
+        assert sample["seconds"] > 0
+        assert len(sample["node_seconds"]) == 2
+        assert sample["requests_per_node"] > 0
