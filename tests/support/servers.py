@@ -230,8 +230,12 @@ class EtcdServer:
     def wipe(self) -> None:
         """Kill, delete all data and start again, empty, on the same ports."""
         self.kill()
-        shutil.rmtree(self._data, ignore_errors=True)
+        self.erase()
         self.start()
+
+    def erase(self) -> None:
+        """Delete all data of a server that does not run."""
+        shutil.rmtree(self._data, ignore_errors=True)
 
     # -- looking at it ----------------------------------------------------------------------------
 
@@ -329,6 +333,13 @@ class EtcdCluster:
             if member.running and member.metrics().total("etcd_server_is_leader"):
                 return member
         raise RuntimeError("the cluster has no leader")
+
+    def wipe(self) -> None:
+        """Kill all members, delete their data and start a new cluster in the same place."""
+        self.stop()
+        for member in self.members:
+            member.erase()
+        self.start()
 
     def stop(self) -> None:
         for member in self.members:

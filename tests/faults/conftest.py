@@ -1,0 +1,78 @@
+"""Fixtures of the fault tests: etcd servers and clusters to hurt, and node processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.faults.nodes import Nodes
+from tests.support.bridge import FaultBridge
+from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer, find_binaries
+
+
+def _versions() -> list[object]:
+    """Every version under test; all but the newest are for the complete run."""
+
+    def order(binary: EtcdBinary) -> tuple[int, ...]:
+        return tuple(int(number) for number in re.findall(r"\d+", binary.version))
+
+    ordered = sorted(find_binaries(), key=order, reverse=True)
+    return [
+        pytest.param(binary, id=binary.label, marks=[pytest.mark.slow_faults] if place else [])
+        for place, binary in enumerate(ordered)
+    ]
+
+
+@pytest.fixture(params=_versions())
+def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
+    """The newest version under test; with ``slow_faults`` the others too."""
+    binary: EtcdBinary = request.param
+    return binary
+
+
+@pytest.fixture
+def etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+    """A server of this test's own."""
+    server = EtcdServer(etcd_binary, tmp_path).start_on_free_ports()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdCluster]:
+    """Three members."""
+    made = EtcdCluster(etcd_binary, tmp_path, 3)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def bridge(etcd: EtcdServer) -> Iterator[FaultBridge]:
+    """A bridge before ``etcd``."""
+    with FaultBridge((etcd.host, etcd.port)) as made:
+        yield made
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    """A factory of jobs: ``job(endpoint, "2:3", **rdzv_conf)``. In the end the invariants are
+    checked over what the nodes were told, and their processes are gone."""
+    with ExitStack() as stack:
+        made: list[Nodes] = []
+
+        def make(endpoint: str, nodes: str, **config: object) -> Nodes:
+            folder = tmp_path / f"job{len(made)}"
+            folder.mkdir()
+            made.append(Nodes(folder, endpoint, nodes, **config))
+            stack.callback(made[-1].close)
+            return made[-1]
+
+        yield make
+        for nodes in made:
+            nodes.check()

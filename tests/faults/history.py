@@ -1,0 +1,65 @@
+"""What a job's nodes were told, and whether they may have been told it. Pure.
+
+The invariants are those of ``tests/sim/history.py`` that show in what nodes are told; etcd's side
+of them is not recorded here, because recording it would need an etcd without faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rdzv_etcd.group.standing import World
+
+
+class InvariantError(AssertionError):
+    """The protocol broke a promise."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A world as one node was told it."""
+
+    node_id: str
+    world: World
+
+
+def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit: int = 1) -> None:
+    """Raise InvariantError unless every promise was kept; ``told``: each node's in its order.
+
+    Rounds of one job id only, and only of runs that follow each other: epochs grow over all.
+    """
+    by_epoch: dict[int, World] = {}
+    last: dict[str, World] = {}
+    for one in told:
+        world, node_id = one.world, one.node_id
+        size, members = world.size, world.members
+        _demand(min_nodes <= size <= max_nodes and size % unit == 0, "size", one)
+        _demand(len(members) == size == len(set(members)), "members", one)
+        _demand(0 <= world.rank < size and members[world.rank] == node_id, "rank", one)
+        same = by_epoch.setdefault(world.epoch, world)
+        _demand(_shared(same) == _shared(world), f"agreement with {same}", one)
+        before = last.get(node_id)
+        if before is not None:
+            _demand(world.epoch > before.epoch, f"epoch after {before.epoch}", one)
+            _demand(world.round > before.round, f"round after {before.round}", one)
+        last[node_id] = world
+    rounds = [by_epoch[epoch].round for epoch in sorted(by_epoch)]
+    if rounds != sorted(set(rounds)):
+        raise InvariantError(f"rounds by epoch are {rounds}: a round was formed twice")
+
+
+def _shared(world: World) -> tuple[object, ...]:
+    return (
+        world.round,
+        world.size,
+        world.members,
+        world.master_address,
+        world.master_port,
+        world.job_lease,
+    )
+
+
+def _demand(holds: bool, promise: str, told: Told) -> None:
+    if not holds:
+        raise InvariantError(f"{promise}: {told.node_id} was told {told.world}")
