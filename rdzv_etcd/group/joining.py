@@ -93,8 +93,11 @@ class Joining:
         info, control = standing.info, context.control.view
         if info is None:
             return False
-        if control.formed is not None and control.formed.rank_of(info.node_id) is not None:
-            return info.arrived_for <= control.formed.number  # named, but not admitted: see `admit`
+        formed = control.formed
+        if formed is not None and info.arrived_for <= formed.number:
+            # Named, but not admitted: see `admit`. Expelled: named in a round that it never saw, so
+            # the others think that it works there. Anybody else waits for a seat.
+            return formed.rank_of(info.node_id) is not None or info.node_id in formed.expelled
         return info.arrived_for > control.next_number
 
     async def _arrive(self) -> None:
