@@ -10,6 +10,10 @@ from pathlib import Path
 
 COMMANDS = {
     "latency": "from the last node's arrival to all nodes holding their ranks",
+    "agent": "what the plugin costs in the agent and in the workers",
+    "store": "the stores' operations, and what torch's agents do with them",
+    "recovery": "what a death, a signal, a newcomer or a crash costs a real job",
+    "gpu": "from launch to the first allreduce, and after a kill, on CUDA (or CPU)",
 }
 
 

@@ -27,7 +27,10 @@ PRELOAD = "benchmarks.preload"
 
 
 class Participant(Protocol):
-    """What runs in one process. An exception ends the process, and with it the measurement."""
+    """What runs in one process. An exception ends the process, and with it the measurement.
+
+    It may have more methods without arguments, for :meth:`Fleet.call`.
+    """
 
     def prepare(self) -> None:
         """Do all that precedes the clock: imports, connections, handlers."""
@@ -90,6 +93,10 @@ class Fleet:
         self._tell(everybody[:1], "prepare", timeout_s)
         self._tell(everybody[1:], "prepare", timeout_s)
 
+    def call(self, method: str, timeout_s: float) -> list[Any]:
+        """Call a method of every participant at about the same time; return the answers."""
+        return self._tell(range(len(self._connections)), method, timeout_s)
+
     def run(self, timeout_s: float, *, parked: Callable[[], None] = lambda: None) -> list[Run]:
         """Let all run at one moment; ``parked`` is called just before, while all are idle."""
         parked()
@@ -98,7 +105,7 @@ class Fleet:
         return [Run(*answer) for answer in answers]
 
     def finish(self, timeout_s: float) -> None:
-        self._tell(range(len(self._connections)), "finish", timeout_s)
+        self.call("finish", timeout_s)
 
     def close(self) -> None:
         for connection in self._connections:
@@ -167,15 +174,11 @@ def _serve(connection: Connection, make: Make, index: int, log: str) -> None:
             command, argument = connection.recv()
         except EOFError:
             return
-        if command == "prepare":
-            participant.prepare()
-            connection.send(None)
-        elif command == "run":
+        if command == "run":
             time.sleep(max(0.0, argument - time.monotonic()))
             called_s = time.monotonic()
             said = participant.run()
             returned_s = time.monotonic()
             connection.send((called_s, returned_s, said))
         else:
-            participant.finish()
-            connection.send(None)
+            connection.send(getattr(participant, command)())

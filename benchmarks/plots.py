@@ -47,6 +47,26 @@ def plot_latency(document: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
+def plot_agent(document: dict[str, Any], path: Path) -> None:
+    """Memory added by each stage, a group of bars per backend."""
+    figure, axes = plt.subplots(figsize=(6, 3.5))
+    stages = ("imported", "handler", "round", "idle")
+    seen = [s for s in document["results"] if s["what"] == "agent" and "failed" not in s]
+    backends = list(dict.fromkeys(sample["backend"] for sample in seen))
+    for position, backend in enumerate(backends):
+        processes = [p for s in seen if s["backend"] == backend for p in s["processes"]]
+        heights = []
+        for stage in stages:
+            added = [p[stage]["rss_mb"] - p["before"]["rss_mb"] for p in processes if stage in p]
+            heights.append(sum(added) / len(added) if added else 0.0)
+        places = [index + position * 0.8 / len(backends) for index in range(len(stages))]
+        color = COLORS.get(backend)
+        axes.bar(places, heights, width=0.8 / len(backends), color=color, label=backend)
+    axes.set_xticks(range(len(stages)), stages)
+    axes.set_ylabel("MB above torchrun's imports")
+    _finish(figure, axes, path)
+
+
 def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
-from benchmarks.__main__ import main  # noqa: E402
+from benchmarks.__main__ import main
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -42,3 +42,16 @@ def test_latency(tmp_path: Path) -> None:
         assert sample["seconds"] > 0
         assert len(sample["node_seconds"]) == 2
         assert sample["requests_per_node"] > 0
+
+
+@pytest.mark.slow
+def test_agent(tmp_path: Path) -> None:
+    document = run(
+        tmp_path, "agent", "--nodes=1", "--repeat=1", "--idle=0.5", "--backends=etcd3,none"
+    )
+    assert failures(document) == []
+    agents = [sample for sample in document["results"] if sample["what"] == "agent"]
+    assert [sample["backend"] for sample in agents] == ["etcd3", "none"]
+    workers = [sample for sample in document["results"] if sample["what"] == "worker"]
+    with_plugin = next(worker for worker in workers if worker["with_plugin"])
+    assert with_plugin["modules"] == ["rdzv_etcd", "rdzv_etcd.torch_plugin"]

@@ -1,0 +1,165 @@
+"""``agent``: what a backend costs in the agent's process, idle included, and in the workers'.
+
+Every process is started afresh and imports for itself, as torchrun and its workers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from typing import Any
+
+from benchmarks import options, results
+from benchmarks.agent_probe import NONE, MakeAgentProbe, MakeWorkerProbe
+from benchmarks.environment import describe
+from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
+from benchmarks.fleet import Fleet, FleetError
+from benchmarks.plots import plot_agent
+from benchmarks.progress import progress
+from tests.support.processes import free_port
+
+NAME = "agent"
+V2_BACKENDS = ("etcd-v2", "etcd")
+BACKENDS = ("etcd3", "c10d", *V2_BACKENDS, NONE)
+_SLACK_S = 120.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backends", type=options.names(*BACKENDS), default=["etcd3", "c10d", NONE]
+    )
+    parser.add_argument("--nodes", type=options.count, default=2)
+    parser.add_argument("--repeat", type=options.count, default=3)
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds of idleness to observe")
+    parser.add_argument("--poll", type=float, default=0.1, help="the agent's monitor interval")
+    options.add_server_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    binary = choose_binary(args.etcd)
+    environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
+    samples: list[dict[str, Any]] = []
+    steps = args.repeat * (len(args.backends) + 2)
+    with progress("agent", steps) as advance:
+        for _ in range(args.repeat):
+            for backend in args.backends:
+                v2 = backend in V2_BACKENDS
+                sample: dict[str, Any] = {"what": "agent", "backend": backend}
+                if v2 and not speaks_v2(binary):
+                    sample["failed"] = f"etcd {binary.version} has no v2 API"
+                else:
+                    with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
+                        sample.update(_measure(backend, server, args))
+                samples.append(sample)
+                advance(backend)
+            for with_plugin in (True, False):
+                samples.append(_measure_worker(with_plugin))
+                advance("worker")
+    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
+    print_summary(document)
+    if args.plot is not None:
+        plot_agent(document, args.plot)
+    return document
+
+
+def _measure(backend: str, server: BenchmarkEtcd, args: argparse.Namespace) -> dict[str, Any]:
+    """Form one round of real handlers, let it idle, and ask every process what it cost."""
+    endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else server.target
+    job = f"job-{uuid.uuid4().hex[:8]}"
+    make = MakeAgentProbe(backend, endpoint, job, args.nodes, args.poll, args.idle)
+    try:
+        with Fleet(make, args.nodes, start="spawn") as fleet:
+            fleet.prepare(_SLACK_S)
+            fleet.run(_SLACK_S)
+            before = server.counters()
+            fleet.call("idle", args.idle + _SLACK_S)
+            spent = server.counters().since(before)
+            told = fleet.call("tell", _SLACK_S)
+            fleet.finish(_SLACK_S)
+    except FleetError as error:
+        return {"failed": str(error)}
+    return {
+        "processes": told,
+        "idle_etcd": spent.as_json(),
+        "idle_writes_per_node_minute": spent.proposals / args.nodes / (args.idle / 60),
+    }
+
+
+def _measure_worker(with_plugin: bool) -> dict[str, Any]:
+    with Fleet(MakeWorkerProbe(with_plugin), 1, start="spawn") as fleet:
+        fleet.prepare(_SLACK_S)
+        (seen,) = fleet.run(_SLACK_S)
+    return {"what": "worker", "with_plugin": with_plugin, **seen.said}
+
+
+def summarize(document: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return per backend the medians over processes and repeats; memory is what it added."""
+    rows: dict[str, dict[str, float]] = {}
+    for backend in document["settings"]["backends"]:
+        samples = [s for s in document["results"] if s.get("backend") == backend]
+        good = [sample for sample in samples if "failed" not in sample]
+        processes = [process for sample in good for process in sample["processes"]]
+        if not processes:
+            continue
+        added = [p["idle"]["rss_mb"] - p["before"]["rss_mb"] for p in processes]
+        threads = [p["idle"]["threads"] - p["before"]["threads"] for p in processes]
+        rows[backend] = {
+            "import_s": _median([p.get("import_s", 0.0) for p in processes]),
+            "handler_s": _median([p.get("handler_s", 0.0) for p in processes]),
+            "rss_mb": _median(added),
+            "threads": _median(threads),
+            "idle_cpu_percent": _median([p["idle_cpu_percent"] for p in processes]),
+            "idle_writes": _median([sample["idle_writes_per_node_minute"] for sample in good]),
+        }
+    return rows
+
+
+def summarize_workers(document: dict[str, Any]) -> dict[bool, dict[str, Any]]:
+    """Return the workers' medians with and without the plugin, and what the plugin loaded."""
+    rows: dict[bool, dict[str, Any]] = {}
+    for with_plugin in (True, False):
+        workers = [
+            s
+            for s in document["results"]
+            if s["what"] == "worker" and s["with_plugin"] == with_plugin
+        ]
+        rows[with_plugin] = {
+            name: _median([worker[name] for worker in workers])
+            for name in ("import_s", "rss_mb", "threads")
+        }
+        rows[with_plugin]["modules"] = workers[0]["modules"]
+    return rows
+
+
+def _median(values: list[float]) -> float:
+    return results.statistics(values)["median"]
+
+
+def print_summary(document: dict[str, Any]) -> None:
+    names = ("import_s", "handler_s", "rss_mb", "threads", "idle_cpu_percent", "idle_writes")
+    header = ["agent", "import", "handler", "MB more", "threads more", "CPU % idle"]
+    header.append("etcd writes/node/min idle")
+    rows = [
+        [
+            backend,
+            *(results.seconds(row[name]) for name in names[:2]),
+            *(results.number(row[name]) for name in names[2:]),
+        ]
+        for backend, row in summarize(document).items()
+    ]
+    results.print_table("cost in the agent, above torchrun's imports", header, rows)
+    workers = summarize_workers(document)
+    results.print_table(
+        "cost in a worker that imports torch's rendezvous",
+        ["plugin", "import", "MB", "threads", "modules of it or its needs"],
+        [
+            [
+                "installed" if with_plugin else "hidden",
+                results.seconds(row["import_s"]),
+                results.number(row["rss_mb"]),
+                results.number(row["threads"]),
+                ", ".join(row["modules"]) or "none",
+            ]
+            for with_plugin, row in workers.items()
+        ],
+    )
