@@ -1,0 +1,122 @@
+"""Key paths: no job reaches another's keys, and ranges order as they should."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.schema.keys import JobKeys, KeyRange, job_id_of
+
+AWKWARD = [
+    "a",
+    "a/b",
+    "a%2Fb",
+    "a%252Fb",
+    "a ",
+    " a",
+    "a/",
+    "/a",
+    "a//b",
+    "..",
+    "ä",
+    "a\x00b",
+    "aa",
+]
+JOB_IDS = st.one_of(st.sampled_from(AWKWARD), st.text(min_size=1, max_size=12))
+
+
+def ranges(keys: JobKeys) -> list[KeyRange]:
+    return [
+        keys.control,
+        keys.nodes,
+        keys.audits,
+        keys.audits_before(7),
+        keys.store(3),
+        keys.stores,
+        keys.stores_before(7),
+        keys.barrier(3, "a/b"),
+        keys.barriers,
+        keys.barriers_before(7),
+        keys.all,
+    ]
+
+
+def singles(keys: JobKeys) -> list[bytes]:
+    return [keys.round, keys.leader, keys.change, keys.node("host~1~x"), keys.audit(7)]
+
+
+def overlap(one: KeyRange, other: KeyRange) -> bool:
+    return one.start < other.end and other.start < one.end
+
+
+@given(JOB_IDS, JOB_IDS)
+def test_no_two_jobs_share_a_key(one: str, other: str) -> None:
+    assume(one != other)
+    mine, theirs = JobKeys("/p", one), JobKeys("/p", other)
+    assert not overlap(mine.all, theirs.all)
+    for each in ranges(theirs):
+        assert not overlap(mine.all, each)
+    assert not any(key in mine.all for key in singles(theirs))
+
+
+@given(JOB_IDS)
+def test_everything_is_under_the_jobs_root_which_is_one_segment(job_id: str) -> None:
+    keys = JobKeys("/p/", job_id)
+    for each in ranges(keys):
+        assert keys.all.start <= each.start < each.end <= keys.all.end
+    assert all(key in keys.all for key in singles(keys))
+    assert keys.root.count(b"/") == 3
+    assert keys.root.startswith(b"/p/")
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+def test_the_job_id_can_be_read_back(job_id: str) -> None:
+    keys = JobKeys("/p", job_id)
+    assert job_id_of("/p", keys.round) == job_id
+    assert unquote(keys.root.decode().split("/")[2]) == job_id
+
+
+def test_a_job_id_that_is_not_valid_text_works_too() -> None:
+    odd = JobKeys("/p", "job\udcff")  # what the command line makes of the byte ff
+    assert not overlap(odd.all, JobKeys("/p", "jobÿ").all)
+
+
+def test_an_empty_job_id_is_refused() -> None:
+    with pytest.raises(SettingsError, match="job id"):
+        JobKeys("/p", "")
+
+
+def test_the_kinds_of_keys_do_not_overlap() -> None:
+    keys = JobKeys("/p", "job")
+    kinds = [keys.control, keys.nodes, keys.audits, keys.stores, keys.barriers]
+    for index, one in enumerate(kinds):
+        for other in kinds[index + 1 :]:
+            assert not overlap(one, other)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9))
+def test_rounds_order_as_numbers(one: int, other: int) -> None:
+    keys = JobKeys("/p", "job")
+    assert (keys.audit(one) < keys.audit(other)) == (one < other)
+    assert (keys.store(one).start < keys.store(other).start) == (one < other)
+    assert (keys.audit(one) in keys.audits_before(other)) == (one < other)
+    assert (keys.store(one).start + b"k" in keys.stores_before(other)) == (one < other)
+    arrival = keys.barrier(one, "b").start + b"arrived/x"
+    assert (arrival in keys.barriers_before(other)) == (one < other)
+
+
+@given(st.text(), st.text())
+def test_barriers_of_different_names_do_not_overlap(one: str, other: str) -> None:
+    assume(one != other)
+    assume(all(text.isprintable() for text in (one, other)))
+    keys = JobKeys("/p", "job")
+    assert not overlap(keys.barrier(1, one), keys.barrier(1, other))
+
+
+def test_a_node_id_is_read_from_its_key() -> None:
+    keys = JobKeys("/p", "job")
+    assert keys.node_id(keys.node("gpu-7~12~ab")) == "gpu-7~12~ab"

@@ -1,0 +1,343 @@
+"""Every transaction of the protocol on the in-memory etcd: when it succeeds, and what it does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from rdzv_etcd.core.model import Change, Closure, Control, Leader, NodeInfo, Round
+from rdzv_etcd.etcd.api import Compare, Get, GetResult, Put, Relation, Target, Txn, TxnResult
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.control import control_after, control_from, nodes_after, nodes_from
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.testing import MemoryEtcd, Model
+from rdzv_etcd.testing.requests import Grant, Revoke
+
+SETTINGS = JobSettings(1, 4)
+JOB_LEASE = 77
+
+
+class Store:
+    """An etcd without time, and short ways to act on it."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.keys = JobKeys("/p", "job/1")
+        for lease in (1, 2, 3, JOB_LEASE):
+            self.model.step(Grant(60, lease))
+
+    def do(self, txn: Txn) -> TxnResult:
+        assert max(len(txn.guards), len(txn.success), len(txn.failure)) <= 128
+        result = self.model.step(txn)
+        assert isinstance(result, TxnResult)
+        return result
+
+    def read(self, get: Get) -> GetResult:
+        result = self.model.step(get)
+        assert isinstance(result, GetResult)
+        return result
+
+    @property
+    def control(self) -> Control:
+        return control_from(self.keys, self.read(requests.read_control(self.keys)))
+
+    @property
+    def nodes_revision(self) -> int:
+        return self.read(requests.read_nodes(self.keys)).revision
+
+    def here(self) -> set[str]:
+        nodes = nodes_from(self.keys, self.read(requests.read_nodes(self.keys)), 0.0)
+        return set(nodes.present)
+
+    def all_keys(self) -> set[bytes]:
+        keys = self.keys.all
+        return {kv.key for kv in self.read(Get(keys.start, keys.end)).kvs}
+
+    def arrive(self, name: str, session: int, arrived_for: int | None = None) -> TxnResult:
+        number = self.control.next_number if arrived_for is None else arrived_for
+        revision = self.control.round_revision
+        return self.do(requests.arrive(self.keys, info(name, number), session, revision))
+
+    def form(self, *members: str) -> Round:
+        record = world(self.control.next_number, *members)
+        result = self.do(
+            requests.close_round(
+                self.keys, self.control, self.nodes_revision, record, {"round": record.number}
+            )
+        )
+        assert result.succeeded
+        return record
+
+
+def info(name: str, arrived_for: int = 1) -> NodeInfo:
+    return NodeInfo(name, "10.0.0.1", 2000, arrived_for, SETTINGS)
+
+
+def world(number: int, *members: str) -> Round:
+    return Round(number, "run", members, SETTINGS, "10.0.0.1", 2000, JOB_LEASE)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def test_the_first_to_arrive_leads(store: Store) -> None:
+    first, second = store.arrive("a", 1), store.arrive("b", 2)
+    leader = Leader("b", SETTINGS)
+    assert isinstance(first.results[1], TxnResult)
+    assert first.results[1].succeeded
+    assert isinstance(second.results[1], TxnResult)
+    known = requests.leader_after(leader, second.results[1])
+    assert known is not None
+    assert known[0].node_id == "a"
+    assert known[1] == store.control.leader_revision
+    assert store.here() == {"a", "b"}
+
+
+def test_an_arrival_behind_another_record_is_refused_with_what_is_there(store: Store) -> None:
+    store.arrive("a", 1)
+    record = store.form("a")
+    refused = store.do(requests.arrive(store.keys, info("b", 1), 2, 0))
+    assert not refused.succeeded
+    (got,) = refused.results
+    assert isinstance(got, GetResult)
+    assert control_from(store.keys, got).round == record
+    assert store.here() == {"a"}
+
+
+def test_the_lead_goes_with_its_session_and_can_be_claimed_or_given_up(store: Store) -> None:
+    store.arrive("a", 1)
+    claim = requests.claim(store.keys, Leader("b", SETTINGS), 2)
+    assert not store.do(claim).succeeded
+    store.model.step(Revoke(1))
+    assert store.do(claim).succeeded
+    fence = store.control.leader_revision
+    assert not store.do(requests.resign(store.keys, fence - 1)).succeeded
+    assert store.do(requests.resign(store.keys, fence)).succeeded
+    assert store.control.leader is None
+
+
+def test_a_round_is_closed_and_lives_on_the_job_lease(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    record = store.form("a", "b")
+    assert store.control.round == record
+    assert store.control.epoch == store.model.revision
+    store.model.step(Revoke(JOB_LEASE))
+    assert store.control.round is None
+    assert store.here() == {"a", "b"}
+
+
+def test_an_arrival_after_the_look_refuses_the_close(store: Store) -> None:
+    store.arrive("a", 1)
+    seen = store.nodes_revision
+    store.arrive("b", 2)
+    close = requests.close_round(store.keys, store.control, seen, world(1, "a"), {})
+    assert not store.do(close).succeeded
+    assert store.control.round is None
+
+
+def test_a_node_that_arrives_again_after_the_look_refuses_the_close(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    seen = store.nodes_revision
+    store.arrive("b", 2)
+    close = requests.close_round(store.keys, store.control, seen, world(1, "a", "b"), {})
+    assert not store.do(close).succeeded
+
+
+def test_a_node_lost_after_the_look_does_not_refuse_the_close(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    seen = store.nodes_revision
+    store.model.step(Revoke(2))
+    close = requests.close_round(store.keys, store.control, seen, world(1, "a", "b"), {})
+    assert store.do(close).succeeded
+
+
+def test_a_leader_that_was_replaced_can_neither_close_nor_publish(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    store.form("a", "b")
+    old = store.control
+    store.model.step(Revoke(1))
+    store.do(requests.claim(store.keys, Leader("b", SETTINGS), 2))
+    change = Change("run", 1, ("b",))
+    seen = store.nodes_revision
+    assert not store.do(requests.publish_change(store.keys, old, change)).succeeded
+    assert not store.do(requests.close_round(store.keys, old, seen, world(2, "a"), {})).succeeded
+
+
+def test_a_change_is_published_once(store: Store) -> None:
+    store.arrive("a", 1)
+    store.form("a")
+    before = store.control
+    change = Change("run", 1, ("b",), {"a": "left"})
+    assert store.do(requests.publish_change(store.keys, before, change)).succeeded
+    assert store.control.open_change == change
+    assert not store.do(requests.publish_change(store.keys, before, change)).succeeded
+
+
+def test_old_stores_and_barriers_are_swept_and_the_last_ones_kept(store: Store) -> None:
+    store.arrive("a", 1)
+    keys = store.keys
+    for number in range(1, 5):
+        store.form("a")
+        for key in (keys.store(number).start + b"k/x", keys.barrier(number, "b").start + b"done"):
+            store.do(Txn((), (Put(key, b"", JOB_LEASE),)))
+    left = store.all_keys()
+    assert keys.store(3).start + b"k/x" in left
+    assert keys.store(4).start + b"k/x" in left
+    assert keys.barrier(3, "b").start + b"done" in left
+    assert keys.store(2).start + b"k/x" not in left
+    assert keys.barrier(2, "b").start + b"done" not in left
+
+
+def test_audits_are_kept_for_a_hundred_rounds(store: Store) -> None:
+    store.arrive("a", 1)
+    for _ in range(requests.AUDITS_KEPT + 20):
+        store.form("a")
+    audits = store.read(Get(store.keys.audits.start, store.keys.audits.end)).count
+    assert requests.AUDITS_KEPT <= audits <= requests.AUDITS_KEPT + 1
+
+
+def test_a_presence_is_put_back_while_the_round_goes_on(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    store.form("a", "b")
+    before = store.control
+    store.model.step(Revoke(1))
+    restore = requests.restore_presence(store.keys, before, info("a"), 3)
+    assert store.do(restore).succeeded
+    assert store.here() == {"a", "b"}
+    assert store.control.leader == Leader("a", SETTINGS)
+    store.do(requests.publish_change(store.keys, store.control, Change("run", 1, ("x",))))
+    assert not store.do(restore).succeeded
+
+
+def test_the_record_is_put_back_by_the_first_member_only(store: Store) -> None:
+    store.arrive("a", 1)
+    record = store.form("a", "b")
+    epoch = store.control.epoch
+    store.model = store.model.emptied()
+    for lease in (1, 2, JOB_LEASE):
+        store.model.step(Grant(60, lease))
+    restored = replace(record, epoch_fixed=epoch)
+    assert store.do(requests.restore_record(store.keys, restored, info("a"), 1)).succeeded
+    assert not store.do(requests.restore_record(store.keys, restored, info("b"), 2)).succeeded
+    assert store.control.round == restored
+    assert store.control.epoch == epoch
+    assert store.here() == {"a"}
+
+
+def test_good_bye_marks_a_presence_only_on_its_own_session(store: Store) -> None:
+    store.arrive("a", 1)
+    leaving = replace(info("a"), leaving="SIGTERM")
+    assert not store.do(requests.say_goodbye(store.keys, leaving, 2)).succeeded
+    assert store.do(requests.say_goodbye(store.keys, leaving, 1)).succeeded
+    store.do(requests.withdraw(store.keys, "a"))
+    assert not store.do(requests.say_goodbye(store.keys, leaving, 1)).succeeded
+    assert store.here() == set()
+
+
+def test_a_job_is_closed_once_and_the_marker_lives_on_its_own_lease(store: Store) -> None:
+    store.arrive("a", 1)
+    record = store.form("a")
+    before = store.control
+    closed = replace(record, closure=Closure("a", "done", True, 0.0))
+    store.model.step(Grant(60, 99))
+    close = requests.close_job(store.keys, before, closed, 99)
+    assert store.do(close).succeeded
+    assert not store.do(close).succeeded
+    store.model.step(Revoke(JOB_LEASE))
+    assert store.control.closure == closed.closure
+    store.model.step(Revoke(99))
+    assert store.control.round is None
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_only_the_last_one_puts_out_the_light(store: Store, closed: bool) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    record = store.form("a", "b")
+    store.do(Txn((), (Put(store.keys.store(1).start + b"k/x", b"=1", JOB_LEASE),)))
+    if closed:
+        marker = replace(record, closure=Closure("a", "done", True, 0.0))
+        store.do(requests.close_job(store.keys, store.control, marker, 3))
+    light = requests.put_out_the_light(store.keys, store.control)
+    store.model.step(Revoke(1))
+    assert not store.do(light).succeeded
+    store.model.step(Revoke(2))
+    assert store.do(light).succeeded
+    assert store.all_keys() == ({store.keys.round} if closed else set())
+
+
+def test_the_light_stays_on_if_the_record_is_another(store: Store) -> None:
+    before = store.control
+    store.arrive("a", 1)
+    store.form("a")
+    store.model.step(Revoke(1))
+    assert not store.do(requests.put_out_the_light(store.keys, before)).succeeded
+    assert store.control.round is not None
+
+
+def test_views_built_from_a_read_and_from_the_watch_are_the_same() -> None:
+    async def scenario() -> None:
+        async with MemoryEtcd() as server:
+            etcd = server.connect()
+            keys = JobKeys("/p", "job")
+            session = (await etcd.grant(60)).lease_id
+            job = (await etcd.grant(60, lease_id=JOB_LEASE)).lease_id
+            control = control_from(keys, await etcd.get(requests.read_control(keys)))
+            nodes = nodes_from(keys, await etcd.get(requests.read_nodes(keys)), 0.0)
+            watch = etcd.watch(keys.all.start, keys.all.end, start_revision=server.revision + 1)
+            await etcd.txn(requests.arrive(keys, info("a"), session, 0))
+            await etcd.txn(requests.arrive(keys, info("b"), session, 0))
+            now = control_from(keys, await etcd.get(requests.read_control(keys)))
+            await etcd.txn(requests.close_round(keys, now, server.revision, world(1, "a"), {}))
+            leaving = replace(info("b"), leaving="SIGTERM")
+            await etcd.txn(requests.say_goodbye(keys, leaving, session))
+            await etcd.txn(requests.withdraw(keys, "b"))
+            last = server.revision
+            batches = []
+            async for batch in watch:
+                batches.append(batch)
+                if batch.revision >= last:
+                    break
+            for batch in (*batches, *batches):  # told twice: nothing changes
+                events = [event for event in batch.events if event.kv.key in keys.control]
+                control = control_after(keys, control, batch.revision, events)
+                events = [event for event in batch.events if event.kv.key in keys.nodes]
+                nodes = nodes_after(keys, nodes, batch.revision, events, 0.0)
+            fresh = await etcd.get(requests.read_control(keys))
+            assert control == control_from(keys, fresh)
+            read = nodes_from(keys, await etcd.get(requests.read_nodes(keys)), 0.0)
+            assert nodes.present == read.present
+            assert nodes.left == {"b"}
+            assert job == JOB_LEASE
+            await watch.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_fresh_read_makes_nobodys_wait_begin_anew(store: Store) -> None:
+    store.arrive("a", 1)
+    first = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 10.0)
+    store.arrive("b", 2)
+    second = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 20.0, first)
+    assert {name: presence.seen_s for name, presence in second.present.items()} == {
+        "a": 10.0,
+        "b": 20.0,
+    }
+    store.arrive("a", 1)
+    third = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 30.0, second)
+    assert third.present["a"].seen_s == 30.0
+
+
+def test_guards_look_at_the_record_as_it_was_read(store: Store) -> None:
+    txn = requests.arrive(store.keys, info("a"), 1, 42)
+    assert txn.guards == (Compare(store.keys.round, Target.MOD, Relation.EQUAL, 42),)
