@@ -49,6 +49,13 @@ class NodeContext:
         timing = self.settings.timing
         return min(timing.close_timeout_s, float(timing.lease_ttl_s))
 
+    @property
+    def urgent_limit_s(self) -> float:
+        """How long a write that others wait for may go without an answer, before this node looks
+        what became of it: about a TTL, because within that it may be called lost anyway."""
+        timing = self.settings.timing
+        return min(self.settings.connection.request_timeout_s, max(5.0, timing.lease_ttl_s))
+
     def take_control(self, result: TxnResult) -> None:
         """Adopt the control keys that came with a refused transaction, if they are news.
 

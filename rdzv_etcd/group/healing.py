@@ -81,7 +81,7 @@ class Healing:
                 return
             if recovery is Recovery.NOTHING:
                 return  # the job is over; `notice` has seen it
-            session = await context.session.open()
+            session = await context.session.open(context.urgent_limit_s)
             info = replace(info, arrived_for=record.number)
             if recovery is Recovery.RECORD:
                 txn = await self._record(record, info, session)
@@ -94,7 +94,9 @@ class Healing:
     async def _record(self, record: Round, info: NodeInfo, session: int) -> Txn:
         with contextlib.suppress(LeaseExistsError):  # another member was first
             await self._context.etcd.grant(
-                self._context.settings.timing.job_ttl_s, lease_id=record.job_lease
+                self._context.settings.timing.job_ttl_s,
+                lease_id=record.job_lease,
+                timeout_s=self._context.urgent_limit_s,
             )
         restored = replace(record, epoch_fixed=self._standing.epoch)
         return requests.restore_record(self._context.keys, restored, info, session)
@@ -102,7 +104,7 @@ class Healing:
     async def _write(self, txn: Txn, session: int) -> bool:
         context, standing = self._context, self._standing
         try:
-            result = await context.etcd.txn(txn, repeatable=True)
+            result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
         except LeaseNotFoundError:
             context.session.lost(session)
             return False

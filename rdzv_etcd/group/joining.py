@@ -112,7 +112,7 @@ class Joining:
             )
             limit_s = self._limit_s(info)
             try:
-                session = await context.session.open(limit_s)
+                session = await context.session.open(min(limit_s, context.urgent_limit_s))
                 result = await context.etcd.txn(
                     requests.arrive(context.keys, info, session, control.round_revision),
                     timeout_s=limit_s,

@@ -61,15 +61,6 @@ class Leadership:
             and context.session.lease_id != 0
         )
 
-    @property
-    def _write_limit_s(self) -> float:
-        """How long a write may go without an answer before this node looks what became of it.
-
-        All wait for the leader, so it is not patient; within a TTL it may lose the lead anyway.
-        """
-        settings = self._context.settings
-        return min(settings.connection.request_timeout_s, max(5.0, settings.timing.lease_ttl_s))
-
     async def run(self) -> None:
         """Claim and lead until cancelled."""
         context = self._context
@@ -221,7 +212,7 @@ class Leadership:
         context = self._context
         result = await context.etcd.txn(
             requests.publish_change(context.keys, control, decision.change),
-            timeout_s=self._write_limit_s,
+            timeout_s=context.urgent_limit_s,
         )
         if not result.succeeded:
             await context.control.refresh()
@@ -257,7 +248,7 @@ class Leadership:
         try:
             result = await context.etcd.txn(
                 requests.close_round(context.keys, control, nodes.revision, record, audit),
-                timeout_s=self._write_limit_s,
+                timeout_s=context.urgent_limit_s,
             )
         except OutcomeUnknownError:
             self._granting = None  # it may be the job's now; if it is not, it expires
