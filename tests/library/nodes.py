@@ -20,6 +20,8 @@ from rdzv_etcd.settings.config import settings_from_config
 
 LIMIT_S = 60.0
 """For what must happen, on whatever machine."""
+ALONE = {"last_call_timeout": 0.2}
+"""For a node that is to form a first round without others, although there is room for them."""
 
 
 class Server(Protocol):
@@ -30,7 +32,7 @@ class Server(Protocol):
 def node_options(server: Server | str, job_id: str, nodes: str, **config: object) -> dict[str, Any]:
     """What a node is told; ``nodes`` is ``min:max`` or one number, ``config`` is --rdzv-conf."""
     lowest, _, highest = nodes.partition(":")
-    quick = {"lease_ttl": 3, "settle": 0.1, "last_call_timeout": 0.2, "join_timeout": LIMIT_S}
+    quick = {"lease_ttl": 3, "settle": 0.1, "last_call_timeout": 30, "join_timeout": LIMIT_S}
     return {
         "endpoint": server if isinstance(server, str) else server.endpoint,
         "job_id": job_id,

@@ -18,6 +18,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
+    ALONE,
     LIMIT_S,
     RemoteNode,
     at_once,
@@ -90,7 +91,7 @@ def test_jobs_whose_ids_look_like_each_others_keys_stay_apart(
     names = [job_id, f"{job_id}/nodes", f"{job_id}/ctl/round", f"{job_id}%2Fnodes"]
     for name in names[1:]:
         leak_check.watch_job(etcd_server.gateway, name)
-    nodes = [Group(node_settings(etcd_server, name, "1:2")) for name in names]
+    nodes = [Group(node_settings(etcd_server, name, "1:2", **ALONE)) for name in names]
     try:
         assert [(world.rank, world.size) for world in join_all(nodes)] == [(0, 1)] * len(names)
         assert not any(node.waiting_count() for node in nodes)

@@ -11,6 +11,7 @@ import pytest
 from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
+    ALONE,
     LIMIT_S,
     RemoteError,
     RemoteNode,
@@ -80,7 +81,7 @@ def test_processes_and_threads_form_one_round(
 def test_a_newcomer_is_noticed_and_taken_in(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2")
+    settings = node_settings(etcd_server, job_id, "1:2", **ALONE)
     with Group(settings) as early, ThreadPoolExecutor(1) as pool:
         alone = early.join()
         assert (alone.rank, alone.size) == (0, 1)
@@ -114,7 +115,7 @@ def test_a_spare_waits_without_disturbing_and_takes_over(
 def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=600, last_call_timeout=30)
+    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=600)
     with groups(settings, 2) as nodes:
         join_all(nodes)
         nodes[0].leave("enough")
@@ -128,8 +129,8 @@ def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, how: signal.Signals
 ) -> None:
     """SIGTERM too: without a handler Python ends at once, and runs no exit functions."""
-    options = node_options(etcd_server, job_id, "1:2", last_call_timeout=30)
-    settings = node_settings(etcd_server, job_id, "1:2", last_call_timeout=30)
+    options = node_options(etcd_server, job_id, "1:2")
+    settings = node_settings(etcd_server, job_id, "1:2")
     with RemoteNode(options) as victim, Group(settings) as survivor:
         assert victim.node_id
         sizes = at_once([lambda: victim.call("join")["size"], lambda: survivor.join().size])
@@ -189,7 +190,7 @@ def test_a_node_that_gave_up_is_not_counted_on(
 def test_other_settings_are_refused_with_both_values(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2")
+    settings = node_settings(etcd_server, job_id, "1:2", **ALONE)
     with Group(settings) as node, RemoteNode(node_options(etcd_server, job_id, "2:4")) as stranger:
         node.join()
         with pytest.raises(RemoteError, match=r"min_nodes=2, max_nodes=4.*min_nodes=1, max_nod"):

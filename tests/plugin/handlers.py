@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
 from tests.library.nodes import LIMIT_S, Server, at_once
 
-QUICK = {"lease_ttl": 3, "settle": 0.1, "last_call_timeout": 0.2, "join_timeout": LIMIT_S}
+QUICK = {"lease_ttl": 3, "settle": 0.1, "last_call_timeout": 30, "join_timeout": LIMIT_S}
 
 
 def parameters(

@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.torch_plugin.handler import create_handler
+from tests.library.nodes import ALONE
 from tests.plugin.handlers import handlers, join_all, parameters
 from tests.support.certificates import Certificates
 from tests.support.leaks import LeakCheck, job_root
@@ -135,7 +136,7 @@ def test_other_numbers_of_nodes(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with (
-        handlers(etcd_server, job_id, "1:2", 1) as (member,),
+        handlers(etcd_server, job_id, "1:2", 1, **ALONE) as (member,),
         handlers(etcd_server, job_id, "2:3", 1) as (stranger,),
     ):
         member.next_rendezvous()

@@ -26,13 +26,16 @@ def shut_down_after(handler: EtcdRendezvousHandler, error: BaseException | None)
     """What ``launch_agent`` does, without letting ``error`` go on."""
     if error is None:
         return handler.shutdown()
-    confirmed = False
     with pytest.raises(type(error)):
-        try:
-            raise error
-        finally:
-            confirmed = handler.shutdown()
-    return confirmed
+        _end_with(handler, error)
+    return handler.shutdown()  # again: the same answer
+
+
+def _end_with(handler: EtcdRendezvousHandler, error: BaseException) -> None:
+    try:
+        raise error
+    finally:
+        handler.shutdown()
 
 
 def closed_marker(server: EtcdServer, job_id: str) -> dict[str, object] | None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from tests.library.nodes import LIMIT_S, RemoteNode, at_once, node_options, wait_until
+from tests.library.nodes import ALONE, LIMIT_S, RemoteNode, at_once, node_options, wait_until
 from tests.plugin.handlers import handlers, join_all, leave
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
@@ -22,7 +22,10 @@ FROM_MEMORY_S = 0.5
 def test_a_waiter_is_counted_until_it_is_taken_in(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    with handlers(etcd_server, job_id, "1:2", 2) as (early, late), ThreadPoolExecutor(1) as pool:
+    with (
+        handlers(etcd_server, job_id, "1:2", 2, **ALONE) as (early, late),
+        ThreadPoolExecutor(1) as pool,
+    ):
         assert early.num_nodes_waiting() == 0
         assert early.next_rendezvous().world_size == 1
         joining = pool.submit(late.next_rendezvous)
