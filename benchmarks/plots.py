@@ -67,6 +67,28 @@ def plot_agent(document: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
+def plot_store(document: dict[str, Any], path: Path) -> None:
+    """What agents do, over their number: a line per store, solid exchange, dashed barrier."""
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    styles = {"exchange": "-", "barrier": "--"}
+    medians: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for sample in document["results"]:
+        if "agents" in sample and "failed" not in sample:
+            sizes = medians.setdefault((sample["store"], sample["operation"]), {})
+            sizes.setdefault(sample["agents"], []).extend(sample["seconds"])
+    for (store, operation), sizes in medians.items():
+        agents = sorted(sizes)
+        middle = [sorted(sizes[n])[len(sizes[n]) // 2] for n in agents]
+        label = f"{store}, {'rank exchange' if operation == 'exchange' else 'exit barrier'}"
+        style = styles[operation]
+        axes.plot(agents, middle, style, marker="o", color=COLORS.get(store), label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("agents")
+    axes.set_ylabel("s")
+    _finish(figure, axes, path)
+
+
 def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)

@@ -55,3 +55,23 @@ def test_agent(tmp_path: Path) -> None:
     workers = [sample for sample in document["results"] if sample["what"] == "worker"]
     with_plugin = next(worker for worker in workers if worker["with_plugin"])
     assert with_plugin["modules"] == ["rdzv_etcd", "rdzv_etcd.torch_plugin"]
+
+
+@pytest.mark.slow
+def test_store(tmp_path: Path) -> None:
+    document = run(
+        tmp_path,
+        "store",
+        "--stores=EtcdStore,TCPStore",
+        "--count=2",
+        "--batch=3",
+        "--writers=2",
+        "--adds=2",
+        "--agents=4",
+        "--processes=2",
+        "--repeat=1",
+    )
+    assert failures(document) == []
+    assert all(sample["seconds"] for sample in document["results"])
+    operations = {sample["operation"] for sample in document["results"]}
+    assert {"set", "get", "wait", "add, 2 writers", "exchange", "barrier"} <= operations

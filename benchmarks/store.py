@@ -1,0 +1,169 @@
+"""``store``: our ``EtcdStore``, torch's, and ``TCPStore``: single calls, and agents on them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import options, results
+from benchmarks.environment import describe
+from benchmarks.etcd_server import choose_binary, running_etcd, speaks_v2
+from benchmarks.fleet import Fleet, FleetError, Make
+from benchmarks.plots import plot_store
+from benchmarks.progress import progress
+from benchmarks.store_clients import STORES, TCP, TORCH_ETCD
+from benchmarks.store_work import Adding, Agents, Operations, Waiting, Where
+from tests.support.processes import free_port
+
+NAME = "store"
+Samples = list[dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stores", type=options.names(*STORES), default=list(STORES))
+    parser.add_argument("--count", type=options.count, default=200, help="of each single call")
+    parser.add_argument("--batch", type=options.count, default=1000, help="keys in multi_…")
+    parser.add_argument("--writers", type=options.count, default=64)
+    parser.add_argument("--adds", type=options.count, default=4, help="by each writer")
+    parser.add_argument("--agents", type=options.numbers, default=[64, 256, 1024, 4096])
+    parser.add_argument("--processes", type=options.count, default=8, help="that hold the agents")
+    parser.add_argument("--repeat", type=options.count, default=3, help="of what agents do")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one measurement")
+    options.add_server_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    binary = choose_binary(args.etcd)
+    v2 = speaks_v2(binary)
+    environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
+    samples: Samples = []
+    with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
+        parts = [(kind, measure) for measure in _measurements(args) for kind in args.stores]
+        with progress(NAME, len(parts)) as advance:
+            for kind, measure in parts:
+                if kind == TORCH_ETCD and not v2:
+                    samples.append(
+                        {"store": kind, "failed": f"etcd {binary.version} has no v2 API"}
+                    )
+                    continue
+                endpoint = f"127.0.0.1:{free_port()}" if kind == TCP else server.target
+                job = f"job-{uuid.uuid4().hex[:8]}"
+                samples += measure(Where(kind, endpoint, job, args.limit))
+                advance(kind)
+    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
+    print_summary(document)
+    if args.plot is not None:
+        plot_store(document, args.plot)
+    return document
+
+
+def _measurements(args: argparse.Namespace) -> list[Callable[[Where], Samples]]:
+    measurements: list[Callable[[Where], Samples]] = [
+        functools.partial(_operations, args.count, args.batch),
+        functools.partial(_waiting, args.count),
+        functools.partial(_adding, args.writers, args.adds),
+    ]
+    for _ in range(args.repeat):
+        for agents in args.agents:
+            for what in ("exchange", "barrier"):
+                processes = min(args.processes, agents)
+                measurements.append(functools.partial(_agents, what, agents, processes))
+    return measurements
+
+
+def _operations(count: int, batch: int, where: Where) -> Samples:
+    answer = _run(functools.partial(Operations, where, count, batch), 1, where)
+    if isinstance(answer, str):
+        return [_failed(where, "set", answer)]
+    (run,) = answer
+    return [
+        {"store": where.kind, "operation": operation, "seconds": seconds}
+        for operation, seconds in run.said.items()
+    ]
+
+
+def _waiting(count: int, where: Where) -> Samples:
+    answer = _run(functools.partial(Waiting, where, count), 2, where)
+    if isinstance(answer, str):
+        return [_failed(where, "wait", answer)]
+    woken, told = (run.said["moments"] for run in answer)
+    seconds = [end - begin for begin, end in zip(told, woken, strict=True)]
+    return [{"store": where.kind, "operation": "wait", "seconds": seconds}]
+
+
+def _adding(writers: int, adds: int, where: Where) -> Samples:
+    """Seconds per add: the time all of them took, divided by their number."""
+    operation = f"add, {writers} writers"
+    answer = _run(functools.partial(Adding, where, adds), writers, where)
+    if isinstance(answer, str):
+        return [_failed(where, operation, answer)]
+    sums = sorted(number for run in answer for number in run.said["sums"])
+    if sums != list(range(1, writers * adds + 1)):
+        return [_failed(where, operation, "the sums are wrong")]
+    took_s = max(run.returned_s for run in answer) - min(run.called_s for run in answer)
+    each = [seconds for run in answer for seconds in run.said["seconds"]]
+    return [
+        {
+            "store": where.kind,
+            "operation": operation,
+            "seconds": [took_s / len(sums)],
+            "call_seconds": each,
+        }
+    ]
+
+
+def _agents(what: str, agents: int, processes: int, where: Where) -> Samples:
+    """From the last process that let its agents loose to the last agent's return."""
+    answer = _run(functools.partial(Agents, where, what, agents, processes), processes, where)
+    sample = {"store": where.kind, "operation": what, "agents": agents}
+    if isinstance(answer, str):
+        return [{**sample, "failed": answer}]
+    last_call_s = max(run.called_s for run in answer)
+    return [{**sample, "seconds": [max(run.returned_s for run in answer) - last_call_s]}]
+
+
+def _run(make: Make, processes: int, where: Where) -> Any:
+    """Return the runs, or what went wrong as a text."""
+    try:
+        with Fleet(make, processes) as fleet:
+            fleet.prepare(where.limit_s)
+            runs = fleet.run(where.limit_s)
+            fleet.finish(where.limit_s)
+    except FleetError as error:
+        return str(error)
+    return runs
+
+
+def _failed(where: Where, operation: str, why: str) -> dict[str, Any]:
+    return {"store": where.kind, "operation": operation, "failed": why}
+
+
+def summarize(document: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return per operation and store the median seconds, ``None`` for what failed."""
+    collected: dict[str, dict[str, list[float]]] = {}
+    for sample in document["results"]:
+        operation = sample.get("operation", "everything")
+        if "agents" in sample:
+            named = {"exchange": "rank exchange", "barrier": "exit barrier"}[operation]
+            operation = f"{named}, {sample['agents']:,} agents"
+        stores = collected.setdefault(operation, {})
+        stores.setdefault(sample["store"], []).extend(sample.get("seconds", []))
+    return {
+        operation: {
+            store: results.statistics(seconds)["median"] if seconds else None
+            for store, seconds in stores.items()
+        }
+        for operation, stores in collected.items()
+    }
+
+
+def print_summary(document: dict[str, Any]) -> None:
+    stores = document["settings"]["stores"]
+    rows = [
+        [operation, *(results.seconds(row.get(store)) for store in stores)]
+        for operation, row in summarize(document).items()
+    ]
+    results.print_table("medians", ["operation", *stores], rows)
