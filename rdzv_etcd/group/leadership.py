@@ -135,7 +135,9 @@ class Leadership:
         )
         following: asyncio.Task[None] | None = None
         try:
-            await asyncio.gather(feed.open(), self._grant_ahead())
+            if context.control.view.formed is None:
+                self._grant()  # ahead, so that it is not on the path of round 1; not waited for
+            await feed.open()
             following = asyncio.ensure_future(feed.run())
             while (
                 self.is_mine
@@ -328,24 +330,22 @@ class Leadership:
 
     # -- the job lease --------------------------------------------------------------------------
 
-    async def _grant_ahead(self) -> None:
-        """Grant the job lease before it is needed, so that it is not on the path of round 1."""
-        if self._context.control.view.formed is None:
-            with contextlib.suppress(EtcdError):  # closing the round tries again, and reports
-                await self._job_lease()
+    def _grant(self) -> asyncio.Task[LeaseGrant]:
+        """Begin to grant the job lease, unless that is under way or done."""
+        granting = self._granting
+        if granting is None or (granting.done() and granting.exception() is not None):
+            context = self._context
+            granting = asyncio.ensure_future(
+                context.etcd.grant(
+                    context.settings.timing.job_ttl_s, timeout_s=context.urgent_limit_s
+                )
+            )
+            granting.add_done_callback(_look_at)
+            self._granting = granting
+        return granting
 
     async def _job_lease(self) -> int:
-        if self._granting is None:
-            ttl_s = self._context.settings.timing.job_ttl_s
-            self._granting = asyncio.ensure_future(self._context.etcd.grant(ttl_s))
-            self._granting.add_done_callback(_look_at)
-        granting = self._granting
-        try:
-            return (await asyncio.shield(granting)).lease_id
-        except EtcdError:
-            if self._granting is granting:
-                self._granting = None
-            raise
+        return (await asyncio.shield(self._grant())).lease_id
 
     async def drop_spare_lease(self) -> None:
         """Revoke a job lease that no round uses. If this is cancelled, call it again."""
