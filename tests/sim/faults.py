@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.group.standing import Phase
-from tests.sim.world import TIMING, SimJob, SimNode
+from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, SimJob, SimNode
 
 FAULTS_S = (20.0, 200.0)
 PAUSE_BETWEEN_FAULTS_S = 6.0
@@ -217,7 +217,8 @@ class Life:
     async def _converge(self) -> None:
         job = self._job
         ends_s = job.loop.time() + CONVERGE_S
-        await asyncio.sleep(3 * self._plan.ttl_s)  # what is lost shows within this time
+        # what is lost, and what still hangs, shows within this time
+        await asyncio.sleep(3 * self._plan.ttl_s + REQUEST_TIMEOUT_S)
         while not self._converged() and job.loop.time() < ends_s:
             await asyncio.sleep(0.5)
             await self._replace_failed()

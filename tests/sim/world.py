@@ -17,12 +17,14 @@ from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.standing import Phase, World
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.settings import JobSettings, Settings, Timing
+from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.sim.history import History
 
 TTL_S = 10
 TICK_S = 0.5
+REQUEST_TIMEOUT_S = 20.0
+"""A call whose request was lost hangs this long at most."""
 TIMING = Timing(
     lease_ttl_s=TTL_S,
     join_timeout_s=600.0,
@@ -115,7 +117,10 @@ class SimJob:
         self.loop = loop
         self.server = server
         self.settings = Settings(
-            job_id, JobSettings(min_nodes, max_nodes, node_unit), timing=timing
+            job_id,
+            JobSettings(min_nodes, max_nodes, node_unit),
+            connection=Connection(request_timeout_s=REQUEST_TIMEOUT_S),
+            timing=timing,
         )
         self.keys = JobKeys(self.settings.prefix, job_id)
         self.history = History(self.keys)
@@ -285,7 +290,9 @@ def simulate(
 
 
 async def _one(loop: SimLoop, scenario: Scenario, options: dict[str, Any]) -> None:
-    async with MemoryEtcd(SimClock(loop), seed=loop.seed, request_timeout_s=60.0) as server:
+    async with MemoryEtcd(
+        SimClock(loop), seed=loop.seed, request_timeout_s=REQUEST_TIMEOUT_S
+    ) as server:
         job = SimJob(loop, server, **options)
         await scenario(job)
         job.history.check()
