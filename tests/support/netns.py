@@ -33,7 +33,7 @@ def why_not() -> str:
         return f"this machine grants no network namespace: {tried.stderr.decode().strip()}"
     name = f"rzp{os.getpid() % 1_000_000}"
     made = subprocess.run(
-        ["ip", "link", "add", name, "type", "dummy"], capture_output=True, check=False
+        ["ip", "link", "add", name, "type", "veth"], capture_output=True, check=False
     )
     if made.returncode:
         return f"this machine grants no network device: {made.stderr.decode().strip()}"
