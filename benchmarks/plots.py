@@ -89,6 +89,29 @@ def plot_store(document: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
+def plot_recovery(document: dict[str, Any], path: Path) -> None:
+    """A bar per case and backend, made of the phases; a cross where a run did not recover."""
+    names = ("detection", "worker_stop", "re_forming", "worker_start", "first_step")
+    shades = ("#455a64", "#ffb300", "#c2185b", "#1976d2", "#26a69a")
+    keys = list(dict.fromkeys((s["case"], s["backend"]) for s in document["results"]))
+    figure, axes = plt.subplots(figsize=(8, 0.6 + 0.28 * len(keys)))
+    for place, key in enumerate(keys):
+        samples = [s for s in document["results"] if (s["case"], s["backend"]) == key]
+        good = [sample for sample in samples if "failed" not in sample]
+        left = 0.0
+        for name, shade in zip(names, shades, strict=True):
+            width = sorted(s[name] for s in good)[len(good) // 2] if good else 0.0
+            label = name.replace("_", " ") if place == 0 else None
+            axes.barh(place, width, left=left, color=shade, label=label)
+            left += width
+        if len(good) < len(samples):
+            axes.plot(left + 1, place, "x", color="black")
+    axes.set_yticks(range(len(keys)), [f"{case}: {backend}" for case, backend in keys])
+    axes.invert_yaxis()
+    axes.set_xlabel("s until the first step in the new world (x: a run did not recover)")
+    _finish(figure, axes, path)
+
+
 def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)

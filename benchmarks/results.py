@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 FORMAT = 1
-console = Console(width=None)
+console = Console(width=None if sys.stdout.isatty() else 120)
 
 
 def statistics(samples: Sequence[float]) -> dict[str, float]:

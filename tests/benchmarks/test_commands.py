@@ -15,6 +15,7 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.__main__ import main
+from benchmarks.jobs import PHASES
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -75,3 +76,15 @@ def test_store(tmp_path: Path) -> None:
     assert all(sample["seconds"] for sample in document["results"])
     operations = {sample["operation"] for sample in document["results"]}
     assert {"set", "get", "wait", "add, 2 writers", "exchange", "barrier"} <= operations
+
+
+@pytest.mark.slow
+@pytest.mark.torchrun
+def test_recovery(tmp_path: Path) -> None:
+    document = run(
+        tmp_path, "recovery", "--backends=etcd3", "--cases=sigterm", "--repeat=1", "--lease-ttl=3"
+    )
+    assert failures(document) == []
+    (sample,) = document["results"]
+    parts = sum(sample[phase] for phase in PHASES)
+    assert sample["total"] == pytest.approx(parts)

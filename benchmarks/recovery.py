@@ -1,0 +1,200 @@
+"""``recovery``: what a death, a signal, a newcomer or a crash costs a real job, phase by phase.
+
+Three torchrun agents, one gloo worker each that steps all the time, minimum two nodes; all settings
+are the backends' defaults, except what ``--lease-ttl`` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import options, results
+from benchmarks.environment import describe
+from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
+from benchmarks.jobs import PHASES, JobError, JobOptions, TracedAgent, TracedJob, phases
+from benchmarks.plots import plot_recovery
+from benchmarks.progress import progress
+from tests.support.processes import free_port
+
+NAME = "recovery"
+BACKENDS = ("etcd3", "c10d", "etcd-v2", "etcd")
+V2_BACKENDS = ("etcd-v2", "etcd")
+CASES = {
+    "member": "SIGKILL of a member",
+    "rank0": "SIGKILL of rank 0",
+    "leader": "SIGKILL of the leader",
+    "store-host": "SIGKILL of the store's or the embedded etcd's host",
+    "sigterm": "SIGTERM of a member",
+    "node-added": "a node added",
+    "worker-crash": "SIGKILL of a worker",
+}
+START_LIMIT_S = 180.0
+_ONLY = {"leader": ("etcd3",), "store-host": ("etcd3", "c10d")}
+"""Cases that exist for some backends only."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backends", type=options.names(*BACKENDS), default=list(BACKENDS))
+    parser.add_argument("--cases", type=options.names(*CASES), default=list(CASES))
+    parser.add_argument("--repeat", type=options.count, default=3)
+    parser.add_argument("--lease-ttl", type=options.count, default=10, help="of etcd3, in s")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds for one recovery")
+    options.add_server_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    binary = choose_binary(args.etcd)
+    v2 = speaks_v2(binary)
+    environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
+    parts = [
+        (case, backend)
+        for _ in range(args.repeat)
+        for case in args.cases
+        for backend in args.backends
+        if backend in _ONLY.get(case, BACKENDS)
+    ]
+    samples: list[dict[str, Any]] = []
+    with (
+        running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
+        progress(NAME, len(parts)) as advance,
+    ):
+        for case, backend in parts:
+            sample: dict[str, Any] = {"case": case, "backend": backend}
+            if backend in V2_BACKENDS and not v2:
+                sample["failed"] = f"etcd {binary.version} has no v2 API"
+            else:
+                sample.update(_measure(case, backend, server, args))
+            samples.append(sample)
+            advance(f"{case}, {backend}")
+    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
+    print_summary(document)
+    if args.plot is not None:
+        plot_recovery(document, args.plot)
+    return document
+
+
+def _measure(
+    case: str, backend: str, server: BenchmarkEtcd, args: argparse.Namespace
+) -> dict[str, Any]:
+    embeds = case == "store-host" and backend == "etcd3"
+    hosted = backend == "c10d" or embeds
+    endpoint = f"127.0.0.1:{free_port()}" if hosted else server.target
+    conf = {"lease_ttl": str(args.lease_ttl)} if backend == "etcd3" else {}
+    if embeds:
+        conf.update(embed="1", embed_grace="5")
+    nnodes = "2:3"
+    with (
+        tempfile.TemporaryDirectory(prefix="rdzv-bench-job-") as folder,
+        TracedJob(JobOptions(backend, endpoint, nnodes, conf=conf), Path(folder)) as job,
+    ):
+        try:
+            agents, host = _start(job, case)
+            job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
+        except JobError as error:
+            return {"failed": f"start: {error}"}
+        try:
+            event_s, running, victim = _hurt(case, job, agents, host, server)
+            job.await_steps(running, after_s=event_s, limit_s=args.limit)
+        except JobError as error:
+            return {"failed": str(error)}
+        return {**phases(running, event_s), "victim": victim}
+
+
+def _start(job: TracedJob, case: str) -> tuple[list[TracedAgent], TracedAgent | None]:
+    """Start the agents; return them and the one that hosts c10d's store.
+
+    c10d gives rank 0 to the lowest process id, so its host is started last: as far as possible each
+    case kills one role, not two.
+    """
+    names = ["a", "b"] if case == "node-added" else ["a", "b", "c"]
+    is_c10d = job.options.backend == "c10d"
+    agents = []
+    for name in names:
+        conf = {"is_host": str(name == names[-1]).lower()} if is_c10d else {}
+        agents.append(job.start(name, conf=conf))
+    return agents, agents[-1] if is_c10d else None
+
+
+def _hurt(
+    case: str,
+    job: TracedJob,
+    agents: list[TracedAgent],
+    host: TracedAgent | None,
+    server: BenchmarkEtcd,
+) -> tuple[float, list[TracedAgent], dict[str, Any]]:
+    """Do what the case says; return the moment, who works on, and what the victim was."""
+    if case == "node-added":
+        conf = {"is_host": "false"} if job.options.backend == "c10d" else {}
+        added = job.start("d", conf=conf)
+        event_s = job.await_note(added, "rendezvous_begin", START_LIMIT_S)
+        return event_s, [*agents, added], {}
+    leader = _leader(job, agents, server)
+    if "embed" in job.options.conf:
+        host = job.agent_of_process("etcd")
+    rank0 = next(agent for agent in agents if agent.rank() == 0)
+    plain = [agent for agent in agents if agent not in (host, leader, rank0)]
+    victims: dict[str, Callable[[], TracedAgent | None]] = {
+        "rank0": lambda: rank0,
+        "leader": lambda: leader,
+        "store-host": lambda: host,
+    }
+    victim = victims.get(case, lambda: plain[0])()
+    if victim is None:
+        raise JobError(f"nobody is {case}")
+    was = {
+        "rank": victim.rank(),
+        "leads": victim is leader,
+        "hosts": victim is host,
+    }
+    actions = {"sigterm": victim.terminate, "worker-crash": victim.kill_worker}
+    event_s = actions.get(case, victim.kill)()
+    running = agents if case == "worker-crash" else [a for a in agents if a is not victim]
+    return event_s, running, was
+
+
+def _leader(job: TracedJob, agents: list[TracedAgent], server: BenchmarkEtcd) -> TracedAgent | None:
+    """Return etcd3's leader: its node id has the agent's process id in the middle."""
+    found = server.keys(f"/rdzv_etcd/{job.options.run_id}/ctl/leader".encode())
+    for value in found.values():
+        pid = int(json.loads(value)["node"].split("~")[1])
+        return next((agent for agent in agents if agent.process.pid == pid), None)
+    return None
+
+
+def summarize(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return per case and backend the median of each phase, and why it failed if it did."""
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for sample in document["results"]:
+        grouped.setdefault((sample["case"], sample["backend"]), []).append(sample)
+    summary = {}
+    for key, samples in grouped.items():
+        good = [sample for sample in samples if "failed" not in sample]
+        row: dict[str, Any] = {
+            "runs": len(samples),
+            "failures": [sample["failed"] for sample in samples if "failed" in sample],
+        }
+        for name in (*PHASES, "new_ranks", "total"):
+            if good:
+                row[name] = results.statistics([sample[name] for sample in good])["median"]
+        summary[key] = row
+    return summary
+
+
+def print_summary(document: dict[str, Any]) -> None:
+    names = (*PHASES, "total")
+    rows = []
+    for (case, backend), row in summarize(document).items():
+        failed = len(row["failures"])
+        note = f" ({failed} of {row['runs']} failed)" if failed else ""
+        figures = [results.seconds(row.get(name)) for name in names]
+        rows.append([case + note, backend, *figures])
+    header = ["case", "backend", *(name.replace("_", " ") for name in names)]
+    results.print_table("medians, along the slowest agent of each phase", header, rows)
+    for key, row in summarize(document).items():
+        for failure in dict.fromkeys(row["failures"]):
+            results.console.print(f"{' '.join(key)}: {failure.strip()}", markup=False)

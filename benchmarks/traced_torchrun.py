@@ -1,0 +1,54 @@
+"""torchrun itself, with the moments at which its agent stops, joins and starts written to a file.
+
+The same for every backend: it wraps three methods of torch's agent and changes nothing. Moments are
+``time.monotonic()``, one clock for all processes of a machine. First argument: the trace file; all
+others are torchrun's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.run import main
+
+TRACED = (
+    (LocalElasticAgent, "_stop_workers", "stop"),
+    (SimpleElasticAgent, "_rendezvous", "rendezvous"),
+    (LocalElasticAgent, "_start_workers", "start"),
+)
+
+
+def trace(path: Path) -> None:
+    log = path.open("a", buffering=1)
+
+    def note(event: str, rank: int | None) -> None:
+        log.write(json.dumps({"event": event, "time": time.monotonic(), "rank": rank}) + "\n")
+
+    for owner, name, event in TRACED:
+        setattr(owner, name, _wrapped(getattr(owner, name), event, note))
+
+
+def _wrapped(
+    method: Callable[..., Any], event: str, note: Callable[[str, int | None], None]
+) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def traced(self: Any, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
+        note(f"{event}_begin", None)
+        answer = method(self, worker_group, *args, **kwargs)
+        note(f"{event}_end", worker_group.group_rank)
+        return answer
+
+    return traced
+
+
+if __name__ == "__main__":
+    trace(Path(sys.argv[1]))
+    main(sys.argv[2:])
