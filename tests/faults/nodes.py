@@ -233,7 +233,7 @@ class Nodes:
             node.terminate()
         codes = {node.name: node.wait() for node in living}
         assert codes == dict.fromkeys(codes, 0)
-        wait_until("etcd holds nothing of the job", lambda: not left_in(store, self.job_id))
+        assert_nothing_left(store, self.job_id)
 
     def close(self) -> None:
         """End every process, and print what was told."""
@@ -269,6 +269,14 @@ def left_in(store: Store, job_id: str) -> list[str]:
         return keys + [f"lease {lease:016x}" for lease in store.leases()]
     except (OSError, GatewayError) as error:
         return [f"etcd does not answer: {error}"]
+
+
+def assert_nothing_left(store: Store, job_id: str) -> None:
+    """Wait until etcd holds no key and no lease of the job; a marker needs its ``closed_ttl``."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while left := left_in(store, job_id):
+        assert time.monotonic() < deadline_s, f"etcd still holds {left}"
+        time.sleep(0.05)  # a lease that expires tells nobody who holds none of its keys
 
 
 def change_after(nodes: Sequence[NodeProcess], at_s: float) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.nodes import left_in
+from tests.faults.nodes import assert_nothing_left
 from tests.support.servers import EtcdCluster
 from tests.torchrun.agents import Agents, Job
 
@@ -49,6 +49,4 @@ def test_training_goes_on_without_quorum_and_after_a_new_cluster(
         agent.may_end = True
     job.stop_file.touch()
     assert [agent.wait() for agent in pair] == [0, 0]
-    agents.wait_until(
-        "etcd holds nothing of the job", lambda: not left_in(cluster.gateway, job.run_id)
-    )
+    assert_nothing_left(cluster.gateway, job.run_id)

@@ -278,7 +278,8 @@ class EtcdServer:
         if self._certificates is None:
             return None
         context = ssl.create_default_context(cafile=str(self._certificates.ca))
-        context.load_cert_chain(self._certificates.client_cert, self._certificates.client_key)
+        # Not the client's: with a common name in it, etcd's gateway refuses every call.
+        context.load_cert_chain(self._certificates.server_cert, self._certificates.server_key)
         return context
 
     def _command(self) -> list[str | Path]:

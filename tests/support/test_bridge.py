@@ -1,0 +1,195 @@
+"""The fault bridge does what it says, seen by plain sockets through it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.bridge import Direction, FaultBridge
+
+_LIMIT_S = 30.0
+_QUIET_S = 0.3
+
+
+class Echo:
+    """A server that sends back what it gets; ``ended`` counts connections it saw ending."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.at: tuple[str, int] = self._listener.getsockname()
+        self.ended = threading.Semaphore(0)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while got := connection.recv(65536):
+                    connection.sendall(got)
+            except OSError:
+                pass  # reset by the bridge: an end like any other
+        self.ended.release()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(_LIMIT_S)
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def bridge(echo: Echo) -> Iterator[FaultBridge]:
+    with FaultBridge(echo.at) as made:
+        yield made
+
+
+@pytest.fixture
+def client(bridge: FaultBridge) -> Iterator[socket.socket]:
+    with connect(bridge) as made:
+        assert ask(made, b"hello") == b"hello"
+        yield made
+
+
+def connect(bridge: FaultBridge) -> socket.socket:
+    return socket.create_connection((bridge.host, bridge.port), _LIMIT_S)
+
+
+def ask(client: socket.socket, words: bytes) -> bytes:
+    client.sendall(words)
+    return receive(client, len(words))
+
+
+def receive(client: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size:
+        piece = client.recv(65536)
+        if not piece:
+            raise ConnectionError(f"ended after {len(got)} of {size} bytes")
+        got += piece
+    return got
+
+
+def is_quiet(client: socket.socket) -> bool:
+    """Whether nothing comes for a while, neither bytes nor an end."""
+    client.settimeout(_QUIET_S)
+    try:
+        client.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        client.settimeout(_LIMIT_S)
+    return False
+
+
+def test_it_carries_everything_both_ways(client: socket.socket) -> None:
+    words = bytes(range(256)) * 8192
+    sending = threading.Thread(target=client.sendall, args=(words,))
+    sending.start()
+    assert receive(client, len(words)) == words
+    sending.join()
+
+
+def test_a_delay_counts_in_each_direction(bridge: FaultBridge, client: socket.socket) -> None:
+    bridge.shape(delay_s=0.1)
+    started_s = time.monotonic()
+    assert ask(client, b"slow") == b"slow"
+    assert time.monotonic() - started_s >= 0.2
+
+
+def test_loss_is_a_stall_and_keeps_the_order(bridge: FaultBridge, client: socket.socket) -> None:
+    bridge.shape(loss=0.5, jitter_s=0.01)
+    started_s = time.monotonic()
+    for number in range(8):
+        client.sendall(b"%d" % number)
+        time.sleep(0.005)  # chunks of their own
+    assert receive(client, 8) == b"01234567"
+    assert time.monotonic() - started_s >= 0.2
+
+
+def test_bandwidth_is_limited(bridge: FaultBridge, client: socket.socket) -> None:
+    bridge.shape(bytes_per_s=100_000)
+    started_s = time.monotonic()
+    assert len(ask(client, b"x" * 20_000)) == 20_000
+    assert time.monotonic() - started_s >= 0.2
+
+
+def test_a_black_hole_swallows_until_it_is_healed(
+    bridge: FaultBridge, client: socket.socket
+) -> None:
+    bridge.black_hole()
+    client.sendall(b"lost?")
+    assert is_quiet(client)
+    with connect(bridge) as fresh:
+        fresh.sendall(b"also")
+        assert is_quiet(fresh)
+        bridge.heal()
+        assert receive(fresh, 4) == b"also"
+    assert receive(client, 5) == b"lost?"
+
+
+def test_a_black_hole_may_have_a_direction(bridge: FaultBridge, client: socket.socket) -> None:
+    bridge.black_hole(Direction.TO_CLIENT)
+    client.sendall(b"heard")
+    assert is_quiet(client)
+    bridge.heal()
+    assert receive(client, 5) == b"heard"
+
+
+def test_half_open_is_an_end_for_the_server_only(
+    bridge: FaultBridge, client: socket.socket, echo: Echo
+) -> None:
+    bridge.half_open()
+    assert echo.ended.acquire(timeout=_LIMIT_S)
+    client.sendall(b"anybody?")
+    assert is_quiet(client)
+    with connect(bridge) as fresh:
+        assert ask(fresh, b"new") == b"new"
+
+
+def test_reset_is_seen_by_both_and_new_connections_work(
+    bridge: FaultBridge, client: socket.socket, echo: Echo
+) -> None:
+    bridge.reset()
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    assert echo.ended.acquire(timeout=_LIMIT_S)
+    with connect(bridge) as fresh:
+        assert ask(fresh, b"new") == b"new"
+
+
+def test_refused_until_healed(bridge: FaultBridge, client: socket.socket) -> None:
+    bridge.refuse()
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    with pytest.raises(ConnectionRefusedError):
+        connect(bridge)
+    bridge.heal()
+    with connect(bridge) as fresh:
+        assert ask(fresh, b"new") == b"new"
+
+
+def test_a_server_that_is_away_resets_who_asks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        at = nobody.getsockname()
+    with FaultBridge(at) as bridge, connect(bridge) as client, pytest.raises(ConnectionError):
+        ask(client, b"hello")
