@@ -271,7 +271,7 @@ class Leadership:
 
     async def _next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
         before, formed = control.round, control.formed
-        epoch_base = 0 if before is None else before.epoch_base
+        epoch_base = self._first_epoch_base() if before is None else before.epoch_base
         seen = (presence.info.epoch_seen for presence in nodes.present.values())
         highest = max(control.epoch, self._standing.epoch_seen, *seen)
         if epoch_base + max(control.revision, control.round_revision) < highest:
@@ -289,6 +289,13 @@ class Leadership:
             epoch_base=epoch_base,
             expelled=decision.expelled,
         )
+
+    def _first_epoch_base(self) -> int:
+        """An embedded etcd is new for every run, so its revisions alone would begin anew, and a
+        checkpoint of the last run would look newer than all of this one: count on from the time."""
+        if not self._context.settings.embed:
+            return 0
+        return int(self._context.clock.wall_s() * 1_000_000)
 
     def _run_after(self, formed: Round | None) -> str:
         """Name the run of the next round: a new one, never named before, unless the last round's

@@ -79,7 +79,7 @@ class Session:
         period_s = self._ttl_s / 3
         quiet = False
         while True:
-            await self._clock.sleep(period_s if not quiet else min(1.0, period_s / 2))
+            await self._clock.sleep(period_s if not quiet else min(1.0, period_s / 3))
             lease_id = self.lease_id
             if not lease_id:
                 await self._pulse.wait()

@@ -108,7 +108,8 @@ class Timing:
     """A node that is silent this long is lost. etcd's smallest TTL is 2 with default election
     settings; detection takes this long plus etcd's expiry tick (0.5 s)."""
     keep_alive_timeout_s: float | None = None
-    """Deadline of one keep-alive reply (``heartbeat_timeout``); default and limit: TTL / 3."""
+    """Deadline of one keep-alive reply (``heartbeat_timeout``); default TTL / 5, at most
+    TTL / 3."""
     join_timeout_s: float = 600.0
     """How long one join waits for ``min_nodes``. A spare of a formed round is not bounded by it."""
     last_call_timeout_s: float = 30.0
@@ -150,8 +151,9 @@ class Timing:
     @property
     def keep_alive_deadline_s(self) -> float:
         """The deadline of one keep-alive reply, with its default and limit applied."""
-        limit = self.lease_ttl_s / 3
-        return limit if self.keep_alive_timeout_s is None else min(limit, self.keep_alive_timeout_s)
+        if self.keep_alive_timeout_s is None:
+            return self.lease_ttl_s / 5  # so that three in a row fit into a TTL
+        return min(self.lease_ttl_s / 3, self.keep_alive_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

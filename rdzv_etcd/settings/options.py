@@ -119,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "heartbeat_timeout",
         Kind.SECONDS,
-        "`lease_ttl` / 3",
+        "`lease_ttl` / 5",
         "How long one keep-alive waits for etcd's reply before it tries another way; at most "
         "`lease_ttl` / 3 is used.",
     ),
