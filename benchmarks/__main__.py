@@ -6,7 +6,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 COMMANDS = {
     "latency": "from the last node's arrival to all nodes holding their ranks",
@@ -14,6 +13,7 @@ COMMANDS = {
     "store": "the stores' operations, and what torch's agents do with them",
     "recovery": "what a death, a signal, a newcomer or a crash costs a real job",
     "gpu": "from launch to the first allreduce, and after a kill, on CUDA (or CPU)",
+    "report": "write the tables and plots of the committed results into the README",
 }
 
 
@@ -25,8 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=summary, description=summary)
         if arguments[:1] == [name]:
             module = importlib.import_module(f"benchmarks.{name}")
-            command.add_argument("--json", type=Path, help="write the result with all samples here")
-            command.add_argument("--plot", type=Path, help="write a plot here (svg, png, pdf)")
             module.add_arguments(command)
             command.set_defaults(main=module.run)
     args = parser.parse_args(arguments)

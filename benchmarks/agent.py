@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=options.count, default=3)
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of idleness to observe")
     parser.add_argument("--poll", type=float, default=0.1, help="the agent's monitor interval")
-    options.add_server_arguments(parser)
+    options.add_common_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

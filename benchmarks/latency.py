@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=options.count, default=5)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one round")
     parser.add_argument("--start", choices=("forkserver", "spawn"), default="forkserver")
-    options.add_server_arguments(parser)
+    options.add_common_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

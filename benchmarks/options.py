@@ -34,7 +34,10 @@ def names(*known: str) -> Callable[[str], list[str]]:
     return parse
 
 
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every measuring command has: where results go, and which etcd it starts."""
+    parser.add_argument("--json", type=Path, help="write the result with all samples here")
+    parser.add_argument("--plot", type=Path, help="write a plot here (svg, png, pdf)")
     parser.add_argument("--etcd", type=Path, help="etcd binary (default: the newest installed)")
     parser.add_argument(
         "--data", type=Path, default=Path("/var/tmp"), help="where etcd's data go; a real disk"

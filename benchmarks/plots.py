@@ -112,6 +112,29 @@ def plot_recovery(document: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
+def plot_gpu(document: dict[str, Any], path: Path) -> None:
+    """Launch to first allreduce, and kill to first allreduce, a pair of bars per case."""
+    figure, axes = plt.subplots(figsize=(8, 4))
+    keys = [(s["backend"], s["nodes"], s["workers"]) for s in document["results"]]
+    keys = list(dict.fromkeys(keys))
+    for offset, (part, name) in enumerate((("launch", "first_allreduce"), ("after_kill", "total"))):
+        heights = []
+        for key in keys:
+            values = [
+                sample[part][name]
+                for sample in document["results"]
+                if (sample["backend"], sample["nodes"], sample["workers"]) == key
+                and name in sample.get(part, {})
+            ]
+            heights.append(sorted(values)[len(values) // 2] if values else 0.0)
+        places = [place + 0.4 * offset for place in range(len(keys))]
+        axes.bar(places, heights, width=0.4, label=part.replace("_", " "))
+    labels = [f"{backend}\n{nodes} × {workers}" for backend, nodes, workers in keys]
+    axes.set_xticks(range(len(keys)), labels)
+    axes.set_ylabel("s to the first allreduce")
+    _finish(figure, axes, path)
+
+
 def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(frameon=False)

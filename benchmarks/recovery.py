@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=options.count, default=3)
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="of etcd3, in s")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one recovery")
-    options.add_server_arguments(parser)
+    options.add_common_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=options.count, default=8, help="that hold the agents")
     parser.add_argument("--repeat", type=options.count, default=3, help="of what agents do")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one measurement")
-    options.add_server_arguments(parser)
+    options.add_common_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

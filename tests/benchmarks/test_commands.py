@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.__main__ import main
 from benchmarks.jobs import PHASES
+from benchmarks.report import BEGIN, END
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -88,3 +89,44 @@ def test_recovery(tmp_path: Path) -> None:
     (sample,) = document["results"]
     parts = sum(sample[phase] for phase in PHASES)
     assert sample["total"] == pytest.approx(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.torchrun
+def test_gpu_without_a_gpu(tmp_path: Path) -> None:
+    """The dry run on the CPU; with one node a worker is killed."""
+    document = run(tmp_path, "gpu", "--device=cpu", "--backends=etcd3", "--nodes=1", "--repeat=1")
+    assert failures(document) == []
+    (sample,) = document["results"]
+    assert sample["collectives"] == "gloo"
+    assert sample["launch"]["rendezvous"] <= sample["launch"]["first_allreduce"]
+    assert sample["after_kill"]["total"] > 0
+
+
+@pytest.mark.slow
+def test_report(tmp_path: Path) -> None:
+    """Only what is between the markers changes, and ``--check`` notices when that is stale."""
+    folder = tmp_path / "results"
+    measured = ["latency", "--nodes=2", "--repeat=1", "--backends=bare"]
+    assert main([*measured, "--json", str(folder / "latency.json")]) == 0
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
+    arguments = ["report", "--readme", str(readme), "--results", str(folder)]
+    with pytest.raises(ValueError, match="out of date"):
+        main([*arguments, "--check"])
+    assert main(arguments) == 0
+    text = readme.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n")
+    assert text.endswith(f"{END}\nafter\n")
+    assert "stale" not in text
+    assert "| nodes | bare calls |" in text
+    assert "GPUs are missing" in text
+    assert (folder / "latency.svg").exists()
+    assert main([*arguments, "--check"]) == 0
+
+
+def test_a_readme_without_markers_is_refused(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing to see\n")
+    with pytest.raises(ValueError, match="has no"):
+        main(["report", "--readme", str(readme), "--results", str(tmp_path)])

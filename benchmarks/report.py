@@ -1,0 +1,201 @@
+"""``report``: the README's tables and plots, made from ``benchmarks/results/*.json``.
+
+Writes between two markers and nowhere else, so the numbers in the README are always those of the
+committed files. Measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import agent, gpu, latency, plots, recovery, results, store
+
+NAME = "report"
+BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
+ROOT = Path(__file__).parents[1]
+Rows = list[list[str]]
+
+LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--check", action="store_true", help="fail if the README is out of date")
+
+
+def run(args: argparse.Namespace) -> str:
+    """Write the README's part and the plots next to the results; return the part.
+
+    Raises ValueError if the README has no markers, or with ``--check`` if it is out of date.
+    """
+    before = args.readme.read_text()
+    head, begin, rest = before.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{args.readme} has no {BEGIN} … {END}")
+    part = render(args.results, args.readme.parent, draw=not args.check)
+    after = f"{head}{BEGIN}\n{part}{END}{tail}"
+    if args.check:
+        if after != before:
+            raise ValueError(f"{args.readme} is out of date: run python -m benchmarks report")
+    elif after != before:
+        args.readme.write_text(after)
+    results.console.print(f"{args.readme.name}: {'up to date' if after == before else 'written'}")
+    return part
+
+
+def render(folder: Path, readme_folder: Path, *, draw: bool = True) -> str:
+    """Return the README's part for the result files in ``folder``; draw their plots there."""
+    sections: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[..., None]]] = {
+        latency.NAME: (_latency, plots.plot_latency),
+        recovery.NAME: (_recovery, plots.plot_recovery),
+        store.NAME: (_store, plots.plot_store),
+        agent.NAME: (_agent, plots.plot_agent),
+        gpu.NAME: (_gpu, plots.plot_gpu),
+    }
+    parts = []
+    for name, (table, plot) in sections.items():
+        file = folder / f"{name}.json"
+        if not file.exists():
+            if name == gpu.NAME:
+                parts.append("Numbers from machines with GPUs are missing.\n")
+            continue
+        document = results.read(file)
+        image = file.with_suffix(".svg")
+        if draw:
+            plot(document, image)
+        shown = Path(os.path.relpath(image, readme_folder)).as_posix()
+        parts.append(f"{table(document)}\n![{name}]({shown})\n\n{_origin(document)}\n")
+    return "\n".join(parts)
+
+
+def _origin(document: dict[str, Any]) -> str:
+    seen = document["environment"]
+    fsync = "fsync on" if seen["etcd_fsync"] else "fsync off"
+    gpus = f", {', '.join(seen['gpus'])}" if seen.get("gpus") else ""
+    return (
+        f"<sub>{seen['date'][:10]}, {seen['cores']} cores{gpus}, Python {seen['python']}, "
+        f"torch {seen['torch']}, grpcio {seen['grpcio']}, etcd {seen['etcd']} "
+        f"({fsync}, {seen.get('etcd_file_system', 'unknown')}); everything on one machine; all "
+        f"samples in `benchmarks/results/{document['benchmark']}.json`</sub>\n"
+    )
+
+
+def table(header: Sequence[str], rows: Rows) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _latency(document: dict[str, Any]) -> str:
+    summary = latency.summarize(document)
+    sizes = sorted({nodes for _, nodes in summary})
+    known = [name for name in LATENCY_ORDER if any(name == backend for backend, _ in summary)]
+    rows = []
+    for nodes in sizes:
+        cells = [_spread(summary.get((name, nodes), {})) for name in known]
+        rows.append([str(nodes), *cells])
+    header = ["nodes", *(f"`{name}`" if name != latency.BARE else "bare calls" for name in known)]
+    ours = [
+        [
+            str(nodes),
+            *(
+                results.number(summary.get(("etcd3", nodes), {}).get(cost))
+                for cost in ("requests_per_node", "failed_compares_per_node", "bytes_per_node")
+            ),
+        ]
+        for nodes in sizes
+    ]
+    costs = table(["nodes", "requests", "failed compares", "bytes on loopback"], ours)
+    return (
+        "**Latency**: from the last node's arrival to all nodes holding their ranks, a process per "
+        f"node; median (maximum).\n\n{table(header, rows)}\n"
+        f"What one round of `etcd3` costs per node:\n\n{costs}"
+    )
+
+
+def _spread(row: dict[str, Any]) -> str:
+    if "median" not in row:
+        return "failed" if row.get("failed") else "–"
+    note = f", {row['failed']} failed" if row["failed"] else ""
+    return f"{results.seconds(row['median'])} ({results.seconds(row['max'])}{note})"
+
+
+def _recovery(document: dict[str, Any]) -> str:
+    summary = recovery.summarize(document)
+    known = [name for name in recovery.BACKENDS if any(name == b for _, b in summary)]
+    cases = list(dict.fromkeys(case for case, _ in summary))
+    rows = []
+    for case in cases:
+        cells = [_recovered(summary.get((case, backend))) for backend in known]
+        rows.append([recovery.CASES[case], *cells])
+    ttl = document["settings"]["lease_ttl"]
+    header = ["", *(f"`{name}`" for name in known)]
+    return (
+        "**Recovery**: three agents (two before a node is added), one gloo worker each; until the "
+        f"new ranks are known / until the first step in the new world. `lease_ttl={ttl}`; every "
+        f"other setting is the default.\n\n{table(header, rows)}"
+    )
+
+
+def _recovered(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if "total" not in row:
+        return "not recovered"
+    failed = f", {len(row['failures'])} of {row['runs']} not" if row["failures"] else ""
+    return f"{results.seconds(row['new_ranks'])} / {results.seconds(row['total'])}{failed}"
+
+
+def _store(document: dict[str, Any]) -> str:
+    stores = document["settings"]["stores"]
+    rows = [
+        [operation, *(results.seconds(row.get(name)) for name in stores)]
+        for operation, row in store.summarize(document).items()
+    ]
+    return "**Stores**, medians:\n\n" + table(["", *stores], rows)
+
+
+def _agent(document: dict[str, Any]) -> str:
+    names = ("rss_mb", "threads", "idle_cpu_percent", "idle_writes")
+    rows = [
+        [
+            "no backend" if backend == "none" else f"`{backend}`",
+            results.seconds(row["import_s"] + row["handler_s"]),
+            *(results.number(row[name]) for name in names),
+        ]
+        for backend, row in agent.summarize(document).items()
+    ]
+    header = ["above torchrun's own imports", "import and set-up", "MB", "threads"]
+    header += ["CPU % idle", "etcd writes per node and minute, idle"]
+    workers = agent.summarize_workers(document)
+    loaded = ", ".join(f"`{name}`" for name in workers[True]["modules"]) or "nothing"
+    more_mb = workers[True]["rss_mb"] - workers[False]["rss_mb"]
+    return (
+        f"**Agent**:\n\n{table(header, rows)}\n"
+        f"A worker that imports torch's rendezvous loads {loaded}: {more_mb:+.1f} MB.\n"
+    )
+
+
+def _gpu(document: dict[str, Any]) -> str:
+    names = (*gpu.LAUNCH, "after_kill")
+    rows = [
+        [
+            f"`{backend}`",
+            f"{nodes} × {workers}",
+            row["collectives"],
+            *(results.seconds(row.get(name)) for name in names),
+        ]
+        for (nodes, workers, backend), row in gpu.summarize(document).items()
+    ]
+    header = ["", "nodes × workers", "collectives", *(name.replace("_", " ") for name in names)]
+    on_gpu = any(sample["device"] == "cuda" for sample in document["results"])
+    note = "" if on_gpu else "Numbers from machines with GPUs are missing; this was a CPU.\n\n"
+    return f"**GPU**: from launch, and after a kill to the first allreduce.\n\n{note}" + table(
+        header, rows
+    )
