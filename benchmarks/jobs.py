@@ -244,9 +244,9 @@ def phases(agents: Sequence[TracedAgent], event_s: float) -> dict[str, float]:
 
     detection: until the last of them begins to stop its workers; worker_stop: until all workers
     have ended; re_forming: until the last holds its new rank; worker_start: until the last new
-    worker's script begins; first_step: until the last has made a step. An agent may go through this
-    more than once: the last time counts, and what came before is in ``re_forming``. They sum up to
-    ``total``.
+    worker has imported torch; first_step: until the last has made a step. An agent may go through
+    this more than once: the last time counts, and what came before is in ``re_forming``. They sum
+    up to ``total``.
     """
     begins, stops, joined, started, stepped = [], [], [], [], []
     for agent in agents:
@@ -256,16 +256,16 @@ def phases(agents: Sequence[TracedAgent], event_s: float) -> dict[str, float]:
         if stop and end:  # a newcomer has nothing to stop
             begins.append(stop[0])
             stops.append(end[0])
-        newest = {n.pid: n.time_s for n in notes if n.event == "worker_begin"}
+        newest = {n.pid: n.time_s for n in notes if n.event == "worker_ready"}
         first: dict[int, float] = {}
         for note in notes:
             if note.event == "step" and note.pid in newest:
                 first.setdefault(note.pid, note.time_s)
-        last_begin_s = max(newest[pid] for pid in first)
+        last_ready_s = max(newest[pid] for pid in first)
         joined.append(
-            max(n.time_s for n in notes if n.event == "rendezvous_end" and n.time_s < last_begin_s)
+            max(n.time_s for n in notes if n.event == "rendezvous_end" and n.time_s < last_ready_s)
         )
-        started.append(last_begin_s)
+        started.append(last_ready_s)
         stepped.append(max(first.values()))
     moments = [event_s]
     for times in (begins, stops, joined, started, stepped):

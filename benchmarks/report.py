@@ -106,12 +106,14 @@ def _latency(document: dict[str, Any]) -> str:
             str(nodes),
             *(
                 results.number(summary.get(("etcd3", nodes), {}).get(cost))
-                for cost in ("requests_per_node", "failed_compares_per_node", "bytes_per_node")
+                for cost in latency.COSTS
             ),
         ]
         for nodes in sizes
     ]
-    costs = table(["nodes", "requests", "failed compares", "bytes on loopback"], ours)
+    costs = table(
+        ["nodes", "requests", "failed compares", "bytes in messages", "bytes on loopback"], ours
+    )
     return (
         "**Latency**: from the last node's arrival to all nodes holding their ranks, a process per "
         f"node; median (maximum).\n\n{table(header, rows)}\n"

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 FORMAT = 1
+BUSY = 0.5
+"""A load average above this, before a run, means that something else ran as well."""
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -33,7 +35,13 @@ def write(
     settings: Mapping[str, object],
     results: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the document of one run; write it if ``path`` is given."""
+    """Return the document of one run; write it if ``path`` is given.
+
+    Says so if the machine was busy before the run.
+    """
+    load = environment.get("load_before")
+    if isinstance(load, float) and load > BUSY:
+        console.print(f"the machine was busy before this run (load {load}): do not publish it")
     document = {
         "benchmark": benchmark,
         "format": FORMAT,

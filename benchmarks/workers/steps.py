@@ -16,6 +16,8 @@ BEGIN_S = time.monotonic()
 import torch  # noqa: E402 - the time its import takes belongs to the start of a worker
 import torch.distributed as dist  # noqa: E402
 
+READY_S = time.monotonic()
+
 
 def main() -> None:
     args = parse_arguments()
@@ -27,6 +29,7 @@ def main() -> None:
         log.write(json.dumps(line) + "\n")
 
     note("worker_begin", BEGIN_S)
+    note("worker_ready", READY_S)
     device = torch.device(args.device)
     if args.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
