@@ -199,8 +199,8 @@ class Etcd(Protocol):
     ) -> LeaseGrant:
         """Grant a lease (``lease_id`` 0: the server chooses).
 
-        Raises :class:`~rdzv_etcd.errors.LeaseExistsError` if the chosen id is taken. Retried when
-        the outcome is unknown only with a chosen id; an orphan of a server-chosen one expires.
+        Raises :class:`~rdzv_etcd.errors.LeaseExistsError` if the chosen id is taken. Retried like a
+        read: an orphan of which nobody knows the server-chosen id carries nothing, and expires.
         """
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:

@@ -116,11 +116,10 @@ class EtcdClient:
     async def grant(
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> api.LeaseGrant:
-        kind = retry.REPEATABLE_WRITE if lease_id else retry.GUARDED_WRITE
         deadline = Deadline(self._link.clock, self._timeout_s(timeout_s))
         message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
         outcome = await self._link.call_noting_doubt(
-            kind, "LeaseGrant", message, deadline.timeout_s
+            retry.REPEATABLE_WRITE, "LeaseGrant", message, deadline.timeout_s
         )
         if isinstance(outcome.error, LeaseExistsError):
             if not outcome.doubtful:

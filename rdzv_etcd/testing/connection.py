@@ -82,7 +82,7 @@ class MemoryConnection:
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> LeaseGrant:
         request = Grant(ttl_s, lease_id)
-        response = await self._call(request, timeout_s, repeatable=lease_id != 0)
+        response = await self._call(request, timeout_s, repeatable=True)
         assert isinstance(response, LeaseGrant)
         return response
 
