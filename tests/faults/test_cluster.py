@@ -19,6 +19,22 @@ def take_in_another(nodes: Nodes, members: list[NodeProcess]) -> None:
     nodes.wait_for_world([*members, *late])
 
 
+def test_the_etcd_leader_dies_while_nodes_connect(cluster: EtcdCluster, job: Job) -> None:
+    """At several moments around their first requests: none gives up."""
+    for moment_s in (0.25, 0.3, 0.35, 0.4):
+        nodes = job(cluster.endpoints, "4")
+        four = nodes.start("a", "b", "c", "d")
+        time.sleep(moment_s)  # the moment of the fault is what is varied
+        leader = cluster.leader()
+        leader.kill()
+        killed_s = time.monotonic()
+        nodes.wait_for_world(four)
+        took_s = time.monotonic() - killed_s
+        print(f"measured: {moment_s}: world {took_s:.1f} s after etcd's leader was killed")
+        leader.start()
+        nodes.finish(cluster.gateway)
+
+
 def test_the_etcd_leader_dies_before_anybody_arrives(cluster: EtcdCluster, job: Job) -> None:
     nodes = job(cluster.endpoints, "3")
     three = nodes.start("a", "b", "c", hold=True)
