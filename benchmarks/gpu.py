@@ -19,14 +19,14 @@ import torch
 from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
-from benchmarks.jobs import JobError, JobOptions, TracedAgent, TracedJob, phases
+from benchmarks.jobs import OWN_STORE, JobError, JobOptions, TracedAgent, TracedJob, phases
 from benchmarks.plots import plot_gpu
 from benchmarks.progress import progress
 from tests.support.processes import free_port
 
 NAME = "gpu"
-BACKENDS = ("etcd3", "c10d", "etcd-v2", "etcd")
-V2_BACKENDS = ("etcd-v2", "etcd")
+BACKENDS = ("etcd3", "c10d", f"c10d{OWN_STORE}", "etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
+V2_BACKENDS = ("etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
 LAUNCH = ("rendezvous", "process_group", "first_allreduce")
 
 
@@ -114,7 +114,7 @@ def _measure(
     sample: dict[str, Any], server: BenchmarkEtcd, args: argparse.Namespace
 ) -> dict[str, Any]:
     nodes, backend = sample["nodes"], sample["backend"]
-    endpoint = f"127.0.0.1:{free_port()}" if backend == "c10d" else server.target
+    endpoint = f"127.0.0.1:{free_port()}" if backend.startswith("c10d") else server.target
     job_options = JobOptions(
         backend,
         endpoint,
@@ -131,7 +131,7 @@ def _measure(
         begin_s = time.monotonic()
         agents = []
         for node in range(nodes):
-            conf = {"is_host": str(node == nodes - 1).lower()} if backend == "c10d" else {}
+            conf = {"is_host": str(node == nodes - 1).lower()} if job_options.is_c10d else {}
             agents.append(job.start(f"n{node}", conf=conf, **_visible(sample, node)))
         try:
             job.await_steps(agents, after_s=begin_s, limit_s=args.limit, steps=10)
@@ -168,7 +168,7 @@ def _after_kill(job: TracedJob, agents: Sequence[TracedAgent], limit_s: float) -
     if len(agents) == 1:
         event_s, running = agents[0].kill_worker(), list(agents)
     else:
-        host = agents[-1] if job.options.backend == "c10d" else None
+        host = agents[-1] if job.options.is_c10d else None
         plain = [agent for agent in agents if agent is not host and agent.rank() != 0]
         victim = plain[0] if plain else next(agent for agent in agents if agent is not host)
         event_s, running = victim.kill(), [agent for agent in agents if agent is not victim]

@@ -27,6 +27,16 @@ _NAME = "RDZV_ETCD_BENCHMARK_AGENT"
 _MARK = "RDZV_ETCD_BENCHMARK_MARK"
 
 
+OWN_STORE = "-own-store"
+"""Ending of a backend's name here: workers get a store of their own instead of the agents'.
+
+torch's c10d and etcd-v2 hand workers the address of the first round's store in every round (seen in
+2.13: ``DynamicRendezvousHandler._bootstrap_store_info``), with the keys of the process group before
+in it. New workers may then wait for ever. This is torch's switch against it.
+"""
+_OWN_STORE_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
 class JobError(Exception):
     """The job did not get where it should; the message says how far it came."""
 
@@ -56,6 +66,19 @@ class JobOptions:
     collectives: str = "gloo"
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
 
+    @property
+    def torch_backend(self) -> str:
+        """The backend's name for torchrun."""
+        return self.backend.removesuffix(OWN_STORE)
+
+    @property
+    def is_c10d(self) -> bool:
+        return self.torch_backend == "c10d"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return _OWN_STORE_ENV if self.backend.endswith(OWN_STORE) else {}
+
 
 class TracedAgent:
     """One torchrun process; it stands for a node."""
@@ -82,7 +105,10 @@ class TracedAgent:
         options = job.options
         command = [sys.executable, "-m", "benchmarks.traced_torchrun", str(self._files[0])]
         command += [f"--nnodes={options.nnodes}", f"--nproc-per-node={options.workers}"]
-        command += [f"--rdzv-backend={options.backend}", f"--rdzv-endpoint={options.endpoint}"]
+        command += [
+            f"--rdzv-backend={options.torch_backend}",
+            f"--rdzv-endpoint={options.endpoint}",
+        ]
         command += [f"--rdzv-id={options.run_id}", "--max-restarts=100"]
         if conf:
             command.append("--rdzv-conf=" + ",".join(f"{k}={v}" for k, v in conf.items()))
@@ -149,7 +175,8 @@ class TracedJob:
 
     def start(self, name: str, *, conf: dict[str, str] | None = None, **env: str) -> TracedAgent:
         """Start one more agent; ``conf`` is added to the job's."""
-        values = {**os.environ, _MARK: self._mark, _NAME: name, "OMP_NUM_THREADS": "1", **env}
+        values = {**os.environ, _MARK: self._mark, _NAME: name, "OMP_NUM_THREADS": "1"}
+        values.update(self.options.environment, **env)
         agent = TracedAgent(name, self, {**self.options.conf, **(conf or {})}, values)
         self.agents.append(agent)
         return agent

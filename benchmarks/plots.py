@@ -25,7 +25,7 @@ COLORS = {
 
 def plot_latency(document: dict[str, Any], path: Path) -> None:
     """Rounds over the number of nodes, a line per backend, a dot per round; both axes log."""
-    figure, axes = plt.subplots(figsize=(7, 4.5))
+    figure, axes = plt.subplots(layout="constrained", figsize=(7, 4.5))
     grouped: dict[str, dict[int, list[float]]] = {}
     for sample in document["results"]:
         if "failed" not in sample:
@@ -49,7 +49,7 @@ def plot_latency(document: dict[str, Any], path: Path) -> None:
 
 def plot_agent(document: dict[str, Any], path: Path) -> None:
     """Memory added by each stage, a group of bars per backend."""
-    figure, axes = plt.subplots(figsize=(6, 3.5))
+    figure, axes = plt.subplots(layout="constrained", figsize=(6, 3.5))
     stages = ("imported", "handler", "round", "idle")
     seen = [s for s in document["results"] if s["what"] == "agent" and "failed" not in s]
     backends = list(dict.fromkeys(sample["backend"] for sample in seen))
@@ -69,7 +69,7 @@ def plot_agent(document: dict[str, Any], path: Path) -> None:
 
 def plot_store(document: dict[str, Any], path: Path) -> None:
     """What agents do, over their number: a line per store, solid exchange, dashed barrier."""
-    figure, axes = plt.subplots(figsize=(7, 4.5))
+    figure, axes = plt.subplots(layout="constrained", figsize=(7, 4.5))
     styles = {"exchange": "-", "barrier": "--"}
     medians: dict[tuple[str, str], dict[int, list[float]]] = {}
     for sample in document["results"]:
@@ -94,7 +94,7 @@ def plot_recovery(document: dict[str, Any], path: Path) -> None:
     names = ("detection", "worker_stop", "re_forming", "worker_start", "first_step")
     shades = ("#455a64", "#ffb300", "#c2185b", "#1976d2", "#26a69a")
     keys = list(dict.fromkeys((s["case"], s["backend"]) for s in document["results"]))
-    figure, axes = plt.subplots(figsize=(8, 0.6 + 0.28 * len(keys)))
+    figure, axes = plt.subplots(layout="constrained", figsize=(8, 1.8 + 0.28 * len(keys)))
     for place, key in enumerate(keys):
         samples = [s for s in document["results"] if (s["case"], s["backend"]) == key]
         good = [sample for sample in samples if "failed" not in sample]
@@ -114,7 +114,7 @@ def plot_recovery(document: dict[str, Any], path: Path) -> None:
 
 def plot_gpu(document: dict[str, Any], path: Path) -> None:
     """Launch to first allreduce, and kill to first allreduce, a pair of bars per case."""
-    figure, axes = plt.subplots(figsize=(8, 4))
+    figure, axes = plt.subplots(layout="constrained", figsize=(8, 4))
     keys = [(s["backend"], s["nodes"], s["workers"]) for s in document["results"]]
     keys = list(dict.fromkeys(keys))
     for offset, (part, name) in enumerate((("launch", "first_allreduce"), ("after_kill", "total"))):
@@ -137,8 +137,8 @@ def plot_gpu(document: dict[str, Any], path: Path) -> None:
 
 def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(frameon=False)
-    figure.tight_layout()
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

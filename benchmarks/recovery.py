@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
-from benchmarks.jobs import PHASES, JobError, JobOptions, TracedAgent, TracedJob, phases
+from benchmarks.jobs import OWN_STORE, PHASES, JobError, JobOptions, TracedAgent, TracedJob, phases
 from benchmarks.plots import plot_recovery
 from benchmarks.progress import progress
 from tests.support.processes import free_port
 
 NAME = "recovery"
-BACKENDS = ("etcd3", "c10d", "etcd-v2", "etcd")
-V2_BACKENDS = ("etcd-v2", "etcd")
+BACKENDS = ("etcd3", "c10d", f"c10d{OWN_STORE}", "etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
+V2_BACKENDS = ("etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
 CASES = {
     "member": "SIGKILL of a member",
     "rank0": "SIGKILL of rank 0",
@@ -34,7 +34,7 @@ CASES = {
     "worker-crash": "SIGKILL of a worker",
 }
 START_LIMIT_S = 180.0
-_ONLY = {"leader": ("etcd3",), "store-host": ("etcd3", "c10d")}
+_ONLY = {"leader": ("etcd3",), "store-host": ("etcd3", "c10d", f"c10d{OWN_STORE}")}
 """Cases that exist for some backends only."""
 
 
@@ -82,7 +82,7 @@ def _measure(
     case: str, backend: str, server: BenchmarkEtcd, args: argparse.Namespace
 ) -> dict[str, Any]:
     embeds = case == "store-host" and backend == "etcd3"
-    hosted = backend == "c10d" or embeds
+    hosted = backend.startswith("c10d") or embeds
     endpoint = f"127.0.0.1:{free_port()}" if hosted else server.target
     conf = {"lease_ttl": str(args.lease_ttl)} if backend == "etcd3" else {}
     if embeds:
@@ -112,7 +112,7 @@ def _start(job: TracedJob, case: str) -> tuple[list[TracedAgent], TracedAgent | 
     case kills one role, not two.
     """
     names = ["a", "b"] if case == "node-added" else ["a", "b", "c"]
-    is_c10d = job.options.backend == "c10d"
+    is_c10d = job.options.is_c10d
     agents = []
     for name in names:
         conf = {"is_host": str(name == names[-1]).lower()} if is_c10d else {}
@@ -129,7 +129,7 @@ def _hurt(
 ) -> tuple[float, list[TracedAgent], dict[str, Any]]:
     """Do what the case says; return the moment, who works on, and what the victim was."""
     if case == "node-added":
-        conf = {"is_host": "false"} if job.options.backend == "c10d" else {}
+        conf = {"is_host": "false"} if job.options.is_c10d else {}
         added = job.start("d", conf=conf)
         event_s = job.await_note(added, "rendezvous_begin", START_LIMIT_S)
         return event_s, [*agents, added], {}
