@@ -47,11 +47,11 @@ def test_tokens_expire_every_two_seconds(etcd_binary: EtcdBinary, job: Job, tmp_
         nodes = job(etcd.endpoint, "3:4")
         waiting = nodes.start("a", "b", env=_LOGIN)
         nodes.wait_started(waiting)
-        nodes.stay_undisturbed(waiting, 3 * _TOKEN_S)
+        nodes.stay_undisturbed(waiting, 2.5 * _TOKEN_S)
         etcd.gateway.call("/v3/auth/user/add", {"name": "somebody", "password": "else"})
         three = [*waiting, *nodes.start("c", env=_LOGIN)]
         nodes.wait_for_world(three)
-        nodes.stay_undisturbed(three, 3 * _TOKEN_S)
+        nodes.stay_undisturbed(three, 2.5 * _TOKEN_S)
         late = nodes.start("late", env=_LOGIN)
         nodes.wait_for_world([*three, *late])
         three[0].kill()
