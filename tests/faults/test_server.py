@@ -176,8 +176,8 @@ def test_etcd_compacts_every_second(etcd: EtcdServer, bridge: FaultBridge, job: 
         done = compactor.times
         late.terminate()  # the change that the far node misses
         nodes.wait_until("it is compacted away", lambda: compactor.times >= done + 2)
-        bridge.heal()
         bridge.reset()  # its watch must begin anew, at a revision that is gone
+        bridge.heal()
         nodes.wait_for_world(three)
         three[1].kill()
         nodes.wait_for_world([three[0], three[2]])
