@@ -20,6 +20,7 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.sim.history import History
+from tests.sim.work import Work
 
 TTL_S = 10
 TICK_S = 0.5
@@ -50,6 +51,11 @@ class SimNode:
     history: History
     port: int
     join_timeout_s: float
+    works: bool = False
+    """Whether its workers do something; otherwise it just is in its world."""
+    work: Work | None = None
+    finished: bool = False
+    """Whether its job was closed because it is done."""
     world: World | None = None
     """The world it works in; ``None`` while it waits."""
     worlds: list[World] = field(default_factory=list)
@@ -76,13 +82,33 @@ class SimNode:
     async def run(self) -> None:
         """The agent: until the job is closed or a join fails."""
         try:
-            while True:
-                await self.join()
-                await self.node.changed()
+            while not self.finished:
+                world = await self.join()
+                if self.works:
+                    await self._work(world)
+                else:
+                    await self.node.changed()
                 self.world = None
         except RdzvEtcdError as error:
             self.error = error
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")
+
+    async def _work(self, world: World) -> None:
+        """Work until the round is over or the job is done."""
+        self.work = Work(self.node, world, self.history)
+        working = self.loop.create_task(self.work.run())
+        over = self.loop.create_task(self.node.changed())
+        try:
+            await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                over.result()
+            else:
+                working.result()
+                self.finished = True
+        finally:
+            working.cancel()
+            over.cancel()
+            await asyncio.wait((working, over))
 
     async def join(self) -> World:
         self.joins += 1
@@ -113,9 +139,11 @@ class SimJob:
         max_nodes: int = 4,
         node_unit: int = 1,
         timing: Timing = TIMING,
+        works: bool = False,
     ) -> None:
         self.loop = loop
         self.server = server
+        self.agents_work = works
         self.settings = Settings(
             job_id,
             JobSettings(min_nodes, max_nodes, node_unit),
@@ -160,6 +188,7 @@ class SimJob:
             self.history,
             20_000 + 100 * serial,
             self.settings.timing.join_timeout_s if join_timeout_s is None else join_timeout_s,
+            self.agents_work,
         )
         self.nodes[name] = node
         return node

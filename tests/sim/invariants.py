@@ -1,0 +1,39 @@
+"""What may never happen, one name per promise; ``docs/reliability.md`` gives the reason for each.
+
+Knows nothing of how a violation is found: see :mod:`tests.sim.history` (safety, from what etcd has
+committed and nodes were told), :mod:`tests.sim.counting` (adds) and :mod:`tests.sim.faults`
+(what has to come true once everything is healed).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Invariant(Enum):
+    """The value is the heading in the docs."""
+
+    ONE_WORLD = "one world per round"
+    AGREEMENT = "members agree"
+    RANKS = "ranks are 0 to n-1"
+    SIZE = "sizes that were asked for"
+    EPOCH = "epochs only grow"
+    SUCCESSION = "a round follows the one it replaces"
+    LEADER = "only the leader decides"
+    SEATS = "seats for who is there"
+    EVICTED = "lost is lost"
+    STALE = "nobody acts on a round that it knows to be over"
+    UNDISTURBED = "no restart without need"
+    COUNTED_ONCE = "every add counts once"
+    BARRIER = "a barrier holds until all are there"
+    CONVERGENCE = "who keeps trying gets a seat, waits for one, or is told why not"
+    CALM = "then nothing moves"
+    NOTHING_LEFT = "nothing is left behind"
+
+
+class InvariantError(AssertionError):
+    """The protocol broke a promise; the message tells which, how, and what had happened."""
+
+    def __init__(self, invariant: Invariant, problem: str) -> None:
+        super().__init__(f"{invariant.value}: {problem}")
+        self.invariant = invariant

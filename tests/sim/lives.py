@@ -1,0 +1,47 @@
+"""Lives one seed, and tells its trace: everything that etcd was asked and that nodes were told."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from rdzv_etcd.testing import Applied
+from tests.sim.faults import Life, Plan, options, plan
+from tests.sim.world import SimJob, simulate
+
+FOUND_BEFORE_WORK = (1, 18, 183, 203, 338, 1116, 1903, 2308, 2641, 3055, 3384, 6952)
+"""Seeds that found a defect when workers did nothing yet: other lives than with work."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A life in one number: the same for the same seed, in any process."""
+
+    _digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    rounds: int = 0
+
+    def observe(self, applied: Applied) -> None:
+        self._digest.update(repr(applied).encode())
+
+    def end(self, job: SimJob) -> None:
+        self.rounds = len(job.history.formed)
+        self._digest.update("\n".join(job.history.log).encode())
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()[:16]
+
+
+def live(seed: int, what: Plan | None = None) -> Trace:
+    """Live one life; raises AssertionError or SimulationError with all that had happened."""
+    what = plan(seed) if what is None else what
+    trace = Trace()
+
+    async def scenario(job: SimJob) -> None:
+        job.server.observers.append(trace.observe)
+        try:
+            await Life(job, what).run()
+        finally:
+            trace.end(job)
+
+    simulate(scenario, [seed], **options(what))
+    return trace

@@ -1,0 +1,87 @@
+"""What an agent's workers do in a world: steps, adds to a shared counter, barriers.
+
+Knows the node's face and the round's store; every step and every outcome goes to the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
+from rdzv_etcd.group.barrier import wait_at_barrier
+from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.standing import World
+from rdzv_etcd.kv.store import KeyValueStore
+from tests.sim.history import COUNTER, History
+
+STEP_S = 1.0
+ADD_EVERY = 3
+BARRIER_EVERY = 16
+LIMIT_S = 15.0
+"""An add or a barrier that takes longer is given up; its outcome then is unknown."""
+
+EXIT_LIMIT_S = 300.0
+
+
+class Work:
+    """One node's work in one world."""
+
+    def __init__(self, node: Node, world: World, history: History) -> None:
+        context = node.context
+        self._node = node
+        self._world = world
+        self._history = history
+        self._node_id = context.identity.node_id
+        self.store = KeyValueStore(
+            context.etcd,
+            context.keys.store(world.round),
+            world.job_lease,
+            writer=f"{self._node_id}@{world.epoch}",
+            clock=context.clock,
+        )
+
+    async def run(self) -> None:
+        """Work until cancelled; returns when the job was closed because it is done."""
+        node = self._node
+        for step in count(1):
+            await asyncio.sleep(STEP_S)
+            record = node._standing.record
+            if node.waiting_count() or record is None:
+                continue  # the agent is about to stop this work
+            self._history.act(
+                self._node_id, record, node.control, node._standing.evicted, node.closure()
+            )
+            if node.closure() is not None:
+                return
+            try:
+                if step % BARRIER_EVERY == 0:
+                    await self._meet(f"step {step}")
+                elif step % ADD_EVERY == 0:
+                    await self.add(1 + (step + self._world.rank) % 2)
+            except StateCorruptError:
+                raise
+            except RdzvEtcdError as error:
+                self._history.note(
+                    asyncio.get_running_loop().time(), f"{self._node_id}: step {step}: {error}"
+                )
+
+    async def add(self, amount: int) -> int:
+        counter = self._history.counter(self._world.round)
+        counter.ask(self._node_id, amount)
+        total = await self.store.add(COUNTER, amount, LIMIT_S)
+        counter.tell(self._node_id, amount, total)
+        return total
+
+    async def exit_barrier(self) -> None:
+        """What torch's agents do at the end (``store_util.barrier``): the last one tells all."""
+        self._history.reach_barrier(self._world, "exit", self._node_id)
+        if await self.store.add("exit", 1, EXIT_LIMIT_S) == self._world.size:
+            await self.store.set("exit/last", b"1", EXIT_LIMIT_S)
+        await self.store.get("exit/last", EXIT_LIMIT_S)
+        self._history.pass_barrier(self._world, "exit", self._node_id)
+
+    async def _meet(self, name: str) -> None:
+        self._history.reach_barrier(self._world, name, self._node_id)
+        await wait_at_barrier(self._node, self._world, name, LIMIT_S)
+        self._history.pass_barrier(self._world, name, self._node_id)
