@@ -253,8 +253,8 @@ class SimLoop(asyncio.BaseEventLoop):
 class SimClock:
     """One node's clock in a simulation; implements :class:`rdzv_etcd.clock.Clock`.
 
-    ``offset_s`` shifts the monotonic clock (its zero has no meaning anyway); ``wall_skew_s`` is
-    how far the wall clock is off, and may be changed at any time.
+    ``offset_s`` shifts the monotonic clock (its zero has no meaning anyway; see :meth:`jump`);
+    ``wall_skew_s`` is how far the wall clock is off, and may be changed at any time.
     """
 
     def __init__(
@@ -273,6 +273,15 @@ class SimClock:
 
     def jitter(self, upto_s: float) -> float:
         return self._random.random() * upto_s
+
+    def jump(self, ahead_s: float) -> None:
+        """Let the monotonic clock jump ahead, as if the machine had been suspended.
+
+        Waits that have begun are not shortened, as with the machine's own clock.
+        """
+        if ahead_s < 0:
+            raise ValueError(f"a monotonic clock cannot go back by {-ahead_s} s")
+        self._offset_s += ahead_s
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(max(0.0, delay_s))
