@@ -65,6 +65,7 @@ class NodeProcess:
             enter(command), self.output, env={**os.environ, **(env or {})}
         )
         self.may_end = False
+        self._asked = False
 
     # -- what it was told -------------------------------------------------------------------------
 
@@ -121,8 +122,10 @@ class NodeProcess:
         self.process.wait()
 
     def terminate(self) -> None:
-        self.may_end = True
-        self.process.terminate()
+        """Ask it to end. Once only: Python lets a second signal kill it while it winds up."""
+        if not self._asked:
+            self._asked = self.may_end = True
+            self.process.terminate()
 
     def wait(self) -> int:
         self.may_end = True
@@ -229,6 +232,7 @@ class Nodes:
     def finish(self, store: Store) -> None:
         """Tell all to stop; each ends with 0 at once, and nothing of the job is left in etcd."""
         living = [node for node in self.all if node.process.poll() is None]
+        self.wait_started(living)  # before that, a signal just kills
         for node in living:
             node.terminate()
         codes = {node.name: node.wait() for node in living}

@@ -59,8 +59,8 @@ class Crowd:
         chance = self._chance
         joins = chance.randrange(1, 4) if len(self.living) < _MOST else 0
         joins = min(joins, _MOST - len(self.living))
-        mortal = self.living[1:]
-        most = max(0, min(3, len(self.living) - _FEWEST))
+        mortal = [node for node in self.living[1:] if node.started]
+        most = max(0, min(3, len(self.living) - _FEWEST, len(mortal)))
         victims = chance.sample(
             mortal, chance.randrange(0 if joins else 1, most + 1) if most else 0
         )
