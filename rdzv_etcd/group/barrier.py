@@ -24,7 +24,9 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
     """
     context = node.context
     etcd = context.etcd
-    place = context.keys.barrier(world.round, name)
+    # The epoch, because a run that begins anew after a loss of the record counts its rounds anew,
+    # while arrivals from before are still there: they live on their nodes' sessions.
+    place = context.keys.barrier(world.round, f"{world.epoch} {name}")
     node_id = context.identity.node_id
     done = place.start + _DONE
     arrived = await etcd.txn(
