@@ -6,51 +6,13 @@ A life that fails prints what happened in it and the command that lives it again
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
-import signal
 import sys
 import time
-from dataclasses import dataclass
-from types import FrameType
-from typing import NoReturn
+from concurrent.futures import ProcessPoolExecutor
 
-from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.testing import SimulationError, SimulationTimeoutError
 from tests.sim.faults import plan
-from tests.sim.lives import live
-
-
-LONGEST_S = 120
-"""A life takes a tenth of a second or so; one that takes this long goes round in circles."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one life went."""
-
-    seed: int
-    trace: str = ""
-    rounds: int = 0
-    failure: str | None = None
-
-
-def outcome_of(seed: int) -> Outcome:
-    """Live one life, and tell instead of raising."""
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(LONGEST_S)
-    try:
-        trace = live(seed)
-    except (AssertionError, SimulationError, RdzvEtcdError) as error:
-        return Outcome(seed, failure=f"{type(error).__name__}: {error}")
-    finally:
-        signal.alarm(0)
-    return Outcome(seed, str(trace), trace.rounds)
-
-
-def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise SimulationTimeoutError(f"not done after {LONGEST_S} s of real time")
+from tests.sim.lives import outcome_of
 
 
 def main() -> int:
@@ -65,8 +27,9 @@ def main() -> int:
     began_s = time.monotonic()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     failed, rounds = [], 0
-    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        for outcome in pool.imap(outcome_of, seeds, chunksize=min(10, -(-len(seeds) // given.jobs))):
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
+        for outcome in pool.map(outcome_of, seeds, chunksize=5):
             rounds += outcome.rounds
             if given.traces:
                 print(f"seed {outcome.seed}: {outcome.trace}")

@@ -264,7 +264,9 @@ class Life:
     async def _closed_by(self, node: SimNode, *, succeeded: bool) -> None:
         closing = self._job.on(node, node.node.close_job(succeeded=succeeded, reason="midway"))
         await asyncio.wait((closing,), timeout=2 * TIMING.close_timeout_s)  # it may be crashed
-        if closing.done() and isinstance(closing.exception(), RdzvEtcdError):
+        if not closing.done():
+            closing.cancel()
+        elif isinstance(closing.exception(), RdzvEtcdError):
             self._note(f"not closed: {closing.exception()}")
 
     def _slow(self) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import signal
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn
 
-from rdzv_etcd.testing import Applied
+from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.testing import Applied, SimulationError, SimulationTimeoutError
 from tests.sim.faults import Life, Plan, options, plan
 from tests.sim.world import SimJob, simulate
 
@@ -45,3 +50,35 @@ def live(seed: int, what: Plan | None = None) -> Trace:
 
     simulate(scenario, [seed], **options(what))
     return trace
+
+
+LONGEST_S = 120
+"""A life takes a tenth of a second or so; one that takes this long goes round in circles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one life went."""
+
+    seed: int
+    trace: str = ""
+    rounds: int = 0
+    failure: str | None = None
+
+
+def outcome_of(seed: int) -> Outcome:
+    """Live one life, and tell instead of raising."""
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(LONGEST_S)
+    try:
+        trace = live(seed)
+    except (AssertionError, SimulationError, RdzvEtcdError) as error:
+        return Outcome(seed, failure=f"{type(error).__name__}: {error}")
+    finally:
+        signal.alarm(0)
+    return Outcome(seed, str(trace), trace.rounds)
+
+
+def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise SimulationTimeoutError(f"not done after {LONGEST_S} s of real time")

@@ -11,7 +11,7 @@ import pytest
 from tests.sim.faults import plan
 from tests.sim.lives import FOUND_BEFORE_WORK, live
 
-FOUND: tuple[int, ...] = ()
+FOUND = (521, 663)
 """Seeds that have found a defect."""
 
 
