@@ -69,8 +69,10 @@ def _read(path: Path, what: str) -> bytes:
 def _read_ca(path: Path) -> bytes:
     content = _read(path, "CA certificate")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Only ASCII is taken; comments between the certificates may be in any encoding.
+    text = content.decode("ascii", errors="replace").replace("\ufffd", "?")
     try:
-        context.load_verify_locations(cadata=content.decode("latin-1"))
+        context.load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
         raise EtcdTlsError(
             f"the CA certificate {path} is not a PEM certificate ({_reason(error)})"

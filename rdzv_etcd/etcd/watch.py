@@ -109,9 +109,22 @@ class EtcdWatch:
 
     async def _follow(self) -> None:
         """Follow one stream until it breaks. Raises :class:`AttemptError` or the last word."""
+        while not await self._follow_from(self._next_revision):
+            # etcd (seen: 3.4.23, 3.5.1) accepts a watch from the very revision that it has
+            # compacted to, but has forgotten its deletions. So a watch that has to catch up begins
+            # one revision earlier, which `_deliver` drops. One that has not sees all live; asked
+            # for an earlier revision it would wait for the next catch-up, up to 100 ms.
+            if await self._follow_from(self._next_revision - 1):
+                return
+
+    async def _follow_from(self, start_revision: int) -> bool:
+        """Follow one stream; ``False`` if it turns out that this watch has to catch up."""
         opened = await self._link.open("Watch", _OPEN_LIMIT_S)
         try:
-            await self._confirm(opened.stream)
+            revision = await self._confirm(opened.stream, start_revision)
+            if 1 < start_revision == self._next_revision <= revision:
+                return False
+            self._note_confirmed(revision)
             self._pause.good()
             self._denied = False
             while True:
@@ -126,16 +139,15 @@ class EtcdWatch:
         finally:
             opened.stream.cancel()
 
-    async def _confirm(self, stream: Stream) -> None:
+    async def _confirm(self, stream: Stream, start_revision: int) -> int:
         """Open the watch and make sure that the cluster is not older than what was seen.
+
+        Returns the member's revision when it began to watch.
 
         A cluster that was wiped accepts a watch from a future revision and would stay silent until
         it gets there. The confirmation carries the member's revision; a member that merely lags
         behind is told apart by a linearizable read.
         """
-        # From one revision earlier, which `_deliver` drops: etcd (seen: 3.4.23, 3.5.1) accepts a
-        # watch from the very revision it has compacted to, but has forgotten its deletions.
-        start_revision = self._next_revision - (1 if self._next_revision > 1 else 0)
         request = self._codec.watch(self._key, self._range_end, start_revision)
         await self._link.clock.wait_for(stream.write(request), _OPEN_LIMIT_S)
         created = await self._link.clock.wait_for(_next(stream), _OPEN_LIMIT_S)
@@ -147,10 +159,13 @@ class EtcdWatch:
                 raise ClosedError(str(error)) from error
             if current < seen:
                 raise RevisionRegressedError(seen, current)
+        return int(created.header.revision)
+
+    def _note_confirmed(self, revision: int) -> None:
         if not self._next_revision:
-            self._next_revision = created.header.revision + 1
+            self._next_revision = revision + 1
         if self._confirmed is None:
-            self._confirmed = created.header.revision
+            self._confirmed = revision
             self._changed.set()
 
     async def _deliver(self, response: Any) -> None:

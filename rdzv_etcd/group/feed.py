@@ -1,14 +1,14 @@
-"""Keeps a view of a key range up to date: a watch, and one read behind it.
+"""Keeps a view of a key range up to date: a watch from now on, and one read beside it.
 
-The watch comes first. A watch from the revision of an earlier read would be behind by the time etcd
-gets it if anything was written in between, and etcd lets a watch that is behind catch up only every
-100 ms: that was most of the time the first round took.
-
-Knows etcd's port; what the keys mean is in the two functions it is given.
+The read must not be older than the watch, or it is repeated. A watch from the revision of an
+earlier read would be behind by the time etcd gets it if anything was written in between, and etcd
+lets a watch that is behind catch up only every 100 ms: that was most of the time the first round
+took.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -72,7 +72,7 @@ class Feed(Generic[V]):
         self._show(view)
 
     async def open(self, timeout_s: float | None = None) -> V:
-        """Begin to watch, then read: the first view. Follow it with :meth:`run`.
+        """Begin to watch, and read: the first view. Follow it with :meth:`run`.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError.
         """
@@ -81,8 +81,11 @@ class Feed(Generic[V]):
             self._request.key, self._request.range_end, start_revision=0
         )
         try:
-            await self._clock.wait_for(watch.ready(), timeout_s)
-            return await self.refresh(timeout_s)
+            confirming = self._clock.wait_for(watch.ready(), timeout_s)
+            confirmed, view = await asyncio.gather(confirming, self.refresh(timeout_s))
+            if self._revision < confirmed:  # the read was first, and something was written since
+                view = await self.refresh(timeout_s)
+            return view
         except TimeoutError as error:
             await self._stop_watch()
             raise EtcdUnavailableError(f"etcd confirmed no watch within {timeout_s} s") from error

@@ -45,10 +45,13 @@ class Healing:
     async def keep_job_lease(self) -> None:
         """Renew the job's shared lease at a slow rate while this node is a member, or waits.
 
-        A round that lost a member may wait for a replacement longer than the lease lives.
+        A round that lost a member may wait for a replacement longer than the lease lives. The
+        leader renews at once, because the lease may be as old as its wait for the first round; the
+        others have time, and better things to do in the moment a round is formed.
         """
         context, standing = self._context, self._standing
         period_s = context.settings.timing.job_ttl_s / 3
+        renewed = False
         while True:
             record = standing.record
             if record is None and standing.phase is Phase.WAITING:
@@ -56,8 +59,11 @@ class Healing:
             if record is None or standing.phase not in (Phase.WAITING, Phase.MEMBER):
                 await context.pulse.wait()
                 continue
-            with contextlib.suppress(EtcdError):  # the others renew it too; its loss is healed
-                await context.etcd.keep_alive(record.job_lease)
+            leader = context.control.view.leader
+            if renewed or (leader is not None and leader.node_id == standing.node_id):
+                with contextlib.suppress(EtcdError):  # the others do it too; its loss is healed
+                    await context.etcd.keep_alive(record.job_lease)
+            renewed = True
             await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
 
     def _is_needed(self) -> bool:

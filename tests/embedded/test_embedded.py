@@ -31,7 +31,8 @@ LIMIT_S = 60.0
 
 # What an agent does: ensure, tell the outcome, and stay until it is killed or its input ends.
 _AGENT = """
-import json, os, sys
+import json, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
 from rdzv_etcd.embedded import ensure_etcd
 from rdzv_etcd.settings import settings_from_config
 config = {"embed": 1, "embed_grace": 1, "join_timeout": 60}
