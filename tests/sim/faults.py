@@ -374,6 +374,7 @@ class Life:
         try:
             await self._job.until(holds, what, limit_s)
         except NotReachedError as error:
+            self._job.history.check()  # a broken promise is the better explanation
             raise InvariantError(invariant, str(error)) from None
 
     async def _end(self) -> None:

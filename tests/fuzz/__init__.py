@@ -1,0 +1,1 @@
+"""Fuzzing: whatever comes in from outside, only this library's own errors come out."""

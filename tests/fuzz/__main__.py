@@ -1,0 +1,45 @@
+"""``python -m tests.fuzz --inputs 100000 [--only NAME]``: bad input for every parser.
+
+Exit code 1, the input's number and the traceback if anything but this library's own errors comes
+out. The same numbers make the same inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+
+from tests.fuzz.targets import Shot, targets
+
+
+def fuzz(name: str, shoot: Shot, inputs: int, start: int = 0) -> None:
+    """Give a parser ``inputs`` bad inputs; raises what should not have come out, with a note."""
+    for number in range(start, start + inputs):
+        try:
+            shoot(random.Random(f"{name} {number}"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its input
+            raise AssertionError(
+                f"again: python -m tests.fuzz --only {name} --inputs 1 --start {number}"
+            ) from error
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=100_000, help="for each parser")
+    parser.add_argument("--start", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", help="one parser's name")
+    given = parser.parse_args()
+    with targets() as all_targets:
+        chosen = {given.only: all_targets[given.only]} if given.only else all_targets
+        for name, shoot in chosen.items():
+            began_s = time.monotonic()
+            fuzz(name, shoot, given.inputs, given.start)
+            took_s = time.monotonic() - began_s
+            print(f"{name}: {given.inputs} inputs in {took_s:.0f} s, only our own errors")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

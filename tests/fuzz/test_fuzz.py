@@ -1,0 +1,44 @@
+"""A few inputs for each parser; 100,000 each: ``python -m tests.fuzz``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rdzv_etcd
+from tests.fuzz.__main__ import fuzz
+from tests.fuzz.targets import targets
+
+NAMES = (
+    "endpoints", "configuration", "round", "change", "leader", "node", "store_value", "keys",
+    "job_keys", "tls_files",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_our_own_errors_come_out(name: str) -> None:
+    with targets() as all_targets:
+        fuzz(name, all_targets[name], 200 if name == "tls_files" else 2_000)
+
+
+def test_every_parser_is_named_here() -> None:
+    with targets() as all_targets:
+        assert set(all_targets) == set(NAMES)
+
+
+def test_nothing_from_the_network_is_ever_executed() -> None:
+    """Nothing in the library imports pickle or marshal, or calls eval or exec."""
+    forbidden = re.compile(
+        r"\b(import|from) (pickle|marshal|shelve|dill)\b|\b(pickle|marshal)\.[a-z]|"
+        r"(?<![\w.])(eval|exec)\("
+    )
+    root = Path(rdzv_etcd.__file__).parent
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in sorted(root.rglob("*.py"))
+        for line in path.read_text("utf-8").splitlines()
+        if forbidden.search(line)
+    ]
+    assert not found

@@ -1,0 +1,318 @@
+"""Breaks the protocol on purpose and shows that it is noticed, and as what.
+
+Each mutant replaces one function (here, and only here, by swapping an attribute), then lives are
+lived until one fails. A mutant that survives would mean that the faults or the checks are too weak.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from rdzv_etcd.core import closing
+from rdzv_etcd.core.changes import Publish, Recovery
+from rdzv_etcd.core.closing import Close
+from rdzv_etcd.core.model import Change
+from rdzv_etcd.etcd.api import Compare, Get, Put, Target, Txn
+from tests.sim import work
+from rdzv_etcd.group import healing, leadership, leaving, node, session, standing
+from rdzv_etcd.kv import writes
+from rdzv_etcd.schema import requests
+from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.testing import SimulationError
+from tests.group import test_scenarios as scenarios
+from tests.sim.faults import plan
+from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.lives import live
+from tests.sim.world import SimJob
+
+SEEDS = 150
+"""Within so many lives a mutant must be noticed."""
+
+
+@contextmanager
+def swapped(place: object, name: str, by: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(place, name)
+    setattr(place, name, lambda *args, **named: by(original, *args, **named))
+    try:
+        yield
+    finally:
+        setattr(place, name, original)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    place: object
+    function: str
+    by: Callable[..., Any]
+    broken: tuple[Invariant, ...]
+    """What it may be noticed as: the first broken promise depends on the life."""
+    lives: Callable[[Any], bool] = lambda _plan: True
+    """Which lives can notice it at all, to save time."""
+
+
+def without_guard(which: Callable[[Compare], bool]) -> Callable[..., Txn]:
+    def mutated(original: Callable[..., Txn], *args: Any, **named: Any) -> Txn:
+        txn = original(*args, **named)
+        kept = tuple(guard for guard in txn.guards if not which(guard))
+        assert kept != txn.guards
+        return replace(txn, guards=kept)
+
+    return mutated
+
+
+def on(suffix: bytes) -> Callable[[Compare], bool]:
+    return lambda guard: guard.range_end is None and guard.key.endswith(suffix)
+
+
+def closes(change: Callable[[JobSettings], JobSettings]) -> Callable[..., Any]:
+    """Decide with other settings than the job's."""
+
+    def mutated(original: Any, control: Any, nodes: Any, settings: JobSettings, *rest: Any) -> Any:
+        return original(control, nodes, change(settings), *rest)
+
+    return mutated
+
+
+def double_rank(original: Any, chosen: Any, previous: Any) -> Any:
+    ranks = original(chosen, previous)
+    return (*ranks[:-1], ranks[0]) if len(ranks) > 1 else ranks
+
+
+def every_newcomer_counts(original: Any, control: Any, nodes: Any, *rest: Any, **named: Any) -> Any:
+    decided = original(control, nodes, *rest, **named)
+    formed = control.formed
+    if isinstance(decided, Publish) or formed is None or control.open_change is not None:
+        return decided
+    new = [each for each in nodes.present if each not in formed.members]
+    return Publish(Change(formed.run, formed.number, tuple(new))) if new else decided
+
+
+def always_lost(original: Any, control: Any, nodes: Any, *rest: Any, **named: Any) -> Any:
+    """Call the last rank lost, whoever is there."""
+    formed = control.formed
+    if formed is None or control.open_change is not None or formed.size < 2:
+        return original(control, nodes, *rest, **named)
+    return Publish(Change(formed.run, formed.number, (), {formed.members[-1]: "lease expired"}))
+
+
+def forgets_the_past(original: Any, self: Any, control: Any, nodes: Any, decision: Any) -> Any:
+    async def mutated() -> Any:
+        return replace(await original(self, control, nodes, decision), epoch_base=0)
+
+    return mutated()
+
+
+def ignores_changes(original: Any, control: Any, record: Any) -> Recovery:
+    if control.open_change is not None and record.same_world(control.round):
+        return Recovery.PRESENCE
+    decided: Recovery = original(control, record)
+    return decided
+
+
+def retries_blindly(original: Any, self: Any, body: Any, deadline: Any) -> Any:
+    """Send the write without the marker's guard, again and again until there is a reply."""
+    slot = self._new_slot()
+    wrote, kept = Put(slot.key, b"1", self._lease_id), Put(slot.key, b"0", self._lease_id)
+
+    async def mutated() -> Any:
+        txn = Txn((), (body(wrote, kept),), (Get(slot.key),))
+        timeout_s = deadline.request_s()
+        return writes._read(await self._etcd.txn(txn, timeout_s=timeout_s, repeatable=True))
+
+    return mutated()
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    return lambda original, *args, **named: value
+
+
+async def does_nothing(*args: Any, **named: Any) -> None:
+    return
+
+
+def steals_the_lead(original: Any, keys: Any, leader: Any, lease: int) -> Txn:
+    txn: Txn = original(keys, leader, lease)
+    return replace(txn, guards=(), failure=())
+
+
+def same_run(original: Any, self: Any, formed: Any) -> str:
+    return formed.run if formed is not None else str(original(self, formed))
+
+
+def admits_late(original: Any, self: Any, control: Any) -> Any:
+    self.epoch = 0
+    return original(self, control)
+
+
+def wrong_rank(original: Any, self: Any, control: Any) -> Any:
+    world = original(self, control)
+    return None if world is None else replace(world, rank=world.size - 1 - world.rank)
+
+
+def wrong_master(original: Any, self: Any, control: Any) -> Any:
+    world = original(self, control)
+    return None if world is None else replace(world, master_port=self.info.port)
+
+
+def never_over(original: Any, control: Any, world: Any, evicted: bool, closure: Any = None) -> int:
+    """Overlook changes and newer rounds."""
+    return 1 if evicted else 0
+
+
+def ignores_eviction(original: Any, control: Any, world: Any, evicted: bool, *rest: Any) -> int:
+    return int(original(control, world, False, *rest))
+
+
+def ignores_failure(original: Any, control: Any, world: Any, evicted: bool, closure: Any) -> int:
+    return 0 if closure is not None else int(original(control, world, evicted, closure))
+
+
+def names_nobody_expelled(original: Any, *args: Any) -> Any:
+    decided = original(*args)
+    return replace(decided, expelled=()) if isinstance(decided, Close) else decided
+
+
+def seats_the_absent(original: Any, control: Any, nodes: Any, settings: Any) -> Any:
+    """Take members that have not come back for waiters."""
+    crowd = original(control, nodes, settings)
+    busy = tuple(nodes.present[node_id] for node_id in crowd.expected)
+    return replace(crowd, returning=crowd.returning + busy, expected=())
+
+
+def leaves_some_out(original: Any, control: Any, nodes: Any, settings: Any) -> Any:
+    crowd = original(control, nodes, settings)
+    return replace(crowd, newcomers=crowd.newcomers[:1])
+
+
+def last_may_be_late(original: Any, node: Any, world: Any, name: str, timeout_s: float) -> Any:
+    fewer = replace(world, size=max(1, world.size - 1))
+    return original(node, fewer, name, timeout_s)
+
+
+def forms_anew(original: Any, keys: Any, record: Any, info: Any, lease: int) -> Txn:
+    """Put a record back without the epoch it had."""
+    txn: Txn = original(keys, replace(record, epoch_fixed=None), info, lease)
+    return txn
+
+
+def wiped(what: Any) -> bool:
+    return bool(what.wipes)
+
+
+def two_or_more(what: Any) -> bool:
+    return bool(what.max_nodes > 1)
+
+
+I = Invariant  # noqa: E741 - the table below is hard to read otherwise
+MUTANTS = [
+    Mutant("closed over another record", requests, "close_round",
+           without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD)),
+    Mutant("closed by who leads no more", requests, "close_round",
+           without_guard(on(b"ctl/leader")), (I.LEADER,)),
+    Mutant("published by who leads no more", requests, "publish_change",
+           without_guard(on(b"ctl/leader")), (I.LEADER,)),
+    Mutant("published for another record", requests, "publish_change",
+           without_guard(on(b"ctl/round")), (I.SUCCESSION,)),
+    Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
+    Mutant("a job closed over another record", requests, "close_job",
+           without_guard(on(b"ctl/round")), (I.SUCCESSION,)),
+    Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,), two_or_more),
+    Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS,), two_or_more),
+    Mutant("told another master", standing.Standing, "admit", wrong_master, (I.AGREEMENT,)),
+    Mutant("larger than max", leadership, "decide_close",
+           closes(lambda s: replace(s, max_nodes=s.max_nodes + s.node_unit)),
+           (I.SIZE,)),
+    Mutant("smaller than min", leadership, "decide_close",
+           closes(lambda s: replace(s, min_nodes=1)), (I.SIZE,), lambda p: p.min_nodes > 1),
+    Mutant("no multiple of unit", leadership, "decide_close",
+           closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
+    Mutant("epochs begin anew after a wipe", leadership.Leadership, "_next_record",
+           forgets_the_past, (I.EPOCH,), wiped),
+    Mutant("a record put back gets a new epoch", requests, "restore_record", forms_anew,
+           (I.ONE_WORLD, I.SUCCESSION, I.LEADER), wiped),
+    Mutant("a run goes on after it was put back", leadership.Leadership, "_run_after", same_run,
+           (I.SUCCESSION, I.ONE_WORLD), wiped),
+    Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
+           (I.EPOCH,), wiped),
+    Mutant("back in spite of a change", healing, "decide_recovery", ignores_changes, (I.EVICTED,)),
+    Mutant("back in spite of a change that comes now", requests, "restore_presence",
+           without_guard(on(b"ctl/change")), (I.EVICTED,)),
+    Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
+    Mutant("eviction overlooked", node, "waiting_count", ignores_eviction,
+           (I.STALE,)),
+    Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
+           lambda p: p.closes_midway),
+    Mutant("every newcomer ends the round", leadership, "decide_change", every_newcomer_counts,
+           (I.UNDISTURBED,)),
+    Mutant("a living member is called lost", leadership, "decide_change", always_lost,
+           (I.UNDISTURBED, I.CONVERGENCE), two_or_more),
+    Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
+    Mutant("free seats stay empty", closing, "sort_crowd", leaves_some_out, (I.SEATS,)),
+    Mutant("the expelled are not named", leadership, "decide_close", names_nobody_expelled,
+           (I.CONVERGENCE, I.SEATS, I.CALM)),
+    Mutant("an add is sent again blindly", writes.OnceWriter, "apply", retries_blindly,
+           (I.COUNTED_ONCE,)),
+    Mutant("a barrier opens one early", work, "wait_at_barrier", last_may_be_late,
+           (I.BARRIER,), two_or_more),
+    Mutant("the light stays on", leaving, "put_out_the_light", does_nothing,
+           (I.NOTHING_LEFT,)),
+    Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
+           lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_protocol_is_noticed(mutant: Mutant) -> None:
+    logging.disable(logging.CRITICAL)
+    try:
+        with swapped(mutant.place, mutant.function, mutant.by):
+            seed, found = noticed(mutant)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert found in mutant.broken, f"noticed with seed {seed}, but as {found}"
+
+
+def noticed(mutant: Mutant) -> tuple[int, Invariant]:
+    for seed in [seed for seed in range(2 * SEEDS) if mutant.lives(plan(seed))][:SEEDS]:
+        try:
+            live(seed)
+        except InvariantError as error:
+            return seed, error.invariant
+        except SimulationError as error:
+            pytest.fail(f"seed {seed} ended with {error}")
+    raise AssertionError(f"survived {SEEDS} lives: {mutant.name}")
+
+
+def test_who_trusts_every_absence_restarts_a_job_that_was_cut_off() -> None:
+    """Being lost is an act: a leader that was cut off itself gives the others time."""
+    with swapped(session.Session, "trust_absence_s", returns(0.0)), pytest.raises(AssertionError):
+        scenarios.test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(25.0, False)
+
+
+def test_a_round_closed_without_looking_who_came_is_noticed() -> None:
+    """The moment between a leader's decision and its commit is short: here somebody arrives in it,
+    with a slow network, at the end of the last call."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab", delay_s=1.0)
+        await job.pass_time(job.loop.rng.uniform(28, 35))
+        job.start("c", delay_s=0.001)
+        await job.until(lambda: bool(job.history.formed), "a round")
+
+    scenarios.simulate(scenario, min_nodes=2, max_nodes=4)
+    blind = without_guard(lambda guard: guard.range_end is not None)
+    with swapped(requests, "close_round", blind), pytest.raises(InvariantError) as caught:
+        scenarios.simulate(scenario, range(100), min_nodes=2, max_nodes=4)
+    assert caught.value.invariant is Invariant.SEATS
+
+
+def test_every_promise_is_broken_by_some_mutant() -> None:
+    broken = {invariant for mutant in MUTANTS for invariant in mutant.broken}
+    assert broken == set(Invariant)
