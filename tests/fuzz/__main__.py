@@ -19,7 +19,7 @@ def fuzz(name: str, shoot: Shot, inputs: int, start: int = 0) -> None:
     for number in range(start, start + inputs):
         try:
             shoot(random.Random(f"{name} {number}"))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its input
+        except Exception as error:
             raise AssertionError(
                 f"again: python -m tests.fuzz --only {name} --inputs 1 --start {number}"
             ) from error

@@ -51,7 +51,7 @@ def nasty_json(rng: random.Random, valid: bytes) -> bytes:
 
 def _changed(rng: random.Random, tree: Any) -> Any:
     if not tree or not isinstance(tree, dict | list) or rng.random() < 0.2:
-        return rng.choice(NASTY[:25] + ([], {}, [None], {"v": 1}))
+        return rng.choice((*NASTY[:25], [], {}, [None], {"v": 1}))
     tree = tree.copy()
     key = rng.choice(list(tree)) if isinstance(tree, dict) else rng.randrange(len(tree))
     way = rng.random()

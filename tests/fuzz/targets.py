@@ -38,7 +38,18 @@ _NODE = NodeInfo("a~1~x", "10.0.0.1", 29500, 4, _SETTINGS, "rack1", "SIGTERM", 7
 _ENDPOINTS = (
     "host", "h1:2379,h2:2379", "https://h1,https://h2:1", "[2001:db8::1]:2379", "http://[::1]/",
 )  # fmt: skip
-_TEXTS = ("10", "0.5", "https", "env:X", "SLURM_PROCID", "value:3", "/p", "yes", "1e400", "/dev/null")
+_TEXTS = (
+    "10",
+    "0.5",
+    "https",
+    "env:X",
+    "SLURM_PROCID",
+    "value:3",
+    "/p",
+    "yes",
+    "1e400",
+    "/dev/null",
+)
 
 
 def _value(rng: random.Random, valid: bytes) -> bytes:

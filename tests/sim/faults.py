@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rdzv_etcd.errors import JobClosedError, RdzvEtcdError
 from rdzv_etcd.etcd.api import KeyValue
@@ -457,7 +458,7 @@ class Life:
         self._job.history.note(self._job.loop.time(), f"-- {text}")
 
 
-def options(what: Plan) -> dict[str, object]:
+def options(what: Plan) -> dict[str, Any]:
     """The job that a plan asks for, as keywords of SimJob."""
     return {
         "min_nodes": what.min_nodes,

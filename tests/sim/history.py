@@ -243,9 +243,7 @@ class History:
         epoch = record.epoch(revision)
         if record.closure is not None:
             self.closures.append(record.closure)
-            self.note(
-                applied.at_s, f"{applied.source} closed the job: {record.closure.reason}"
-            )
+            self.note(applied.at_s, f"{applied.source} closed the job: {record.closure.reason}")
             self.demand(
                 before is not None and before.closure is None and before.same_world(record),
                 Invariant.SUCCESSION,
