@@ -243,7 +243,8 @@ MUTANTS = [
     Mutant("a living member is called lost", leadership, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
     Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
-    Mutant("free seats stay empty", closing, "sort_crowd", leaves_some_out, (I.SEATS, I.CONVERGENCE)),
+    Mutant("free seats stay empty", closing, "sort_crowd", leaves_some_out,
+           (I.SEATS, I.CONVERGENCE)),
     Mutant("an add is sent again blindly", writes.OnceWriter, "apply", retries_blindly,
            (I.COUNTED_ONCE,)),
     Mutant("a barrier opens one early", work, "wait_at_barrier", last_may_be_late,
@@ -317,7 +318,8 @@ def test_a_round_closed_by_who_leads_no_more_is_noticed() -> None:
 
 
 def test_epochs_that_begin_anew_after_a_wipe_are_noticed() -> None:
-    """Nobody enters a round that is older than its own: the survivors never work again."""
+    """Nobody enters a round that is older than its own: it is formed again and again, until
+    the epochs have caught up."""
 
     async def scenario(job: SimJob) -> None:
         job.start_all("abc")
@@ -330,6 +332,7 @@ def test_epochs_that_begin_anew_after_a_wipe_are_noticed() -> None:
         await job.pass_time(20.0)
         job.start("d")
         await job.until(lambda: len(job.members_now()) == 3, "a third round")
+        assert len({(each.record.run, each.record.number) for each in job.history.formed}) == 3
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)
     with (
