@@ -81,8 +81,9 @@ class Feed(Generic[V]):
             self._request.key, self._request.range_end, start_revision=0
         )
         try:
-            confirming = self._clock.wait_for(watch.ready(), timeout_s)
-            confirmed, view = await asyncio.gather(confirming, self.refresh(timeout_s))
+            confirmed, view = await asyncio.gather(
+                self._confirmation(watch, timeout_s), self.refresh(timeout_s)
+            )
             if self._revision < confirmed:  # the read was first, and something was written since
                 view = await self.refresh(timeout_s)
             return view
@@ -98,6 +99,9 @@ class Feed(Generic[V]):
         except BaseException:
             await self._stop_watch()
             raise
+
+    async def _confirmation(self, watch: Watch, timeout_s: float | None) -> int:
+        return await self._clock.wait_for(watch.ready(), timeout_s)
 
     async def refresh(self, timeout_s: float | None = None) -> V:
         """Read the range anew. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
