@@ -164,11 +164,6 @@ def say_goodbye(keys: JobKeys, info: NodeInfo, session: int) -> Txn:
     )
 
 
-def withdraw(keys: JobKeys, node_id: str) -> Txn:
-    """Delete a presence."""
-    return Txn((), (Delete(keys.node(node_id)),))
-
-
 def close_job(keys: JobKeys, control: Control, record: Round, marker_lease: int) -> Txn:
     """Replace the round record by the closed marker, if it is still the one that was read."""
     return Txn(
