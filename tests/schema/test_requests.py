@@ -8,7 +8,17 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.core.model import Change, Closure, Control, Leader, NodeInfo, Round
-from rdzv_etcd.etcd.api import Compare, Get, GetResult, Put, Relation, Target, Txn, TxnResult
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from, nodes_after, nodes_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -239,7 +249,7 @@ def test_good_bye_marks_a_presence_only_on_its_own_session(store: Store) -> None
     leaving = replace(info("a"), leaving="SIGTERM")
     assert not store.do(requests.say_goodbye(store.keys, leaving, 2)).succeeded
     assert store.do(requests.say_goodbye(store.keys, leaving, 1)).succeeded
-    store.do(requests.withdraw(store.keys, "a"))
+    store.do(Txn((), (Delete(store.keys.node("a")),)))
     assert not store.do(requests.say_goodbye(store.keys, leaving, 1)).succeeded
     assert store.here() == set()
 
@@ -301,7 +311,7 @@ def test_views_built_from_a_read_and_from_the_watch_are_the_same() -> None:
             await etcd.txn(requests.close_round(keys, now, server.revision, world(1, "a"), {}))
             leaving = replace(info("b"), leaving="SIGTERM")
             await etcd.txn(requests.say_goodbye(keys, leaving, session))
-            await etcd.txn(requests.withdraw(keys, "b"))
+            await etcd.txn(Txn((), (Delete(keys.node("b")),)))
             last = server.revision
             batches = []
             async for batch in watch:
