@@ -11,7 +11,6 @@ import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
@@ -62,19 +61,6 @@ def bind_bootstrap(local_addr: str | None, endpoints: Sequence[Endpoint]) -> Boo
     address = _find_address(endpoints) if local_addr is None else _check_local_addr(local_addr)
     listener = _listen()
     return Bootstrap(address, listener.getsockname()[1], listener)
-
-
-def host_identity() -> str:
-    """Return an id of this network namespace, the same in every process within it.
-
-    Two nodes with the same id reach each other over loopback. It changes with every boot.
-    """
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        namespace = Path("/proc/self/ns/net").stat().st_ino
-    except OSError:  # not Linux, or /proc is not mounted
-        return socket.gethostname()
-    return f"{boot_id}/{namespace}"
 
 
 # --- the address ----------------------------------------------------------------------------------

@@ -117,15 +117,6 @@ class Runtime:
                 raise TimeoutError(f"not done within {timeout_s} s")
         return call.result()
 
-    def submit(self, coro: Coroutine[Any, Any, object], *, name: str | None = None) -> None:
-        """Start ``coro`` on the loop and return at once; an error it raises is logged.
-
-        Callable from every thread, the loop's own included. The last release cancels it. Raises
-        :class:`RuntimeError` after the release and in a forked child.
-        """
-        thread = self._usable(coro)
-        thread.begin(_Call(coro, name=name, detached=True))
-
     def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:
         if self._thread.is_foreign:
             coro.close()
@@ -142,12 +133,8 @@ class Runtime:
 class _Call(Generic[T]):
     """One coroutine on its way through the loop, and a latch that opens when it has ended."""
 
-    def __init__(
-        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, detached: bool = False
-    ) -> None:
+    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
         self.coro = coro
-        self.name = name
-        self.detached = detached
         self.task: asyncio.Task[T] | None = None
         self._opened = False
         # A bare lock is the cheapest latch to wait on, and signals interrupt the wait.
@@ -186,7 +173,7 @@ class _Call(Generic[T]):
             return
         error = self.task.exception()
         if error is not None:
-            _log.error("background task %s failed", self.task.get_name(), exc_info=error)
+            _log.error("the interrupted call %r failed", self.coro, exc_info=error)
 
 
 class _LoopThread:
@@ -241,7 +228,7 @@ class _LoopThread:
         if self._stopping:
             self._abandon(call)
             return
-        call.task = self._loop.create_task(call.coro, name=call.name)
+        call.task = self._loop.create_task(call.coro)
         call.task.add_done_callback(lambda _: self._ended(call))
 
     def _cancel(self, call: _Call[Any]) -> None:
@@ -253,8 +240,6 @@ class _LoopThread:
     def _ended(self, call: _Call[Any]) -> None:
         self._calls.discard(call)
         call.open()
-        if call.detached:
-            call.log_failure()
 
     def _abandon(self, call: _Call[Any]) -> None:
         self._calls.discard(call)

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import prefix_end
@@ -129,12 +129,6 @@ class JobKeys:
     @property
     def all(self) -> KeyRange:
         return _range(self.root)
-
-
-def job_id_of(prefix: str, key: bytes) -> str:
-    """Return the job id that ``key`` belongs to, for messages and listings."""
-    rest = key.decode(errors="replace").removeprefix(prefix.rstrip("/") + "/")
-    return unquote(rest.split("/", 1)[0])
 
 
 def _round(number: int) -> bytes:

@@ -15,7 +15,7 @@ from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.control import control_after, control_from, nodes_from
-from rdzv_etcd.schema.keys import JobKeys, job_id_of
+from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store import StoreKeys, content_of, number_of
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.config import settings_from_config
@@ -102,7 +102,6 @@ def keys(rng: random.Random) -> None:
     key = nasty_bytes(rng, rng.choice((KEYS.node("a~1~x"), KEYS.round, KEYS.change, KEYS.leader)))
     value = _value(rng, rng.choice((values.encode_node(_NODE), values.encode_round(_RECORD))))
     kv = KeyValue(key, value, 5, 6, 1)
-    job_id_of("/rdzv_etcd", key)
     StoreKeys(KEYS.store(1)).name(key)
     read = GetResult(7, (kv,), 1)
     _expect(lambda: control_from(KEYS, read))

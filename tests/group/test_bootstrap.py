@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.bootstrap import bind_bootstrap, host_identity
+from rdzv_etcd.group.bootstrap import bind_bootstrap
 from rdzv_etcd.settings.model import Endpoint
 
 LOCAL = (Endpoint("127.0.0.1"),)
@@ -130,19 +130,3 @@ def test_detaching_leaves_the_descriptor_to_the_caller() -> None:
     with pytest.raises(ValueError, match="handed over"):
         bootstrap.detach()
     os.close(descriptor)
-
-
-def test_the_host_identity_is_the_same_in_another_process_of_this_host() -> None:
-    assert host_identity() == host_identity()
-    reading, writing = os.pipe()
-    child = os.posix_spawn(
-        "/bin/sh",
-        ["sh", "-c", "stat -L -c %i /proc/self/ns/net"],
-        os.environ,
-        file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)],
-    )
-    os.close(writing)
-    with os.fdopen(reading) as output:
-        inode = output.read().strip()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert host_identity().endswith(f"/{inode}")

@@ -79,8 +79,6 @@ def test_a_released_hold_refuses_to_run() -> None:
     released.release()
     with pytest.raises(RuntimeError, match="released"):
         released.run(double(1))
-    with pytest.raises(RuntimeError, match="released"):
-        released.submit(double(1))
 
 
 def test_run_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
@@ -223,38 +221,49 @@ def test_the_last_release_frees_a_waiting_thread() -> None:
     ]
 
 
-def test_a_submitted_task_runs_and_its_error_is_logged(
+def test_an_error_while_an_interrupted_call_tidies_up_is_logged(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ran = threading.Event()
+    async def clumsy() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("nobody waits for me")
 
-    async def work() -> None:
-        ran.set()
-        raise ValueError("nobody waits for me")
+    def handler(number: int, frame: object) -> None:
+        raise Interruption
 
-    with caplog.at_level(logging.ERROR):
-        runtime.submit(work(), name="worker")
-        assert ran.wait(60)
-        runtime.run(double(1))
-    assert "background task worker failed" in caplog.text
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with caplog.at_level(logging.ERROR), pytest.raises(Interruption):
+            runtime.run(clumsy())
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert "the interrupted call <coroutine object" in caplog.text
+    assert "clumsy" in caplog.text
     assert "nobody waits for me" in caplog.text
 
 
-def test_the_last_release_cancels_submitted_tasks() -> None:
-    cancelled = threading.Event()
-    started = threading.Event()
+def test_the_last_release_cancels_the_tasks_that_calls_have_started() -> None:
+    cancelled = []
+    tasks: list[asyncio.Task[None]] = []
 
-    async def endless() -> None:
+    async def endless(started: asyncio.Event) -> None:
         started.set()
         try:
             await asyncio.Event().wait()
         finally:
-            cancelled.set()
+            cancelled.append(True)
+
+    async def start() -> None:
+        started = asyncio.Event()
+        tasks.append(asyncio.create_task(endless(started)))
+        await started.wait()
 
     with Runtime.acquire() as runtime:
-        runtime.submit(endless())
-        assert started.wait(60)
-    assert cancelled.is_set()
+        runtime.run(start())
+    assert cancelled == [True]
 
 
 def test_release_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
@@ -272,12 +281,15 @@ def test_it_works_from_atexit_and_the_interpreter_ends_cleanly_without_a_release
         import asyncio, atexit
         from rdzv_etcd.group.runtime import Runtime
 
+        async def start():
+            return asyncio.create_task(asyncio.sleep(3600))
+
         async def leave():
             await asyncio.sleep(0.01)
             return "left"
 
         runtime = Runtime.acquire()
-        runtime.submit(asyncio.sleep(3600))
+        task = runtime.run(start())
         atexit.register(lambda: print(runtime.run(leave())))
         """
     )
