@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from rdzv_etcd.core.model import Change, Closure, Control, Loss, Nodes, Round
 from rdzv_etcd.core.waiting import sort_crowd
+
+NAMES_IN_CHANGE = 32
+"""How many waiters, and how many lost members, a change names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +55,21 @@ def decide_change(
     if lost or crowd.returning or grows:
         waiters = crowd.pool if grows or lost else crowd.returning
         return Publish(
-            Change(
-                formed.run,
-                formed.number,
-                tuple(presence.info.node_id for presence in waiters),
-                lost,
-            )
+            _named_in_part(formed, [presence.info.node_id for presence in waiters], lost)
         )
     if crowd.absent and not absence_trusted:
         return Healthy(trust_absence_s, f"{len(crowd.absent)} members are not back yet")
     return Healthy()
+
+
+def _named_in_part(formed: Round, waiters: Sequence[str], lost: Mapping[str, str]) -> Change:
+    return Change(
+        formed.run,
+        formed.number,
+        tuple(waiters[:NAMES_IN_CHANGE]),
+        dict(islice(lost.items(), NAMES_IN_CHANGE)),
+        max(0, len(waiters) - NAMES_IN_CHANGE) + max(0, len(lost) - NAMES_IN_CHANGE),
+    )
 
 
 def waiting_count(
@@ -85,7 +95,7 @@ def waiting_count(
         return 1 if formed.run != world.run or formed.number > world.number else 0
     change = control.change
     if change is not None and change.concerns(world):
-        return max(1, len(change.waiters) + len(change.lost))
+        return max(1, change.count)
     return 0
 
 
@@ -109,12 +119,20 @@ def decide_recovery(control: Control, world: Round) -> Recovery:
     return Recovery.PRESENCE
 
 
-def claim_delay_s(control: Control, node_id: str, jitter_s: float) -> float:
+def claim_delay_s(rank: int | None, size: int, jitter_s: float) -> float:
     """How long to wait before claiming a vacant lead: members first, in rank order.
 
-    ``jitter_s`` is a random number of seconds below 0.02, drawn by the caller.
+    ``size`` is that of the formed round, 0 without one, and ``rank`` the node's in it; ``jitter_s``
+    a random number of seconds below 0.02, drawn by the caller. The first ranks are far apart, so
+    that one claims and the others hear of it in time; from rank 50 on closer, because a whole rack
+    may be gone.
     """
-    rank = None if control.formed is None else control.formed.rank_of(node_id)
-    if rank is not None:
-        return 0.0 if rank == 0 else min(0.005 * rank, 0.25) + jitter_s
-    return jitter_s if control.formed is None else 0.3 + jitter_s
+    if size == 0:
+        return jitter_s
+    if rank is None:
+        return max(0.3, _turn_s(size) + 0.02) + jitter_s
+    return 0.0 if rank == 0 else _turn_s(rank) + jitter_s
+
+
+def _turn_s(rank: int) -> float:
+    return min(0.005 * min(rank, 50) + 0.001 * max(0, rank - 50), 3.0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from zlib import crc32
 
 from rdzv_etcd.settings import JobSettings
 
@@ -48,6 +49,36 @@ class Closure:
 
 
 @dataclass(frozen=True, slots=True)
+class Slices:
+    """Where the members of a large world are named: in slices beside its record.
+
+    Every node watches the record, so with N names in it a round would cost N² names. Each node
+    reads the one slice that its id falls into.
+    """
+
+    size: int
+    """How many members the world has."""
+    count: int
+    """How many slices there are."""
+    edition: str
+    """Names this very attempt to form the round: an attempt that failed left other slices."""
+
+    def index_of(self, node_id: str) -> int:
+        return crc32(node_id.encode()) % self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The slice of a large world that one node has read."""
+
+    run: str
+    number: int
+    index: int
+    ranks: Mapping[str, int]
+    """The ranks of the members in it, by node id."""
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """The round record: the last formed round, or the closed job."""
 
@@ -56,7 +87,7 @@ class Round:
     """One incarnation of the job; differs when the id is used again after everything was gone, and
     after a record that was put back: run and number together name a round once and for all."""
     members: tuple[str, ...]
-    """Node ids; the index is the rank."""
+    """Node ids; the index is the rank. Empty if they are named in ``slices``."""
     settings: JobSettings
     master_address: str
     master_port: int
@@ -68,12 +99,14 @@ class Round:
     expelled: tuple[str, ...] = ()
     """Live nodes that did not come back in time and may still be working on an older round."""
     closure: Closure | None = None
+    slices: Slices | None = None
 
     @property
     def size(self) -> int:
-        return len(self.members)
+        return len(self.members) if self.slices is None else self.slices.size
 
     def rank_of(self, node_id: str) -> int | None:
+        """The node's rank as far as :attr:`members` tells."""
         try:
             return self.members.index(node_id)
         except ValueError:
@@ -105,6 +138,14 @@ class Change:
     """Nodes that wait for the next round (members that came back, and newcomers)."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """Lost members and why."""
+    unnamed: int = 0
+    """How many more waiters and lost members there are: every member gets this value, so it names
+    a few only."""
+
+    @property
+    def count(self) -> int:
+        """How many nodes wait or were lost."""
+        return len(self.waiters) + len(self.lost) + self.unnamed
 
     def concerns(self, record: Round | None) -> bool:
         return record is not None and (self.run, self.round) == (record.run, record.number)

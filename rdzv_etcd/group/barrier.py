@@ -6,8 +6,10 @@ import asyncio
 
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError, EtcdUnavailableError
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
+from rdzv_etcd.etcd.api import Get, GetResult, Put, Txn, Watch
+from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import KeyRange
 
@@ -52,7 +54,7 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
     try:
         await context.clock.wait_for(_first_of(watch, node, world, name), timeout_s)
     except TimeoutError as error:
-        missing = await _missing(etcd, place, world)
+        missing = await _missing(context, place, world)
         raise BarrierTimeoutError(
             f"barrier {name!r} of round {world.round}: after {timeout_s:g} s "
             f"{len(missing)} of {world.size} members are missing ({display_names(missing)})"
@@ -89,8 +91,9 @@ async def _next(watch: Watch) -> None:
     raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
 
 
-async def _missing(etcd: Etcd, place: KeyRange, world: World) -> list[str]:
+async def _missing(context: NodeContext, place: KeyRange, world: World) -> list[str]:
     prefix = place.start + _ARRIVED
-    result = await etcd.get(Get(prefix, _end(place), keys_only=True))
+    result = await context.etcd.get(Get(prefix, _end(place), keys_only=True))
     here = {kv.key[len(prefix) :].decode(errors="replace") for kv in result.kvs}
-    return [member for member in world.members if member not in here]
+    members = await members_of(context, world)
+    return [member for member in members if member not in here]

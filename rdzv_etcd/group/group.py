@@ -19,6 +19,7 @@ from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
@@ -144,6 +145,18 @@ class Group:
             bootstrap.close()
         self._world = world
         return world
+
+    def members(self) -> tuple[str, ...]:
+        """Return the node ids of this node's round, by rank.
+
+        From memory; in a world of more than ``slice_nodes`` one read of etcd. Raises
+        :class:`~rdzv_etcd.errors.RendezvousFailedError` before the first :meth:`join`,
+        :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        world = self._world
+        if world is None:
+            raise RendezvousFailedError("there are no members yet: call join() first")
+        return self._run(members_of(self._node.context, world))
 
     def take_listener(self) -> Bootstrap | None:
         """Hand rank 0 the socket listening on ``world.master_port``, once; the caller owns it."""

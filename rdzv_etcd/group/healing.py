@@ -92,7 +92,9 @@ class Healing:
             if recovery is Recovery.RECORD:
                 txn = await self._record(record, info, session)
             else:
-                txn = requests.restore_presence(context.keys, control, info, session)
+                txn = requests.restore_presence(
+                    context.keys, control, info, session, standing.slice_of(record)
+                )
             if await self._write(txn, session):
                 context.narrator.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
@@ -105,7 +107,9 @@ class Healing:
                 timeout_s=self._context.urgent_limit_s,
             )
         restored = replace(record, epoch_fixed=self._standing.epoch)
-        return requests.restore_record(self._context.keys, restored, info, session)
+        return requests.restore_record(
+            self._context.keys, restored, info, session, self._standing.slice_of(record)
+        )
 
     async def _write(self, txn: Txn, session: int) -> bool:
         context, standing = self._context, self._standing

@@ -10,11 +10,13 @@ from rdzv_etcd.core.model import (
     Closure,
     Leader,
     NodeInfo,
+    Round,
     display_name,
     display_names,
 )
 from rdzv_etcd.errors import (
     EtcdError,
+    EtcdNoSpaceError,
     EtcdUnavailableError,
     JobClosedError,
     JobSettingsMismatchError,
@@ -28,9 +30,11 @@ from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.control import nodes_from
+from rdzv_etcd.schema.control import nodes_from, slice_from
 
 _RETRY_S = 0.5
+_SPACE_RETRY_S = 2.0
+"""How often to ask an etcd that is out of space: each refusal costs it a raft proposal."""
 
 
 class Joining:
@@ -46,6 +50,9 @@ class Joining:
         self._deadline_s = context.clock.now_s() + timeout_s
         self._marker: Closure | None = None
         """The closed marker of an earlier run, if it stood when this join began."""
+        self._belongs = standing.epoch > 0
+        """Whether it was a member, or has arrived in this join: not a newcomer any more."""
+        self._told_no_space = False
 
     async def run(self, address: str, port: int) -> World:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
@@ -76,8 +83,14 @@ class Joining:
                 return world
             self._check_welcome()
             await self._check_not_late()
-            if self._must_arrive():
-                await self._arrive()
+            large = standing.unread(context.control.view)
+            if large is not None:
+                await self._read_slice(large)
+            elif self._must_arrive():
+                try:
+                    await self._arrive()
+                except EtcdNoSpaceError as error:
+                    await self._wait_for_space(error)
             elif not await context.pulse.wait(self._deadline_s):
                 if not self._is_spare():
                     raise JoinTimeoutError(await self._timeout_message())
@@ -97,7 +110,7 @@ class Joining:
         if formed is not None and info.arrived_for <= formed.number:
             # Named, but not admitted: see `admit`. Expelled: named in a round that it never saw, so
             # the others think that it works there. Anybody else waits for a seat.
-            return formed.rank_of(info.node_id) is not None or info.node_id in formed.expelled
+            return standing.rank_in(formed) is not None or info.node_id in formed.expelled
         return info.arrived_for > control.next_number
 
     async def _arrive(self) -> None:
@@ -126,6 +139,7 @@ class Joining:
                 await context.clock.sleep(_RETRY_S)
                 return
             if result.succeeded:
+                self._belongs = True
                 standing.arrived_with = session
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
@@ -135,6 +149,53 @@ class Joining:
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
             await self._look_again()  # what came with the refusal was older than the view
+
+    async def _read_slice(self, record: Round) -> None:
+        """Learn this node's rank in a large world: its slice was there before the record was."""
+        context, standing = self._context, self._standing
+        if record.slices is None:
+            return
+        if context.clock.now_s() >= self._deadline_s:
+            raise JoinTimeoutError(
+                f"round {record.number} was formed, but the part of its ranks that names this node "
+                f"could not be read within {self._timeout_s:g} s"
+            )
+        request = requests.read_slice(context.keys, record, record.slices, standing.node_id)
+        try:
+            result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
+        except EtcdUnavailableError as error:
+            context.narrator.say(f"cannot reach etcd, trying on: {error}")
+            await context.clock.sleep(_RETRY_S)
+            return
+        found = slice_from(record, standing.node_id, result)
+        if found is not None:
+            standing.slice = found
+            return
+        # A later round has swept it away; or data was lost, and a member will put it back.
+        await self._look_again()
+        if standing.unread(context.control.view) == record:
+            await context.clock.sleep(_RETRY_S)
+
+    async def _wait_for_space(self, error: EtcdNoSpaceError) -> None:
+        """Wait a little for an operator, if this node belongs to the job and has the time.
+
+        Raises ``error`` otherwise: a newcomer can be refused without harm, and its launcher should
+        hear of it at once; a member that gave up would end a job whose etcd only needs care.
+        """
+        context = self._context
+        if not self._belongs:
+            raise error
+        retry_at_s = context.clock.now_s() + _SPACE_RETRY_S
+        if retry_at_s >= self._deadline_s:
+            raise EtcdNoSpaceError(
+                f"could not arrive for the next round within {self._timeout_s:g} s: {error.detail}"
+            ) from error
+        if not self._told_no_space:
+            self._told_no_space = True
+            context.narrator.warn(
+                f"waiting up to {self._deadline_s - context.clock.now_s():.0f} s to arrive: {error}"
+            )
+        await context.pulse.wait(retry_at_s)
 
     async def _look_again(self) -> None:
         context = self._context

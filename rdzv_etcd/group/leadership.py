@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from heapq import nlargest
 
 from rdzv_etcd.core.changes import Publish, claim_delay_s, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
@@ -22,6 +23,7 @@ from rdzv_etcd.core.model import (
     display_name,
     display_names,
 )
+from rdzv_etcd.core.slicing import slices_for
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -29,14 +31,17 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     RdzvEtcdError,
 )
-from rdzv_etcd.etcd.api import LeaseGrant, TxnResult
+from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.feed import Feed
+from rdzv_etcd.group.job_lease import JobLease
+from rdzv_etcd.group.roster import Roster
 from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 
 _RETRY_S = 0.5
+_AUDITED = 32
 
 
 class Leadership:
@@ -45,8 +50,8 @@ class Leadership:
     def __init__(self, context: NodeContext, standing: Standing) -> None:
         self._context = context
         self._standing = standing
-        self._granting: asyncio.Task[LeaseGrant] | None = None
-        """The grant of a job lease that no round uses yet."""
+        self._roster = Roster(context)
+        self._job_lease = JobLease(context)
         self._runs = 0
         self._opened: tuple[tuple[object, ...], float] = ((), 0.0)
 
@@ -89,8 +94,11 @@ class Leadership:
 
     async def _claim(self) -> None:
         context = self._context
+        formed = context.control.view.formed
         delay_s = claim_delay_s(
-            context.control.view, context.identity.node_id, context.clock.jitter(0.02)
+            None if formed is None else self._standing.rank_in(formed),
+            0 if formed is None else formed.size,
+            context.clock.jitter(0.02),
         )
         if delay_s > 0:
             await context.clock.sleep(delay_s)
@@ -136,7 +144,7 @@ class Leadership:
         following: asyncio.Task[None] | None = None
         try:
             if context.control.view.formed is None:
-                self._grant()  # ahead, so that it is not on the path of round 1; not waited for
+                self._job_lease.begin()  # ahead of round 1, so that it is not on its path
             await feed.open()
             following = asyncio.ensure_future(feed.run())
             while (
@@ -153,42 +161,54 @@ class Leadership:
                 following.cancel()
                 await asyncio.wait({following})
             await feed.close()
-            await self.drop_spare_lease()
+            await self._job_lease.drop()
 
     async def _step(self, feed: Feed[Nodes]) -> None:
         """Decide once and act, or wait for something to change."""
         context = self._context
-        control, nodes = context.control.view, feed.view
-        now_s = context.clock.now_s()
         if feed.problem is not None:
             self._stumble(feed.problem)
             await context.pulse.wait()
             return
         try:
-            change = decide_change(
-                control, nodes, now_s, trust_absence_s=context.session.trust_absence_s()
-            )
-            if isinstance(change, Publish):
-                await self._publish(control, change)
-                return
-            waiting = self._decide_close(control, nodes, now_s)
-            if isinstance(waiting, Close):
-                await self._close(control, feed, waiting)
-                return
+            until_s = await self._act(feed)
         except LeaseNotFoundError:
             # The job lease is gone, and the record with it; the members put both back.
-            self._granting = None
+            self._job_lease.given_away()
             await self._recover(feed)
-            return
         except EtcdError as error:
             context.narrator.say(f"as leader: {error}")
             await self._recover(feed)
-            return
-        told_s = None
-        if waiting is not None:
-            told_s = context.narrator.progress(waiting.reason, now_s)
-        waiting_s = None if waiting is None else waiting.until_s
-        await context.pulse.wait(_earliest(change.until_s, waiting_s, told_s))
+        else:
+            if until_s is None or until_s > context.clock.now_s():
+                await context.pulse.wait(until_s)
+
+    async def _act(self, feed: Feed[Nodes]) -> float | None:
+        """Decide and act; return until when there is nothing to do if nothing changes."""
+        context, seen = self._context, self._context.control.view
+        control, all_known = await self._roster.fill(seen)
+        nodes, now_s = feed.view, context.clock.now_s()
+        if context.control.view is not seen:
+            return now_s
+        trust_s = context.session.trust_absence_s()
+        if not all_known and now_s < trust_s:
+            return min(trust_s, now_s + _RETRY_S)
+        change = decide_change(control, nodes, now_s, trust_absence_s=trust_s)
+        if isinstance(change, Publish):
+            await self._publish(control, change)
+            return now_s
+        waiting = self._decide_close(control, nodes, now_s)
+        if isinstance(waiting, Close):
+            # If it is refused, somebody arrived in this very moment, or the lead is gone: the
+            # watches will tell, if they have not done so already.
+            done = await self._close(control, nodes, waiting)
+            news = context.control.view is not seen or feed.view is not nodes
+            return now_s if done or news else now_s + _RETRY_S
+        if waiting is None:
+            return change.until_s
+        return _earliest(
+            change.until_s, waiting.until_s, context.narrator.progress(waiting.reason, now_s)
+        )
 
     def _decide_close(
         self, control: Control, nodes: Nodes, now_s: float
@@ -226,7 +246,13 @@ class Leadership:
         parts = [f"lost {display_name(node)} ({how})" for node, how in change.lost.items()]
         if change.waiters:
             parts.append(f"{display_names(change.waiters)} waiting")
+        if change.unnamed:
+            parts.append(f"{change.unnamed} more")
         context.narrator.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
+
+    async def drop_spare_lease(self) -> None:
+        """Revoke a job lease that no round uses. If this is cancelled, call it again."""
+        await self._job_lease.drop()
 
     async def hand_over(self, timeout_s: float) -> None:
         """Publish this member's own departure, so that nobody waits for the next leader to see it.
@@ -236,38 +262,43 @@ class Leadership:
         context = self._context
         control, node_id = context.control.view, context.identity.node_id
         formed = control.formed
-        if formed is None or control.open_change is not None or formed.rank_of(node_id) is None:
+        if formed is None or control.open_change is not None:
+            return
+        if self._standing.rank_in(formed) is None:
             return
         change = Change(formed.run, formed.number, (), {node_id: Loss.LEFT.value})
         await context.etcd.txn(
             requests.publish_change(context.keys, control, change), timeout_s=timeout_s
         )
 
-    async def _close(self, control: Control, feed: Feed[Nodes], decision: Close) -> None:
-        context, nodes = self._context, feed.view
+    async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
+        """Publish the round; ``False`` if things are not as they were when it was decided."""
+        context = self._context
         record = await self._next_record(control, nodes, decision)
+        members = [node.node_id for node in decision.world]
         audit = self._audit(control, nodes, record, decision)
+        if not await self._roster.publish(control, record, members):
+            return False
         try:
             result = await context.etcd.txn(
                 requests.close_round(context.keys, control, nodes.revision, record, audit),
                 timeout_s=context.urgent_limit_s,
             )
         except OutcomeUnknownError:
-            self._granting = None  # it may be the job's now; if it is not, it expires
+            self._job_lease.given_away()
             await context.control.refresh()  # whatever happened, it shows in the record
-            return
+            return True
         if not result.succeeded:
-            # Somebody arrived in this very moment, or the lead is gone: the watches will tell.
-            if context.control.view is control and feed.view is nodes:
-                await context.pulse.wait(context.clock.now_s() + _RETRY_S)
-            return
-        self._granting = None  # it is the job's now
+            return False
+        self._job_lease.given_away()
+        self._roster.note(record, members)
         context.control.adopt(
             replace(context.control.view, round=record, round_revision=result.revision)
         )
         context.narrator.say(
             f"closed round {record.number} with {record.size} nodes: {decision.reason}"
         )
+        return True
 
     async def _next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
         before, formed = control.round, control.formed
@@ -277,17 +308,21 @@ class Leadership:
         if epoch_base + max(control.revision, control.round_revision) < highest:
             # Revisions began anew after a loss of data; epochs only grow.
             epoch_base = highest
-        master = decision.world[0]
+        master, run = decision.world[0], self._run_after(formed)
+        edition = f"{run}.{control.leader_revision:x}.{nodes.revision:x}"
+        slices = slices_for(len(decision.world), self._context.settings.slice_nodes, edition)
+        members = tuple(node.node_id for node in decision.world)
         return Round(
             number=control.next_number,
-            run=self._run_after(formed),
-            members=tuple(node.node_id for node in decision.world),
+            run=run,
+            members=members if slices is None else (),
             settings=self._context.settings.job if formed is None else formed.settings,
             master_address=master.address,
             master_port=master.port,
-            job_lease=formed.job_lease if formed is not None else await self._job_lease(),
+            job_lease=formed.job_lease if formed is not None else await self._job_lease.get(),
             epoch_base=epoch_base,
             expelled=decision.expelled,
+            slices=slices,
         )
 
     def _first_epoch_base(self) -> int:
@@ -315,10 +350,13 @@ class Leadership:
     ) -> dict[str, object]:
         now_s = self._context.clock.now_s()
         change = control.open_change
+        arrivals = [nodes.present[node.node_id] for node in decision.world]
+        last = max(arrivals, key=lambda presence: presence.seen_s)
+        if record.slices is not None:  # the audit of a large world is about its slowest nodes
+            arrivals = nlargest(_AUDITED, arrivals, key=lambda presence: presence.seen_s)
         waited = [
-            [node_id, round(now_s - nodes.present[node_id].seen_s, 3)] for node_id in record.members
+            [presence.info.node_id, round(now_s - presence.seen_s, 3)] for presence in arrivals
         ]
-        last = max((nodes.present[node_id] for node_id in record.members), key=lambda p: p.seen_s)
         open_s = now_s - self._opened[1]
         return {
             "round": record.number,
@@ -326,6 +364,7 @@ class Leadership:
             "closed_by": self._context.identity.node_id,
             "because": decision.reason,
             "open_s": round(open_s, 3),
+            "size": record.size,
             "waited_s": waited,
             "last_arrival": last.info.node_id,
             "last_arrival_after_s": round(max(0.0, last.seen_s - self._opened[1]), 3),
@@ -334,38 +373,6 @@ class Leadership:
             if change is None
             else {"waiters": list(change.waiters), "lost": dict(change.lost)},
         }
-
-    # -- the job lease --------------------------------------------------------------------------
-
-    def _grant(self) -> asyncio.Task[LeaseGrant]:
-        """Begin to grant the job lease, unless that is under way or done."""
-        granting = self._granting
-        if granting is None or (granting.done() and granting.exception() is not None):
-            context = self._context
-            granting = asyncio.ensure_future(
-                context.etcd.grant(
-                    context.settings.timing.job_ttl_s, timeout_s=context.urgent_limit_s
-                )
-            )
-            granting.add_done_callback(_look_at)
-            self._granting = granting
-        return granting
-
-    async def _job_lease(self) -> int:
-        return (await asyncio.shield(self._grant())).lease_id
-
-    async def drop_spare_lease(self) -> None:
-        """Revoke a job lease that no round uses. If this is cancelled, call it again."""
-        granting = self._granting
-        if granting is None:
-            return
-        limit_s = self._context.farewell_limit_s
-        with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
-            # Shielded: of a grant that was cut off nobody would know the id.
-            grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
-            await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
-        if self._granting is granting:
-            self._granting = None
 
     # -- trouble --------------------------------------------------------------------------------
 
@@ -384,12 +391,6 @@ class Leadership:
         self._context.control.problem = self._context.control.problem or problem
         self._context.narrator.warn(f"cannot lead: {problem}")
         self._context.pulse.beat()
-
-
-def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:
-    """Retrieve the error of a grant that nobody may wait for any more."""
-    if not granting.cancelled():
-        granting.exception()
 
 
 def _earliest(*times_s: float | None) -> float | None:

@@ -24,7 +24,7 @@ async def close_job(
     if standing.phase is not Phase.MEMBER or record is None:
         return
     clock, feed = context.clock, context.control
-    if succeeded and record.rank_of(standing.node_id) != 0:
+    if succeeded and standing.rank_in(record) != 0:
         # All members finish together: let one of them do it, and do it if it does not.
         until_s = clock.now_s() + _ROOM_FOR_RANK_0_S
         while standing.closure is None and await context.pulse.wait(until_s):

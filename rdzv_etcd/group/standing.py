@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round
+from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round, Slice, Slices
 from rdzv_etcd.errors import RendezvousFailedError
 
 
@@ -31,9 +31,12 @@ class World:
     epoch: int
     """Fencing token: grows from round to round, survives every restart of etcd."""
     members: tuple[str, ...]
-    """Node ids by rank."""
+    """Node ids by rank; empty in a large world (see ``slices``)."""
     job_lease: int
     """The lease on which everything that belongs to the job lives."""
+    slices: Slices | None = None
+    """Where the members of a large world are named;
+    :meth:`~rdzv_etcd.group.group.Group.members` reads them."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ class Standing:
     """… and its epoch."""
     epoch_seen: int = 0
     """The highest epoch of a formed round that this node has seen."""
+    slice: Slice | None = None
+    """The slice that this node has read of the last large world it arrived for."""
     evicted: bool = False
     """The others went on without this node."""
     known_since: int | None = None
@@ -86,7 +91,30 @@ class Standing:
             self.epoch_seen = max(self.epoch_seen, control.epoch)
         if control.closure is not None and not self.is_earlier_run(control):
             self.closure = control.closure
-            self.was_member = control.round is not None and self.node_id in control.round.members
+            self.was_member = control.round is not None and self.rank_in(control.round) is not None
+
+    def slice_of(self, record: Round) -> Slice | None:
+        """This node's slice of ``record``, if that is a large world and the slice was read."""
+        mine = self.slice
+        if mine is None or (mine.run, mine.number) != (record.run, record.number):
+            return None
+        return mine
+
+    def rank_in(self, record: Round) -> int | None:
+        """This node's rank in ``record``, as far as it knows."""
+        if record.slices is None:
+            return record.rank_of(self.node_id)
+        mine = self.slice_of(record)
+        return None if mine is None else mine.ranks.get(self.node_id)
+
+    def unread(self, control: Control) -> Round | None:
+        """The large world that this node may be in, if it has yet to read its slice of it."""
+        record, info = control.formed, self.info
+        if record is None or record.slices is None or self.slice_of(record) is not None:
+            return None
+        if info is None or not 0 < info.arrived_for <= record.number:
+            return None
+        return record
 
     def is_earlier_run(self, control: Control) -> bool:
         """Whether the closed marker is older than this node's first session."""
@@ -110,7 +138,7 @@ class Standing:
         record, info = control.formed, self.info
         if record is None or info is None or not 0 < info.arrived_for <= record.number:
             return None
-        rank = record.rank_of(info.node_id)
+        rank = self.rank_in(record)
         if rank is None or control.epoch <= self.epoch:
             return (
                 None  # not in it, or it is the round that was left, put back after a loss of data
@@ -129,4 +157,5 @@ class Standing:
             control.epoch,
             record.members,
             record.job_lease,
+            record.slices,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rdzv_etcd.core.model import Control, Nodes, Presence
+from rdzv_etcd.core.model import Control, Nodes, Presence, Round, Slice
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
@@ -58,6 +58,21 @@ def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
     if key == keys.change:
         return replace(control, change=None, change_revision=0)
     return control
+
+
+def slices_from(result: GetResult) -> list[dict[str, int]]:
+    """Return the ranks in every slice that was read. Raises StateCorruptError."""
+    return [values.decode_slice(kv.key, kv.value) for kv in result.kvs]
+
+
+def slice_from(record: Round, node_id: str, result: GetResult) -> Slice | None:
+    """Build the slice of ``record`` from a read of the one that ``node_id`` falls into; ``None`` if
+    it is not there. Raises StateCorruptError."""
+    if record.slices is None:
+        return None
+    for ranks in slices_from(result):
+        return Slice(record.run, record.number, record.slices.index_of(node_id), ranks)
+    return None
 
 
 def nodes_from(

@@ -6,6 +6,7 @@
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
+    <prefix>/<job>/ranks/<round>/<edition>/<n> a slice of a large world's ranks    job lease
     <prefix>/<job>/store/<round>/<key>         the round's key-value store         job lease
 
 ``ctl`` and ``nodes`` are neighbours, so one watch covers both.
@@ -101,6 +102,23 @@ class JobKeys:
     def store(self, round_number: int) -> KeyRange:
         """The range of a round's store; a store key is ``store(r).start + key``."""
         return _range(self.root + b"store/" + _round(round_number) + b"/")
+
+    @property
+    def ranks(self) -> KeyRange:
+        return _range(self.root + b"ranks/")
+
+    def ranks_before(self, round_number: int) -> KeyRange:
+        return KeyRange(self.ranks.start, self.root + b"ranks/" + _round(round_number))
+
+    def editions(self, round_number: int) -> KeyRange:
+        """All attempts to publish the ranks of a round."""
+        return _range(self.root + b"ranks/" + _round(round_number) + b"/")
+
+    def edition(self, round_number: int, edition: str) -> KeyRange:
+        return _range(self.editions(round_number).start + quote(edition, safe="").encode() + b"/")
+
+    def slice(self, round_number: int, edition: str, index: int) -> bytes:
+        return self.edition(round_number, edition).start + b"%05d" % index
 
     @property
     def stores(self) -> KeyRange:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rdzv_etcd.core.model import Change, Control, Leader, NodeInfo, Round
+from rdzv_etcd.core.model import Change, Control, Leader, NodeInfo, Round, Slice, Slices
 from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Relation, Target, Txn, TxnResult
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
 AUDITS_KEPT = 100
+OPS_PER_TXN = 100
+"""etcd allows 128 (``--max-txn-ops``) …"""
+BYTES_PER_TXN = 512 * 1024
+"""… and 1.5 MiB (``--max-request-bytes``) by default."""
 
 
 def read_control(keys: JobKeys) -> Get:
@@ -80,6 +84,36 @@ def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
     )
 
 
+def read_slice(keys: JobKeys, record: Round, slices: Slices, node_id: str) -> Get:
+    """Read the slice that tells a node its rank in a large world."""
+    return Get(keys.slice(record.number, slices.edition, slices.index_of(node_id)))
+
+
+def read_slices(keys: JobKeys, number: int, slices: Slices) -> Get:
+    return _get(keys.edition(number, slices.edition))
+
+
+def publish_slices(
+    keys: JobKeys,
+    control: Control,
+    record: Round,
+    slices: Slices,
+    ranks: Sequence[Mapping[str, int]],
+) -> list[Txn]:
+    """Put all slices of a large world, ahead of its record; fenced by the lead."""
+    batches: list[list[Op]] = [[]]
+    size = 0
+    for index, part in enumerate(ranks):
+        value = values.encode_slice(part)
+        if batches[-1] and (len(batches[-1]) == OPS_PER_TXN or size + len(value) > BYTES_PER_TXN):
+            batches.append([])
+            size = 0
+        key = keys.slice(record.number, slices.edition, index)
+        batches[-1].append(Put(key, value, record.job_lease))
+        size += len(value)
+    return [Txn((_leads(keys, control.leader_revision),), tuple(batch)) for batch in batches]
+
+
 def close_round(
     keys: JobKeys,
     control: Control,
@@ -107,27 +141,44 @@ def close_round(
         (
             Put(keys.round, values.encode_round(record), record.job_lease),
             Put(keys.audit(record.number), _audit(audit), record.job_lease),
-            *_sweep(keys, record.number),
+            *_sweep(keys, record),
         ),
         (read_control(keys),),
     )
 
 
-def _sweep(keys: JobKeys, number: int) -> tuple[Op, ...]:
-    """Delete what rounds before the last one left: nobody reads their stores any more."""
+def _sweep(keys: JobKeys, record: Round) -> tuple[Op, ...]:
+    """Delete what rounds before the last one left: nobody reads their stores any more; and what
+    failed attempts to form this one left."""
+    number = record.number
+    ops: list[Op] = []
+    if record.slices is not None:
+        every = keys.editions(number)
+        this = keys.edition(number, record.slices.edition)
+        ops += [Delete(every.start, this.start), Delete(this.end, every.end)]
     if number <= 2:
-        return ()
-    ops = [
+        return tuple(ops)
+    ops += [
         _delete(keys.stores_before(number - 1)),
         _delete(keys.barriers_before(number - 1)),
+        _delete(keys.ranks_before(number - 1)),
     ]
     if number > AUDITS_KEPT:
         ops.append(_delete(keys.audits_before(number - AUDITS_KEPT)))
     return tuple(ops)
 
 
-def restore_presence(keys: JobKeys, control: Control, info: NodeInfo, session: int) -> Txn:
-    """Put a presence back if the round goes on and nobody was called lost meanwhile."""
+def restore_presence(
+    keys: JobKeys,
+    control: Control,
+    info: NodeInfo,
+    session: int,
+    slice_: Slice | None = None,
+) -> Txn:
+    """Put a presence back if the round goes on and nobody was called lost meanwhile.
+
+    ``slice_``: this member's slice of a large world, which may be gone as well.
+    """
     return Txn(
         (
             _record_is(keys, control.round_revision),
@@ -136,12 +187,22 @@ def restore_presence(keys: JobKeys, control: Control, info: NodeInfo, session: i
         (
             Put(keys.node(info.node_id), values.encode_node(info), session),
             claim(keys, Leader(info.node_id, info.settings), session),
+            *_put_slice(keys, control.round, slice_),
         ),
         (read_control(keys),),
     )
 
 
-def restore_record(keys: JobKeys, record: Round, info: NodeInfo, session: int) -> Txn:
+def _put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tuple[Op, ...]:
+    if record is None or record.slices is None or slice_ is None:
+        return ()
+    key = keys.slice(record.number, record.slices.edition, slice_.index)
+    return (Put(key, values.encode_slice(slice_.ranks), record.job_lease),)
+
+
+def restore_record(
+    keys: JobKeys, record: Round, info: NodeInfo, session: int, slice_: Slice | None = None
+) -> Txn:
     """Put the round record and a presence back after a loss of data; the first one wins."""
     return Txn(
         (_record_is(keys, 0),),
@@ -150,6 +211,7 @@ def restore_record(keys: JobKeys, record: Round, info: NodeInfo, session: int) -
             Delete(keys.change),
             Put(keys.node(info.node_id), values.encode_node(info), session),
             claim(keys, Leader(info.node_id, info.settings), session),
+            *_put_slice(keys, record, slice_),
         ),
         (read_control(keys),),
     )
@@ -186,6 +248,7 @@ def put_out_the_light(keys: JobKeys, control: Control) -> Txn:
         Delete(keys.change),
         _delete(keys.stores),
         _delete(keys.barriers),
+        _delete(keys.ranks),
         _delete(keys.audits),
     ]
     if control.closure is None:

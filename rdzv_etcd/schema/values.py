@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round
+from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import SettingsError, StateCorruptError
 from rdzv_etcd.settings import JobSettings
 
@@ -65,6 +65,11 @@ class _Fields:
         if not all(isinstance(item, str) for item in value.values()):
             raise ValueError(f"{name!r} holds something else than strings")
         return dict(value)
+
+    def wholes(self, name: str) -> dict[str, int]:
+        value = self._get(name, dict, _MISSING)
+        fields = _Fields(value)
+        return {key: fields.whole(key) for key in value}
 
     def nested(self, name: str) -> _Fields:
         return _Fields(self._get(name, dict, _MISSING))
@@ -159,21 +164,28 @@ def decode_leader(key: bytes, value: bytes) -> Leader:
 
 
 def encode_change(change: Change) -> bytes:
-    return _encode(
-        {
-            "run": change.run,
-            "round": change.round,
-            "waiters": list(change.waiters),
-            "lost": dict(change.lost),
-        }
-    )
+    fields: dict[str, object] = {
+        "run": change.run,
+        "round": change.round,
+        "waiters": list(change.waiters),
+        "lost": dict(change.lost),
+    }
+    if change.unnamed:
+        fields["unnamed"] = change.unnamed
+    return _encode(fields)
 
 
 def decode_change(key: bytes, value: bytes) -> Change:
     return _decode(
         key,
         value,
-        lambda f: Change(f.text("run"), f.whole("round"), f.texts("waiters"), f.mapping("lost")),
+        lambda f: Change(
+            f.text("run"),
+            f.whole("round"),
+            f.texts("waiters"),
+            f.mapping("lost"),
+            f.whole("unnamed", 0),
+        ),
     )
 
 
@@ -192,6 +204,13 @@ def encode_round(record: Round) -> bytes:
         fields["epoch"] = record.epoch_fixed
     if record.expelled:
         fields["expelled"] = list(record.expelled)
+    if record.slices is not None:
+        slices = record.slices
+        fields["slices"] = {
+            "size": slices.size,
+            "count": slices.count,
+            "edition": slices.edition,
+        }
     if record.closure is not None:
         fields["closed"] = {
             "by": record.closure.by,
@@ -222,6 +241,14 @@ def _round(f: _Fields) -> Round:
     members = f.texts("members")
     if len(set(members)) != len(members):
         raise ValueError("'members' names a node twice")
+    slices = None
+    if f.has("slices"):
+        sliced = f.nested("slices")
+        slices = Slices(
+            sliced.whole("size", least=1), sliced.whole("count", least=1), sliced.text("edition")
+        )
+        if members:
+            raise ValueError("it names members beside its 'slices'")
     lease = int(f.text("job_lease"), 16)
     if not 0 <= lease <= _MAX_LEASE:
         raise ValueError(f"'job_lease' is {f.text('job_lease')!r}, not a lease id")
@@ -238,4 +265,16 @@ def _round(f: _Fields) -> Round:
         f.whole("epoch") if f.has("epoch") else None,
         f.texts("expelled", []),
         closure,
+        slices,
     )
+
+
+# --- slices -------------------------------------------------------------------------------------
+
+
+def encode_slice(ranks: Mapping[str, int]) -> bytes:
+    return _encode({"ranks": dict(ranks)})
+
+
+def decode_slice(key: bytes, value: bytes) -> dict[str, int]:
+    return _decode(key, value, lambda f: f.wholes("ranks"))

@@ -16,6 +16,7 @@ from rdzv_etcd.settings.given import Given
 from rdzv_etcd.settings.model import (
     DEFAULT_EMBED_GRACE_S,
     DEFAULT_PREFIX,
+    DEFAULT_SLICE_NODES,
     Connection,
     Credentials,
     JobSettings,
@@ -57,6 +58,7 @@ def settings_from_config(
         prefix=_prefix(given),
         rank_key=_rank_key(given, environ),
         local_addr=_local_addr(local_addr),
+        slice_nodes=given.whole("slice_nodes") or DEFAULT_SLICE_NODES,
         embed=given.flag("embed"),
         embed_grace_s=given.seconds("embed_grace") or DEFAULT_EMBED_GRACE_S,
     )

@@ -10,6 +10,9 @@ from rdzv_etcd.errors import SettingsError
 
 DEFAULT_PREFIX = "/rdzv_etcd"
 DEFAULT_EMBED_GRACE_S = 30.0
+DEFAULT_SLICE_NODES = 128
+MAX_SLICE_NODES = 1024
+"""More names in one value would not help anybody; etcd limits a request to 1.5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,8 @@ class Settings:
     """Orders ranks (natural order): the node's own value, already resolved; ``None``: sticky."""
     local_addr: str | None = None
     """The address other nodes reach this one at; ``None``: found out."""
+    slice_nodes: int = DEFAULT_SLICE_NODES
+    """The ranks of a world with more nodes than this are published in slices of about so many."""
     embed: bool = False
     """Start an etcd on this machine if the endpoint is ours and none answers."""
     embed_grace_s: float = DEFAULT_EMBED_GRACE_S
@@ -177,6 +182,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
+        if not 1 <= self.slice_nodes <= MAX_SLICE_NODES:
+            raise SettingsError(
+                f"slice_nodes is {self.slice_nodes}; it must be from 1 to {MAX_SLICE_NODES}"
+            )
         _require_positive("embed_grace_s", self.embed_grace_s)
 
 

@@ -176,6 +176,13 @@ OPTIONS: tuple[Option, ...] = (
         ("prefix",),
     ),
     Option(
+        "slice_nodes",
+        Kind.COUNT,
+        "128",
+        "The ranks of a world with more nodes than this are published in slices of about so many, "
+        "so that what a node reads does not grow with the job.",
+    ),
+    Option(
         "embed",
         Kind.FLAG,
         "0",

@@ -1,0 +1,41 @@
+"""Cuts the ranks of a large world into slices, and puts them together again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rdzv_etcd.core.model import Slices
+
+_NOBODY = "nobody~"
+
+
+def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:
+    """Say how a world of ``size`` is published: in slices of about ``slice_nodes``, or whole."""
+    if size <= slice_nodes:
+        return None
+    return Slices(size, -(-size // slice_nodes), edition)
+
+
+def cut(members: Sequence[str], slices: Slices) -> tuple[Mapping[str, int], ...]:
+    """Return the ranks by slice; a node's slice follows from its id alone."""
+    ranks: list[dict[str, int]] = [{} for _ in range(slices.count)]
+    for rank, node_id in enumerate(members):
+        ranks[slices.index_of(node_id)][node_id] = rank
+    return tuple(ranks)
+
+
+def assemble(found: Iterable[Mapping[str, int]], size: int) -> tuple[tuple[str, ...], bool]:
+    """Return the members by rank, and whether all are known.
+
+    After a loss of data, a slice is missing until one of the members in it has put it back. Who is
+    unknown gets a name that no node has: for the leader, a member that is absent.
+    """
+    members: list[str | None] = [None] * size
+    for ranks in found:
+        for node_id, rank in ranks.items():
+            if rank < size:
+                members[rank] = node_id
+    complete = all(node_id is not None for node_id in members)
+    return tuple(
+        f"{_NOBODY}{rank}" if node_id is None else node_id for rank, node_id in enumerate(members)
+    ), complete

@@ -1,0 +1,79 @@
+"""Who the members of a large world are: publishes the slices, and reads them together again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rdzv_etcd.core.model import Control, Round, Slices
+from rdzv_etcd.core.slicing import assemble, cut
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.standing import World
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.control import slices_from
+
+
+class Roster:
+    """The leader's knowledge of a large world. In a small one the record names all members."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._world: tuple[str, int] | None = None
+        self._members: tuple[str, ...] = ()
+        self._complete = False
+
+    async def publish(self, control: Control, record: Round, members: Sequence[str]) -> bool:
+        """Put the slices of ``record``, which is about to be published; ``False`` if the lead is
+        gone. Raises EtcdError."""
+        slices = record.slices
+        if slices is None:
+            return True
+        context = self._context
+        txns = requests.publish_slices(context.keys, control, record, slices, cut(members, slices))
+        # Doing it twice does no harm: an edition is written by one leader, with one content.
+        results = await asyncio.gather(
+            *(
+                context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
+                for txn in txns
+            )
+        )
+        return all(result.succeeded for result in results)
+
+    def note(self, record: Round, members: Sequence[str]) -> None:
+        """Remember who is in the world that this node has just formed."""
+        if record.slices is not None:
+            self._world = (record.run, record.number)
+            self._members, self._complete = tuple(members), True
+
+    async def fill(self, control: Control) -> tuple[Control, bool]:
+        """Return ``control`` with all members named in its record, and whether all are known.
+
+        They are not after a loss of data, until the members have put their slices back. Raises
+        EtcdError, StateCorruptError.
+        """
+        record = control.round
+        if record is None or record.slices is None or record.closure is not None:
+            return control, True
+        if self._world != (record.run, record.number) or not self._complete:
+            self._members, self._complete = await _read(self._context, record.number, record.slices)
+            self._world = (record.run, record.number)
+        return replace(control, round=replace(record, members=self._members)), self._complete
+
+
+async def members_of(context: NodeContext, world: World) -> tuple[str, ...]:
+    """Return the node ids by rank, reading them if the world is large.
+
+    Raises EtcdError, StateCorruptError.
+    """
+    if world.slices is None:
+        return world.members
+    members, _ = await _read(context, world.round, world.slices)
+    return members
+
+
+async def _read(context: NodeContext, number: int, slices: Slices) -> tuple[tuple[str, ...], bool]:
+    result = await context.etcd.get(
+        requests.read_slices(context.keys, number, slices), timeout_s=context.urgent_limit_s
+    )
+    return assemble(slices_from(result), slices.size)
