@@ -49,6 +49,13 @@ class EtcdTlsError(EtcdError):
 class EtcdNoSpaceError(EtcdError):
     """etcd's database is over its quota (NOSPACE alarm); only an operator can clear it."""
 
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            "etcd's database is over its quota: an operator must compact and defragment it, and "
+            f"then run `etcdctl alarm disarm` ({detail})"
+        )
+        self.detail = detail
+
 
 class RequestTooLargeError(EtcdError):
     """The request exceeds what the server accepts (1.5 MiB by default)."""

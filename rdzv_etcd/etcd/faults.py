@@ -147,10 +147,7 @@ def _final(code: grpc.StatusCode | None, text: str) -> EtcdError | None:  # noqa
     if "permission denied" in text:
         return EtcdPermissionError(f"the etcd user may not do this ({text})")
     if "database space exceeded" in text or "alarm:NOSPACE" in text:
-        return EtcdNoSpaceError(
-            "etcd's database is over its quota; an operator must compact, defragment and disarm "
-            f"the alarm ({text})"
-        )
+        return EtcdNoSpaceError(text)
     if "requested lease not found" in text:
         return LeaseNotFoundError(0)
     if "lease already exists" in text:
