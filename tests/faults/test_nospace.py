@@ -1,0 +1,70 @@
+"""A real etcd is out of space when a member has to join again: it waits for the operator.
+
+That newcomers are refused at once is in ``test_server.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.nodes import TTL_S, NodeProcess, Nodes
+from tests.faults.test_server import Job, ended_with, fill, make_room, running
+from tests.support.servers import EtcdBinary, EtcdServer
+
+_QUOTA = 2 * 1024 * 1024
+_CURE = "etcdctl alarm disarm"
+
+
+@pytest.fixture
+def small_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+    """An etcd that some ballast fills."""
+    server = EtcdServer(etcd_binary, tmp_path, flags=("--quota-backend-bytes", str(_QUOTA)))
+    with running(server) as etcd:
+        yield etcd
+
+
+def lose_one_then_fill(
+    nodes: Nodes, members: list[NodeProcess], etcd: EtcdServer
+) -> list[NodeProcess]:
+    """Freeze a member until the others go on without it, fill etcd, and let it join again."""
+    nodes.wait_for_world(members)
+    *rest, late = members
+    late.freeze()
+    nodes.wait_for_world(rest)
+    fill(etcd.gateway)
+    late.thaw()
+    nodes.wait_until("it joins again", lambda: len(late.all("join")) == 2)
+    return rest
+
+
+def test_a_member_that_joins_again_waits_for_the_cure(small_etcd: EtcdServer, job: Job) -> None:
+    """It says once what it waits for; the others work on; then all work together."""
+    nodes = job(small_etcd.endpoint, "2:3")
+    three = nodes.start("a", "b", "late")
+    rest = lose_one_then_fill(nodes, three, small_etcd)
+    late = three[-1]
+    nodes.wait_until("it names the cure", lambda: _CURE in late.output.read_text())
+    nodes.stay_undisturbed(three, 2 * TTL_S)
+    assert nodes.wait_for_world(rest).size == 2
+    assert late.output.read_text().count(_CURE) == 1
+    make_room(small_etcd.gateway)
+    nodes.wait_for_world(three)
+    nodes.finish(small_etcd.gateway)
+
+
+def test_it_gives_up_after_the_join_timeout_with_the_cause(
+    small_etcd: EtcdServer, job: Job
+) -> None:
+    nodes = job(small_etcd.endpoint, "2:3", join_timeout=15)
+    three = nodes.start("a", "b", "late")
+    rest = lose_one_then_fill(nodes, three, small_etcd)
+    kind, message = ended_with(three[-1])
+    assert kind == "EtcdNoSpaceError"
+    assert "within 15 s" in message
+    assert _CURE in message
+    nodes.stay_undisturbed(rest, TTL_S)
+    make_room(small_etcd.gateway)
+    nodes.finish(small_etcd.gateway)
