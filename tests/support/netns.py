@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.claims import claim
 from tests.support.processes import spawn
 
 _START_LIMIT_S = 10.0
@@ -91,7 +92,7 @@ class Network:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.number = random.SystemRandom().randrange(1, 255)
+        self.number, self._claim = _claim_number()
         # RFC 2544 keeps 198.18.0.0/15 for tests on isolated networks: nobody's real address.
         self.prefix = f"198.18.{self.number}"
         self.gateway = f"{self.prefix}.1"
@@ -105,6 +106,16 @@ class Network:
     def close(self) -> None:
         for host in self._hosts:
             host.close()
+        os.close(self._claim)
+
+
+def _claim_number() -> tuple[int, int]:
+    """Return a network number that no other test process uses, and the claim on it."""
+    for number in random.SystemRandom().sample(range(1, 255), 254):
+        held = claim(f"network-{number}")
+        if held is not None:
+            return number, held
+    raise RuntimeError("all test networks are in use")
 
 
 def _ip(*arguments: str) -> None:

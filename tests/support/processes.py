@@ -11,9 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.support.claims import claim
 
 # Sets PR_SET_PDEATHSIG (1) to SIGKILL, then becomes the program: the setting survives exec.
 # A preexec_fn would do the same, but forks a process that has threads (a warning from 3.12 on).
@@ -64,21 +67,33 @@ def end(process: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
     return process.wait()
 
 
+_PORTS_HELD = 150
+"""How many of its latest ports a process keeps for itself: far more than one test uses."""
+_held: deque[int] = deque()
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on.
+    """Return a port nobody listens on and no other test process is given, now and for a while.
 
     Below the kernel's ephemeral range (32768 up on Linux), so that no outgoing connection can take
-    it while a server is being restarted. Another process may still take it first: callers retry.
+    it while a server is being restarted. A stranger may still take it first: callers retry.
     """
     chooser = random.SystemRandom()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(200):
         port = chooser.randrange(20000, 32000)
+        held = claim(f"port-{port}")
+        if held is None:
+            continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError:
+                os.close(held)
                 continue
-            return port
+        _held.append(held)
+        if len(_held) > _PORTS_HELD:
+            os.close(_held.popleft())
+        return port
     raise OSError(f"no free port found on {host} between 20000 and 32000")
