@@ -179,11 +179,7 @@ class MemoryConnection:
         def arrive() -> None:
             if cuts != link.cuts or not self.passing or link.request_lost():
                 return
-            outcome: Response | EtcdError
-            try:
-                outcome = server.apply(call.request, self.name)
-            except EtcdError as error:
-                outcome = error
+            outcome = self._apply(call.request)
             if fault.fate is Fate.REPLY_LOST:
                 link.cuts += 1
                 link.changed()
@@ -200,6 +196,14 @@ class MemoryConnection:
         if isinstance(outcome, EtcdError):
             raise outcome
         return outcome
+
+    def _apply(self, request: Request) -> Response | EtcdError:
+        if self.link.refusal is not None and not isinstance(request, KeepAlive):
+            return self.link.refusal()
+        try:
+            return self._server.apply(request, self.name)
+        except EtcdError as error:
+            return error
 
     async def _reply(
         self,

@@ -57,6 +57,8 @@ class Link:
         """Whether the link is partitioned."""
         self.silent = False
         """Whether the client does not notice the cut (packets vanish; no reset, no refusal)."""
+        self.refusal: Callable[[], EtcdError] | None = None
+        """Makes the error with which everything but keep-alives is refused; see :meth:`refuse`."""
         self.cuts = 0
         """How often a connection over this link was broken."""
 
@@ -99,6 +101,14 @@ class Link:
     def fail(self, error: EtcdError, count: int = 1, matching: Match | None = None) -> None:
         """Answer the next calls with ``error`` and do nothing."""
         self._plan(Planned(count, matching or _any, error=error))
+
+    def refuse(self, why: Callable[[], EtcdError] | None) -> None:
+        """Refuse every request and every new watch with ``why()``; ``None`` ends it.
+
+        As etcd does when a user lost a role, or a password was changed: what was granted before
+        goes on, that is, watches that are there, and keep-alives, which are not checked.
+        """
+        self.refusal = why
 
     def partition(self, *, silent: bool = False) -> None:
         """Let nothing pass until :meth:`heal`; what is under way is lost.

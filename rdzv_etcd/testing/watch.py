@@ -137,6 +137,9 @@ class MemoryWatch:
         if not self._connection.passing or self._cuts != self._connection.link.cuts:
             return
         self._attached = True
+        if self._connection.link.refusal is not None:
+            self._send(self._connection.link.refusal())
+            return
         if not self._key:
             self._send(InvalidRequestError("etcdserver: key is not provided"))
             return

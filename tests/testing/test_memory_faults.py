@@ -386,6 +386,33 @@ def test_without_space_only_puts_and_grants_are_refused() -> None:
     simulate(test)
 
 
+def test_who_is_refused_keeps_what_it_has() -> None:
+    """As with etcd's roles: a watch goes on, and so does a lease; nothing else is allowed."""
+
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd, other = server.connect(), server.connect()
+        lease = await etcd.grant(10)
+        watch = etcd.watch(KEY, start_revision=0)
+        await watch.ready()
+        etcd.link.refuse(lambda: EtcdPermissionError("no role"))
+        with pytest.raises(EtcdPermissionError):
+            await etcd.get(Get(KEY))
+        with pytest.raises(EtcdPermissionError):
+            await put(etcd)
+        refused = etcd.watch(KEY, start_revision=0)
+        with pytest.raises(EtcdPermissionError):
+            await refused.ready()
+        with pytest.raises(EtcdPermissionError):
+            await anext(refused)
+        assert await etcd.keep_alive(lease.lease_id) == 10
+        await put(other)
+        assert (await anext(watch)).events
+        etcd.link.refuse(None)
+        await put(etcd)
+
+    simulate(test)
+
+
 def test_observers_see_every_request_and_its_changes() -> None:
     async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
         seen: list[Applied] = []
