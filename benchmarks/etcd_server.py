@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.environment import file_system
+from tests.support.gateway import Sample
 from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
 
 
@@ -56,6 +57,7 @@ class BenchmarkEtcd(EtcdServer):
                 **{f"v3 {name}": count for name, count in metrics.requests().items()},
                 **_v2_requests(metrics.samples),
             },
+            messages=_messages(metrics.samples),
             revision=metrics.total("etcd_debugging_mvcc_current_revision"),
             proposals=metrics.total("etcd_server_proposals_committed_total"),
             grpc_bytes=metrics.total("etcd_network_client_grpc_received_bytes_total")
@@ -67,9 +69,18 @@ class BenchmarkEtcd(EtcdServer):
         )
 
 
-def _v2_requests(samples: object) -> dict[str, float]:
+def _messages(samples: Iterable[Sample]) -> dict[str, float]:
     counts: dict[str, float] = {}
-    for sample in samples:  # type: ignore[attr-defined]
+    for sample in samples:
+        if sample.name == "grpc_server_msg_received_total" and sample.value:
+            method = sample.labels["grpc_method"]
+            counts[method] = counts.get(method, 0.0) + sample.value
+    return counts
+
+
+def _v2_requests(samples: Iterable[Sample]) -> dict[str, float]:
+    counts: dict[str, float] = {}
+    for sample in samples:
         if sample.name == "etcd_http_received_total":
             method = f"v2 {sample.labels['method']}"
             counts[method] = counts.get(method, 0.0) + sample.value
@@ -82,6 +93,8 @@ class Counters:
 
     requests: dict[str, float]
     """Calls begun by method; a stream counts once. ``v2 …`` are those of the old HTTP API."""
+    messages: dict[str, float]
+    """v3: messages received by method; each one of a stream counts."""
     revision: float
     proposals: float
     grpc_bytes: float
@@ -92,11 +105,9 @@ class Counters:
     cpu_s: float
 
     def since(self, before: Counters) -> Counters:
-        spent = {
-            name: count - before.requests.get(name, 0.0) for name, count in self.requests.items()
-        }
         return Counters(
-            {name: count for name, count in spent.items() if count},
+            _more(self.requests, before.requests),
+            _more(self.messages, before.messages),
             self.revision - before.revision,
             self.proposals - before.proposals,
             self.grpc_bytes - before.grpc_bytes,
@@ -119,6 +130,7 @@ class Counters:
     def as_json(self) -> dict[str, object]:
         return {
             "requests": self.requests,
+            "messages": self.messages,
             "revisions": self.revision,
             "proposals": self.proposals,
             "grpc_bytes": self.grpc_bytes,
@@ -127,6 +139,11 @@ class Counters:
             "fsync_ms": 1000 * self.fsync_s / self.fsyncs if self.fsyncs else None,
             "cpu_s": self.cpu_s,
         }
+
+
+def _more(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    spent = {name: count - before.get(name, 0.0) for name, count in after.items()}
+    return {name: count for name, count in spent.items() if count}
 
 
 class NoServerError(Exception):

@@ -135,6 +135,30 @@ def plot_gpu(document: dict[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
+def plot_scale(document: dict[str, Any], path: Path) -> None:
+    """Time over the number of nodes, a line per phase; both axes log."""
+    figure, axes = plt.subplots(layout="constrained", figsize=(7, 4.5))
+    grouped: dict[str, dict[int, list[float]]] = {}
+    for sample in document["results"]:
+        if "seconds" in sample:
+            bare = ", bare" if sample["kind"] == "bare" else ""
+            sizes = grouped.setdefault(sample["phase"] + bare, {})
+            sizes.setdefault(sample["nodes"], []).append(sample["seconds"])
+    for label, sizes in grouped.items():
+        color = COLORS["bare"] if label.endswith("bare") else None
+        nodes = sorted(sizes)
+        medians = [sorted(sizes[n])[len(sizes[n]) // 2] for n in nodes]
+        axes.plot(nodes, medians, marker="o", color=color, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ticks = sorted({sample["nodes"] for sample in document["results"]})
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("simulated nodes")
+    axes.set_ylabel("until the last node holds its rank, s")
+    _finish(figure, axes, path)
+
+
 def _finish(figure: Any, axes: Any, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

@@ -1,0 +1,173 @@
+"""The floor of ``scale``: the same proposals, reads and watch events with nothing around them.
+
+What a round costs on etcd whoever asks: each node's presence is one guarded put; the leader, told
+of all of them by one watch, puts the slices of the ranks and then the record; the record is one
+event for each node, which then reads its slice. Plain ``grpc.aio`` calls on ready messages, in the
+same processes, over as many connections and streams. There are no retries, deadlines, settings,
+keep-alives, leader election, views or checks, and one process has no object per node but its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import grpc.aio
+
+from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
+from benchmarks.scale_nodes import ScaleProcess
+from benchmarks.shared_watch import SharedWatch
+from rdzv_etcd.etcd import stubs
+
+_PRESENCE_BYTES = 250
+_SLICES_PER_TXN = 100
+_SETUP_AT_ONCE = 64
+
+
+class BareProcess(ScaleProcess):
+    """A leader, or a share of the nodes."""
+
+    async def _prepare(self) -> None:
+        plan = self._plan
+        self._rpc = rpc = stubs.load()
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channels = [
+            grpc.aio.insecure_channel(plan.target, options=options) for _ in range(plan.connections)
+        ]
+        self._kv = [rpc.KVStub(channel) for channel in self._channels]
+        self._root = f"/bare/{plan.job}/"
+        self._record = f"{self._root}round".encode()
+        self._reports: list[Any] = []
+        self._done = asyncio.Event()
+        self._indices = [] if self._process < FIRST_SIMULATED_PROCESS else list(self._members())
+        if self._process == LEADER_PROCESS:
+            await self._prepare_leader()
+        else:
+            await self._prepare_members()
+
+    def _members(self) -> range:
+        """Return the share of the nodes here: the floor knows no heads."""
+        first = self._process - FIRST_SIMULATED_PROCESS
+        return range(first, self._plan.nodes, self._plan.processes)
+
+    # -- the leader -------------------------------------------------------------------------------
+
+    async def _prepare_leader(self) -> None:
+        self._arrived: list[str] = []
+        self._closing: asyncio.Task[None] | None = None
+        start = f"{self._root}nodes/".encode()
+        stream = SharedWatch(self._channels[0])
+        self._readers = [asyncio.ensure_future(stream.run())]
+        await stream.open(start, start[:-1] + b"0", self._count)
+
+    def _count(self, response: Any) -> None:
+        for event in response.events:
+            self._arrived.append(event.kv.key.decode().rpartition("/")[2])
+        if len(self._arrived) == self._plan.nodes:
+            self._closing = asyncio.ensure_future(self._close())
+
+    async def _close(self) -> None:
+        rpc = self._rpc
+        slices: list[dict[str, int]] = [{} for _ in range(self._slices)]
+        for rank, node_id in enumerate(self._arrived):
+            slices[crc32(node_id.encode()) % self._slices][node_id] = rank
+        puts = [
+            rpc.RequestOp(
+                request_put=rpc.PutRequest(key=self._slice(i), value=json.dumps(ranks).encode())
+            )
+            for i, ranks in enumerate(slices)
+        ]
+        for first in range(0, len(puts), _SLICES_PER_TXN):
+            batch = puts[first : first + _SLICES_PER_TXN]
+            await self._kv[0].Txn(rpc.TxnRequest(success=batch))
+        record = json.dumps({"size": len(self._arrived), "slices": self._slices}).encode()
+        await self._put(self._kv[0], self._record, record, 0)
+
+    # -- everybody else ---------------------------------------------------------------------------
+
+    async def _prepare_members(self) -> None:
+        plan, rpc = self._plan, self._rpc
+        count = -(-len(self._indices) // plan.watches_per_stream)
+        streams = [SharedWatch(self._channels[i % plan.connections]) for i in range(count)]
+        self._readers = [asyncio.ensure_future(stream.run()) for stream in streams]
+        self._tasks: set[asyncio.Task[None]] = set()
+        gate = asyncio.Semaphore(_SETUP_AT_ONCE)
+
+        async def set_up(number: int, index: int) -> None:
+            async with gate:
+                leases = rpc.LeaseStub(self._channels[number % plan.connections])
+                await leases.LeaseGrant(
+                    rpc.LeaseGrantRequest(TTL=plan.steady_ttl_s(), ID=plan.lease(index))
+                )
+                stream = streams[number % count]
+                await stream.open(self._record, None, lambda told: self._told(number, index, told))
+
+        await asyncio.gather(*(set_up(*each) for each in enumerate(self._indices)))
+
+    def run(self) -> dict[str, Any]:
+        return self._loop.run(self._arrive_all())
+
+    async def _arrive_all(self) -> dict[str, Any]:
+        if self._indices:
+            await asyncio.gather(*(self._arrive(*each) for each in enumerate(self._indices)))
+            await self._done.wait()
+        return {"nodes": self._reports, "problems": []}
+
+    async def _arrive(self, number: int, index: int) -> None:
+        node_id = self._plan.node_id(index)
+        presence = json.dumps({"id": node_id}).ljust(_PRESENCE_BYTES).encode()
+        kv = self._kv[number % len(self._kv)]
+        key = f"{self._root}nodes/{node_id}".encode()
+        await self._put(kv, key, presence, self._plan.lease(index))
+
+    def _told(self, number: int, index: int, response: Any) -> None:
+        record = json.loads(response.events[0].kv.value)
+        epoch = response.events[0].kv.mod_revision
+        task = asyncio.ensure_future(self._read_rank(number, index, record, epoch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_rank(self, number: int, index: int, record: Any, epoch: int) -> None:
+        node_id = self._plan.node_id(index)
+        place = crc32(node_id.encode()) % record["slices"]
+        kv = self._kv[number % len(self._kv)]
+        answer = await kv.Range(self._rpc.RangeRequest(key=self._slice(place)))
+        rank = json.loads(answer.kvs[0].value)[node_id]
+        times = (0.0, 0.0, time.monotonic())
+        self._reports.append((index, rank, (1, record["size"], epoch, "", 0), times))
+        if len(self._reports) == len(self._indices):
+            self._done.set()
+
+    # -- both -------------------------------------------------------------------------------------
+
+    @property
+    def _slices(self) -> int:
+        return -(-self._plan.nodes // self._plan.slice_nodes)
+
+    def _slice(self, place: int) -> bytes:
+        return f"{self._root}ranks/{place:05d}".encode()
+
+    async def _put(self, kv: Any, key: bytes, value: bytes, lease: int) -> None:
+        """Put under the guard that no round was formed yet."""
+        rpc = self._rpc
+        guard = rpc.Compare(
+            key=self._record, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=0
+        )
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
+        answer = await kv.Txn(rpc.TxnRequest(compare=[guard], success=[put]))
+        if not answer.succeeded:
+            raise RuntimeError("the guard failed: the round was formed already")
+
+
+@dataclass(frozen=True)
+class MakeBareProcess:
+    """Makes process ``i``; picklable."""
+
+    plan: Plan
+
+    def __call__(self, process: int) -> BareProcess:
+        return BareProcess(self.plan, process)

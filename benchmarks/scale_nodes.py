@@ -1,0 +1,297 @@
+"""The processes of a ``scale`` run: real nodes that lead, and simulated ones.
+
+Each process is a participant of :mod:`benchmarks.fleet`, which calls the methods without an
+underscore. All processes have all methods; what is not theirs to do they skip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from benchmarks.loop_thread import LoopThread
+from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
+from benchmarks.shared_watch import SharedWatch
+from benchmarks.simulated import SimulatedNode
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.standing import World
+
+LIMIT_S = 600.0
+"""A bound for waits that the benchmark's own --limit ends earlier."""
+_TICK_S = 0.05
+_SETUP_AT_ONCE = 64
+
+
+class ScaleProcess:
+    """What all processes have in common."""
+
+    def __init__(self, plan: Plan, process: int) -> None:
+        self._plan = plan
+        self._process = process
+
+    def prepare(self) -> None:
+        self._loop = LoopThread()
+        self._loop.run(self._prepare())
+        # The objects of thousands of nodes stay: no collection shall go through them again.
+        gc.collect()
+        gc.freeze()
+
+    async def _prepare(self) -> None:
+        raise NotImplementedError
+
+    def cpu_s(self) -> float:
+        return time.process_time()
+
+    def lead(self) -> None:
+        """Let the leader arrive."""
+
+    def follow(self) -> None:
+        """Let those arrive who may take over the lead."""
+
+    def run(self) -> dict[str, Any]:
+        """Let all others arrive; return when every node here holds its rank."""
+        return self.hold_ranks()
+
+    def hold_ranks(self) -> dict[str, Any]:
+        """Wait until every node here holds a rank of the next round; return what they hold."""
+        raise NotImplementedError
+
+    def lose_alone(self) -> list[int]:
+        return self._lose(self._plan.lost_alone)
+
+    def lose_together(self) -> list[int]:
+        return self._lose(self._plan.lost_together)
+
+    def lose_leader(self) -> list[int]:
+        return []
+
+    def _lose(self, _victims: Iterable[int]) -> list[int]:
+        """Let these nodes do nothing any more, if they are here; return their leases."""
+        return []
+
+    def finish(self) -> None:
+        """Nothing: the server ends with the run."""
+
+
+def report(index: int, world: World, told_s: float, arrived_s: float, ranked_s: float) -> Any:
+    """What is said of a node: what it holds, and when on the machine's clock it got there."""
+    place = (world.round, world.size, world.epoch, world.master_address, world.master_port)
+    return (index, world.rank, place, (told_s, arrived_s, ranked_s))
+
+
+class RealNodes(ScaleProcess):
+    """Nodes of the library, each with a connection of its own."""
+
+    async def _prepare(self) -> None:
+        plan = self._plan
+        self._frozen = False
+        self._changed = asyncio.Event()
+        self._worlds: dict[int, Any] = {}
+        self._round = 0
+        self._arrived = plan.keys.nodes
+        clock = SystemClock()
+        self._clients = [EtcdClient(plan.connection, clock) for _ in plan.share(self._process)]
+        self._nodes = {
+            index: Node(client, plan.settings, Identity(plan.node_id(index), f"run{index}"), clock)
+            for index, client in zip(plan.share(self._process), self._clients, strict=True)
+        }
+        for node in self._nodes.values():
+            await node.start()
+
+    def lead(self) -> None:
+        if self._process == LEADER_PROCESS:
+            self._loop.run(self._begin())
+
+    def follow(self) -> None:
+        if self._process == SUCCESSORS_PROCESS:
+            self._loop.run(self._begin())
+
+    async def _begin(self) -> None:
+        """Begin to take part; return when all here have arrived, and the leader leads."""
+        arrivals = self._clients[0].watch(self._arrived.start, self._arrived.end, start_revision=0)
+        await arrivals.ready()
+        self._living = [
+            asyncio.ensure_future(self._live(index, node)) for index, node in self._nodes.items()
+        ]
+        for living in self._living:
+            living.add_done_callback(lambda _: self._changed.set())
+        missing = {self._plan.node_id(index) for index in self._nodes}
+        async for batch in arrivals:
+            missing -= {self._plan.keys.node_id(event.kv.key) for event in batch.events}
+            if not missing:
+                break
+        await arrivals.close()
+        leader = self._nodes.get(0)
+        while leader is not None and not leader.leads:
+            await leader.context.pulse.wait()
+
+    async def _live(self, index: int, node: Node) -> None:
+        told_s = time.monotonic()
+        while True:
+            world = await node.join(self._plan.address(index), 29400, LIMIT_S)
+            self._worlds[index] = report(index, world, told_s, told_s, time.monotonic())
+            self._changed.set()
+            await node.changed()
+            told_s = time.monotonic()
+
+    def hold_ranks(self) -> dict[str, Any]:
+        if self._frozen:
+            return {"nodes": [], "problems": []}
+        return self._loop.run(self._hold_ranks())
+
+    async def _hold_ranks(self) -> dict[str, Any]:
+        while True:
+            self._changed.clear()
+            for living in self._living:
+                if living.done():
+                    living.result()
+            held = list(self._worlds.values())
+            rounds = {place[0] for _, _, place, _ in held}
+            if len(held) == len(self._nodes) and min(rounds, default=self._round + 1) > self._round:
+                self._round = max(rounds, default=self._round + 1)
+                return {"nodes": held, "problems": []}
+            await self._changed.wait()
+
+    def lose_leader(self) -> list[int]:
+        """Freeze the process that leads: to the others the machine has died."""
+        if self._process != LEADER_PROCESS:
+            return []
+        (node,) = self._nodes.values()
+        self._loop.freeze()
+        self._frozen = True
+        return [node.context.session.lease_id]
+
+
+class SimulatedNodes(ScaleProcess):
+    """A share of the simulated nodes, over a few connections."""
+
+    async def _prepare(self) -> None:
+        plan, keys = self._plan, self._plan.keys
+        self._told = asyncio.Event()
+        self._round = 0
+        self._waited_for: set[int] = set()
+        clock = SystemClock()
+        clients = [EtcdClient(plan.connection, clock) for _ in range(plan.connections)]
+        channels = [
+            grpc.aio.insecure_channel(plan.target, options=[("grpc.use_local_subchannel_pool", 1)])
+            for _ in range(plan.connections)
+        ]
+        share = list(plan.share(self._process))
+        self._nodes = [
+            SimulatedNode(index, plan, keys, client, self._note)
+            for index, client in zip(share, itertools.cycle(clients), strict=False)
+        ]
+        self._clients = {
+            node.index: client
+            for node, client in zip(self._nodes, itertools.cycle(clients), strict=False)
+        }
+        streams = -(-len(share) // plan.watches_per_stream)
+        self._streams = [SharedWatch(channels[number % len(channels)]) for number in range(streams)]
+        self._readers = [asyncio.ensure_future(stream.run()) for stream in self._streams]
+        for reader in self._readers:
+            reader.add_done_callback(lambda _: self._told.set())
+        self._watches: dict[int, tuple[SharedWatch, int]] = {}
+        gate = asyncio.Semaphore(_SETUP_AT_ONCE)
+
+        async def set_up(number: int, node: SimulatedNode) -> None:
+            async with gate:
+                await node.open_session()
+                stream = self._streams[number % streams]
+                watched = keys.control
+                watch_id, _ = await stream.open(watched.start, watched.end, node.note_events)
+                self._watches[node.index] = (stream, watch_id)
+                await node.read_control()
+
+        await asyncio.gather(*(set_up(number, node) for number, node in enumerate(self._nodes)))
+        self._renewing = asyncio.ensure_future(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        """Renew every lease each third of the TTL that a real node's has."""
+        period_s = self._plan.lease_ttl_s / 3
+        clock = asyncio.get_running_loop().time
+        begun_s, sent = clock(), 0
+        renewals: set[asyncio.Future[int]] = set()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            due = int((clock() - begun_s) / period_s * len(self._nodes))
+            for number in range(sent, due):
+                node = self._nodes[number % len(self._nodes)]
+                if not node.is_gone:
+                    client = self._clients[node.index]
+                    renewal = asyncio.ensure_future(client.keep_alive(node.lease_id))
+                    renewals.add(renewal)
+                    renewal.add_done_callback(renewals.discard)
+            sent = due
+
+    def run(self) -> dict[str, Any]:
+        return self._loop.run(self._join())
+
+    async def _join(self) -> dict[str, Any]:
+        for node in self._nodes:
+            node.join()
+        return await self._hold_ranks()
+
+    def hold_ranks(self) -> dict[str, Any]:
+        return self._loop.run(self._hold_ranks())
+
+    async def _hold_ranks(self) -> dict[str, Any]:
+        alive = [node for node in self._nodes if not node.is_gone]
+        self._waited_for = {node.index for node in alive if not self._holds_next(node)}
+        self._told.clear()
+        problems = self._problems()
+        while self._waited_for and not problems:
+            await self._told.wait()
+            self._told.clear()
+            problems = self._problems()
+        held = [
+            report(node.index, node.world, node.told_s, node.arrived_s, node.ranked_s)
+            for node in alive
+            if node.world is not None
+        ]
+        self._round = max((place[0] for _, _, place, _ in held), default=self._round + 1)
+        return {"nodes": held, "problems": problems[:3]}
+
+    def _holds_next(self, node: SimulatedNode) -> bool:
+        return node.world is not None and node.world.round > self._round
+
+    def _problems(self) -> list[str]:
+        problems = [repr(node.problem) for node in self._nodes if node.problem is not None]
+        return problems + [repr(reader.exception()) for reader in self._readers if reader.done()]
+
+    def _note(self, node: SimulatedNode) -> None:
+        if self._holds_next(node):
+            self._waited_for.discard(node.index)
+        if not self._waited_for or node.problem is not None:
+            self._told.set()
+
+    def _lose(self, victims: Iterable[int]) -> list[int]:
+        return self._loop.run(self._let_die(frozenset(victims)))
+
+    async def _let_die(self, victims: frozenset[int]) -> list[int]:
+        dying = [node for node in self._nodes if node.index in victims and not node.is_gone]
+        for node in dying:
+            node.die()
+            stream, watch_id = self._watches[node.index]
+            await stream.cancel(watch_id)
+        return [node.lease_id for node in dying]
+
+
+@dataclass(frozen=True)
+class MakeScaleProcess:
+    """Makes process ``i``; picklable."""
+
+    plan: Plan
+
+    def __call__(self, process: int) -> ScaleProcess:
+        kind = RealNodes if process <= SUCCESSORS_PROCESS else SimulatedNodes
+        return kind(self.plan, process)

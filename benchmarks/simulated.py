@@ -1,0 +1,232 @@
+"""Simulated nodes: the real requests, views and decisions, without tasks of their own.
+
+A node here does what :class:`rdzv_etcd.group.node.Node` does in an undisturbed job: it has a lease,
+watches the control keys, arrives, reads its slice of the ranks, sees changes and arrives anew,
+and claims a vacant lead. It is driven by events instead of six tasks, so that one process can hold
+thousands. It cannot lead: if it wins the lead, the run has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.plan import Plan
+from rdzv_etcd.core.changes import claim_delay_s, waiting_count
+from rdzv_etcd.core.model import Control, Leader, NodeInfo, Round
+from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.etcd import codec
+from rdzv_etcd.etcd.api import GetResult, TxnResult
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.group.standing import Phase, Standing, World
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.control import control_after, control_from, slice_from
+from rdzv_etcd.schema.keys import JobKeys
+
+JITTER_S = 0.02
+
+
+class SimulatedNode:
+    """One node; lives on its process's loop."""
+
+    def __init__(
+        self,
+        index: int,
+        plan: Plan,
+        keys: JobKeys,
+        etcd: EtcdClient,
+        told: Callable[[SimulatedNode], None],
+    ) -> None:
+        """``told`` is called when the node holds a rank, and when it fails."""
+        self.index = index
+        self.lease_id = plan.lease(index)
+        self.is_gone = False
+        self.problem: BaseException | None = None
+        self.world: World | None = None
+        """The world that it belongs to, while it is a member."""
+        self.told_s = self.arrived_s = self.ranked_s = 0.0
+        """When it heard of the last change, had arrived again, and held its rank."""
+        self._plan = plan
+        self._settings = plan.settings.job
+        self._keys = keys
+        self._etcd = etcd
+        self._told = told
+        self._standing = Standing(plan.node_id(index))
+        self._control = Control(0)
+        self._task: asyncio.Task[None] | None = None
+        self._claim: asyncio.TimerHandle | asyncio.Task[None] | None = None
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def open_session(self) -> None:
+        grant = await self._etcd.grant(self._plan.steady_ttl_s(), lease_id=self.lease_id)
+        self._standing.known_since = grant.revision
+
+    async def read_control(self) -> None:
+        """Read what is there; the watch is open already."""
+        control = control_from(self._keys, await self._etcd.get(requests.read_control(self._keys)))
+        if control.revision >= self._control.revision:
+            self._see(control)
+
+    def join(self) -> None:
+        self._standing.begin_join(self._presence())
+        self._look()
+
+    def die(self) -> None:
+        """Do nothing any more."""
+        self.is_gone = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._claim is not None:
+            self._claim.cancel()
+
+    def note_events(self, response: Any) -> None:
+        """Take a watch response."""
+        if self.is_gone:
+            return
+        events = tuple(codec.event(message) for message in response.events)
+        revision = events[-1].kv.mod_revision
+        try:
+            self._see(control_after(self._keys, self._control, revision, events))
+        except RdzvEtcdError as error:
+            self._fail(error)
+
+    def _presence(self) -> NodeInfo:
+        address = self._plan.address(self.index)
+        return NodeInfo(self._standing.node_id, address, 29400, 0, self._settings)
+
+    # -- what follows from what is seen -----------------------------------------------------------
+
+    def _see(self, control: Control) -> None:
+        self._control = control
+        self._standing.notice(control)
+        self._look()
+
+    def _look(self) -> None:
+        """Do what is to be done now, as the tasks of a real node do after each beat."""
+        standing, control = self._standing, self._control
+        if standing.phase is Phase.MEMBER and waiting_count(
+            control, standing.record, standing.evicted, standing.closure
+        ):
+            self.world = None
+            self.told_s = time.monotonic()
+            standing.begin_join(self._presence())
+        if standing.phase is Phase.WAITING and self._task is None:
+            world = standing.admit(control)
+            if world is not None:
+                self.world = world
+                self.ranked_s = time.monotonic()
+                self._told(self)
+            else:
+                self._find_rank_or_arrive()
+        if control.leader is None and standing.is_active and self._claim is None:
+            self._claim_in_turn()
+
+    def _find_rank_or_arrive(self) -> None:
+        large = self._standing.unread(self._control)
+        if large is not None:
+            self._task = self._spawn(self._read_slice(large))
+        elif self._must_arrive():
+            self._task = self._spawn(self._arrive())
+
+    def _must_arrive(self) -> bool:
+        standing, control, info = self._standing, self._control, self._standing.info
+        if not standing.arrived_with:
+            return True
+        if info is None:
+            return False
+        formed = control.formed
+        if formed is not None and info.arrived_for <= formed.number:
+            return standing.rank_in(formed) is not None or info.node_id in formed.expelled
+        return info.arrived_for > control.next_number
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def _arrive(self) -> None:
+        standing, control = self._standing, self._control
+        assert standing.info is not None
+        info = standing.info = replace(
+            standing.info, arrived_for=control.next_number, epoch_seen=standing.epoch_seen
+        )
+        result = await self._etcd.txn(
+            requests.arrive(self._keys, info, self.lease_id, control.round_revision),
+            repeatable=True,
+        )
+        if result.succeeded:
+            standing.arrived_with = self.lease_id
+            self.arrived_s = time.monotonic()
+            claimed = result.results[1]
+            if isinstance(claimed, TxnResult):
+                self._note_leader(claimed)
+            return
+        (got,) = result.results
+        if isinstance(got, GetResult) and got.revision >= self._control.revision:
+            self._control = control_from(self._keys, got)
+            standing.notice(self._control)
+
+    async def _read_slice(self, record: Round) -> None:
+        slices, standing = record.slices, self._standing
+        assert slices is not None
+        result = await self._etcd.get(
+            requests.read_slice(self._keys, record, slices, standing.node_id)
+        )
+        found = slice_from(record, standing.node_id, result)
+        if found is None:
+            raise RuntimeError(f"no slice for {standing.node_id} in round {record.number}")
+        standing.slice = found
+
+    # -- the lead ---------------------------------------------------------------------------------
+
+    def _claim_in_turn(self) -> None:
+        formed = self._control.formed
+        rank = None if formed is None else self._standing.rank_in(formed)
+        size = 0 if formed is None else formed.size
+        delay_s = claim_delay_s(rank, size, random.random() * JITTER_S)
+        self._claim = asyncio.get_running_loop().call_later(delay_s, self._claim_now)
+
+    def _claim_now(self) -> None:
+        self._claim = None
+        if self._control.leader is None and self._standing.is_active:
+            self._claim = self._spawn(self._send_claim())
+
+    async def _send_claim(self) -> None:
+        leader = Leader(self._standing.node_id, self._settings)
+        result = await self._etcd.txn(
+            requests.claim(self._keys, leader, self.lease_id), repeatable=True
+        )
+        self._note_leader(result)
+
+    def _note_leader(self, claimed: TxnResult) -> None:
+        known = requests.leader_after(Leader(self._standing.node_id, self._settings), claimed)
+        if claimed.succeeded:
+            raise RuntimeError("a simulated node, which cannot lead, was first to claim the lead")
+        if known is not None and claimed.revision >= self._control.revision:
+            self._control = replace(self._control, leader=known[0], leader_revision=known[1])
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if task is self._task:
+            self._task = None
+        elif task is self._claim:
+            self._claim = None
+        if self.is_gone:
+            return
+        error = task.exception()
+        if error is None:
+            self._look()
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.problem = error
+        self._told(self)
