@@ -1,0 +1,1 @@
+"""The documents and manifests for operators do what they say."""

@@ -1,0 +1,92 @@
+"""torchrun and this library accept what the examples pass them, and would refuse a typo in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import config_from_args, get_args_parser
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.config import settings_from_config
+from tests.deploy.examples import MOUNTED, TRAINING, Launch, launch
+
+EMBEDDED = "slurm-embedded.sbatch"
+NODES = {"pytorchjob.yaml": (2, 4), "statefulset.yaml": (2, 8), "indexed-job.yaml": (2, 2)}
+NODES |= {"slurm.sbatch": (1, 2), EMBEDDED: (1, 2), "runai.sh": (2, 2)}
+RANK_KEYS = {"statefulset.yaml": "digits-1", "pytorchjob.yaml": None}
+
+every_example = pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    for name, content in (("ca.crt", "PEM"), ("user", "trainer\n"), ("password", "hidden\n")):
+        (folder / name).write_text(content)
+    return str(folder)
+
+
+@every_example
+def test_an_example_says_what_it_means(
+    path: Path, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = launch(path, 1, tmp_path)
+    if path.name != EMBEDDED:
+        planned = planned.replaced((MOUNTED, secret))
+    settings = _settings(planned, monkeypatch)
+    assert (settings.job.min_nodes, settings.job.max_nodes) == NODES[path.name]
+    assert settings.rank_key == RANK_KEYS.get(path.name, "1")
+    assert settings.embed == (path.name == EMBEDDED)
+    assert settings.timing.last_call_timeout_s < settings.timing.join_timeout_s
+    connection = settings.connection
+    if settings.embed:
+        assert [endpoint.target for endpoint in connection.endpoints] == ["gpu07:24711"]
+        return
+    assert connection.tls is not None
+    assert str(connection.tls.ca_cert) == f"{secret}/ca.crt"
+    assert connection.credentials is not None
+    assert connection.credentials.user == "trainer"
+    assert all(endpoint.port == 2379 for endpoint in connection.endpoints)
+
+
+@every_example
+def test_every_pet_variable_is_an_option_of_torchrun(path: Path, tmp_path: Path) -> None:
+    known = {f"PET_{action.dest.upper()}" for action in get_args_parser()._actions}
+    given = {name for name in launch(path, 0, tmp_path).environment if name.startswith("PET_")}
+    assert given <= known
+
+
+@every_example
+def test_a_typo_in_the_rendezvous_options_is_noticed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "rank_key" if "rank_key=" in str(launch(path, 1, tmp_path)) else "ca_cert"
+    planned = launch(path, 1, tmp_path).replaced((f"{name}=", f"{name[:-1]}="))
+    with pytest.raises(SettingsError, match=r"did you mean"):
+        _settings(planned, monkeypatch)
+
+
+def _settings(planned: Launch, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Go torchrun's way from the command and the environment to the rendezvous parameters."""
+    for name, value in planned.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun warns and sets it otherwise
+    arguments = get_args_parser().parse_args(planned.options)
+    assert arguments.training_script == "examples/digits.py"
+    assert arguments.training_script_args == ["--checkpoint-dir=/checkpoints"]
+    assert arguments.max_restarts == 100
+    config, _, _ = config_from_args(arguments)
+    assert config.rdzv_backend == "etcd3"
+    assert config.run_id not in ("", "none")
+    return settings_from_config(
+        endpoint=config.rdzv_endpoint,
+        job_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        config={"timeout": 900, **config.rdzv_configs},  # torchrun's own default
+        environ=planned.environment,
+    )
