@@ -18,7 +18,7 @@ import grpc.aio
 
 from benchmarks.loop_thread import LoopThread
 from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
-from benchmarks.shared_watch import SharedWatch
+from benchmarks.shared_streams import SharedWatch, keep_alive
 from benchmarks.simulated import SimulatedNode
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd.client import EtcdClient
@@ -28,7 +28,6 @@ from rdzv_etcd.group.standing import World
 
 LIMIT_S = 600.0
 """A bound for waits that the benchmark's own --limit ends earlier."""
-_TICK_S = 0.05
 _SETUP_AT_ONCE = 64
 
 
@@ -191,15 +190,9 @@ class SimulatedNodes(ScaleProcess):
             SimulatedNode(index, plan, keys, client, self._note)
             for index, client in zip(share, itertools.cycle(clients), strict=False)
         ]
-        self._clients = {
-            node.index: client
-            for node, client in zip(self._nodes, itertools.cycle(clients), strict=False)
-        }
         streams = -(-len(share) // plan.watches_per_stream)
         self._streams = [SharedWatch(channels[number % len(channels)]) for number in range(streams)]
-        self._readers = [asyncio.ensure_future(stream.run()) for stream in self._streams]
-        for reader in self._readers:
-            reader.add_done_callback(lambda _: self._told.set())
+        self._tasks = [asyncio.ensure_future(stream.run()) for stream in self._streams]
         self._watches: dict[int, tuple[SharedWatch, int]] = {}
         gate = asyncio.Semaphore(_SETUP_AT_ONCE)
 
@@ -213,25 +206,18 @@ class SimulatedNodes(ScaleProcess):
                 await node.read_control()
 
         await asyncio.gather(*(set_up(number, node) for number, node in enumerate(self._nodes)))
-        self._renewing = asyncio.ensure_future(self._keep_alive())
-
-    async def _keep_alive(self) -> None:
-        """Renew every lease each third of the TTL that a real node's has."""
-        period_s = self._plan.lease_ttl_s / 3
-        clock = asyncio.get_running_loop().time
-        begun_s, sent = clock(), 0
-        renewals: set[asyncio.Future[int]] = set()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            due = int((clock() - begun_s) / period_s * len(self._nodes))
-            for number in range(sent, due):
-                node = self._nodes[number % len(self._nodes)]
-                if not node.is_gone:
-                    client = self._clients[node.index]
-                    renewal = asyncio.ensure_future(client.keep_alive(node.lease_id))
-                    renewals.add(renewal)
-                    renewal.add_done_callback(renewals.discard)
-            sent = due
+        leases = {node.lease_id: node for node in self._nodes}
+        self._tasks.append(
+            asyncio.ensure_future(
+                keep_alive(
+                    channels[0],
+                    plan.lease_ttl_s / 3,
+                    lambda: [lease for lease, node in leases.items() if not node.is_gone],
+                )
+            )
+        )
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._told.set())
 
     def run(self) -> dict[str, Any]:
         return self._loop.run(self._join())
@@ -266,7 +252,7 @@ class SimulatedNodes(ScaleProcess):
 
     def _problems(self) -> list[str]:
         problems = [repr(node.problem) for node in self._nodes if node.problem is not None]
-        return problems + [repr(reader.exception()) for reader in self._readers if reader.done()]
+        return problems + [repr(task.exception()) for task in self._tasks if task.done()]
 
     def _note(self, node: SimulatedNode) -> None:
         if self._holds_next(node):
