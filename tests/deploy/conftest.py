@@ -1,0 +1,87 @@
+"""An etcd as the document says to set one up: TLS, and a user who may touch the prefix only."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.document import commands
+from tests.deploy.examples import MOUNTED
+from tests.support.certificates import Certificates
+from tests.support.servers import EtcdServer, find_binaries
+
+ADDRESS = "etcd.rdzv.svc:2379"
+"""The etcd's address in the document and the examples."""
+
+
+@dataclass(frozen=True)
+class DocumentedEtcd:
+    """A server, and the folder where the document's commands were run."""
+
+    server: EtcdServer
+    secret: Path
+    """Has ca.crt, user and password, as a pod that mounts the Secret sees them."""
+
+    def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run commands of the document, with this server in place of its example."""
+        preamble = commands("connection")
+        for documented, real in ((ADDRESS, self.server.target), (MOUNTED, str(self.secret))):
+            assert documented in preamble
+            preamble = preamble.replace(documented, real)
+        own = self.server.binary.path.with_name("etcdctl")
+        folder = own.parent if own.exists() else Path(str(shutil.which("etcdctl"))).parent
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", preamble + script],
+            cwd=self.secret,
+            env={"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def as_root(self) -> dict[str, str]:
+        password = (self.secret / "root.password").read_text().strip()
+        return {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": password}
+
+
+def set_up(server: EtcdServer, certificates: Certificates, folder: Path) -> DocumentedEtcd:
+    """Make the users on a server that has started, by the document's commands."""
+    secret = folder / "secret"
+    secret.mkdir()
+    shutil.copy(certificates.ca, secret / "ca.crt")
+    (secret / "user").write_text("trainer\n")
+    etcd = DocumentedEtcd(server, secret)
+    done = etcd.run(commands("users"))
+    assert done.returncode == 0, done.stderr
+    assert "Authentication Enabled" in done.stdout
+    return etcd
+
+
+@pytest.fixture
+def documented_etcd(
+    fresh_etcd: Callable[..., EtcdServer], certificates: Certificates, tmp_path: Path
+) -> Callable[..., DocumentedEtcd]:
+    """A factory of servers with users, of each version under test; takes EtcdServer's keywords."""
+
+    def make(**options: object) -> DocumentedEtcd:
+        server = fresh_etcd(certificates=certificates, **options)
+        return set_up(server, certificates, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def newest_documented_etcd(certificates: Certificates, tmp_path: Path) -> Iterator[DocumentedEtcd]:
+    """The same of the newest version, for what need not be shown on every version."""
+    binary = max(find_binaries(), key=lambda it: [int(n) for n in re.findall(r"\d+", it.version)])
+    server = EtcdServer(binary, tmp_path, certificates=certificates).start_on_free_ports()
+    yield set_up(server, certificates, tmp_path)
+    server.kill()

@@ -1,0 +1,88 @@
+"""The document's etcdctl commands do on a real etcd with TLS what it says."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rdzv_etcd.errors import EtcdPermissionError
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.settings import Settings
+from tests.deploy.conftest import DocumentedEtcd
+from tests.deploy.document import commands
+from tests.library.nodes import join_all, node_settings
+from tests.support.gateway import GatewayError
+from tests.support.servers import EtcdBinary, EtcdServer
+
+
+def test_two_nodes_meet_as_the_user_and_nothing_else_is_allowed(
+    documented_etcd: Callable[..., DocumentedEtcd], job_id: str
+) -> None:
+    etcd = documented_etcd()
+    with Group(_settings(etcd, job_id)) as one, Group(_settings(etcd, job_id)) as two:
+        worlds = join_all([one, two])
+        assert sorted(world.rank for world in worlds) == [0, 1]
+        assert {world.size for world in worlds} == {2}
+    done = etcd.run(commands("check"))
+    assert done.returncode != 0
+    assert done.stdout.split() == ["OK", "1"]
+    assert "permission denied" in done.stderr
+    with pytest.raises(EtcdPermissionError):
+        Group(_settings(etcd, job_id, etcd_prefix="/elsewhere"))
+    with pytest.raises(EtcdPermissionError):
+        Group(_settings(etcd, job_id, etcd_prefix="/rdzv_etcd-b"))
+
+
+def test_the_password_is_in_no_process_list_and_no_readable_file(
+    documented_etcd: Callable[..., DocumentedEtcd],
+) -> None:
+    etcd = documented_etcd()
+    for name in ("password", "root.password"):
+        password = (etcd.secret / name).read_text().strip()
+        assert len(password) == 64
+        assert password not in commands("users")
+        assert (etcd.secret / name).stat().st_mode & 0o077 == 0
+
+
+def test_a_full_etcd_takes_writes_again(documented_etcd: Callable[..., DocumentedEtcd]) -> None:
+    etcd = documented_etcd(flags=("--quota-backend-bytes", str(2 << 20)))
+    key = "/rdzv_etcd/filler"
+    environment = etcd.as_root()
+    password = environment["ETCDCTL_PASSWORD"]
+    etcd.server.gateway.log_in_as("root", password)
+    with pytest.raises(GatewayError, match="space"):
+        _fill(etcd.server, key)
+    done = etcd.run(commands("space"), **environment)
+    assert done.returncode == 0, done.stderr
+    _put(etcd.server, key, b"fits")
+
+
+def test_a_slow_election_makes_leases_longer(
+    fresh_etcd: Callable[..., EtcdServer], etcd_binary: EtcdBinary
+) -> None:
+    """As *Heartbeat and election* says: 1.5 election timeouts."""
+    server = fresh_etcd(flags=("--heartbeat-interval", "500", "--election-timeout", "5000"))
+    granted = server.gateway.call("/v3/lease/grant", {"TTL": 3})
+    assert int(granted["TTL"]) == 8
+
+
+def _fill(server: EtcdServer, key: str) -> None:
+    for _ in range(100):  # times 100 kB, of which 2 MiB fit
+        _put(server, key, os.urandom(100_000))
+
+
+def _put(server: EtcdServer, key: str, value: bytes) -> None:
+    encoded = {"key": base64.b64encode(key.encode()).decode()}
+    server.gateway.call("/v3/kv/put", {**encoded, "value": base64.b64encode(value).decode()})
+
+
+def _settings(etcd: DocumentedEtcd, job_id: str, **config: object) -> Settings:
+    files: dict[str, Any] = {n: str(etcd.secret / path) for n, path in _FILES.items()}
+    return node_settings(etcd.server, job_id, "2", **{**files, **config})
+
+
+_FILES = {"ca_cert": "ca.crt", "user_file": "user", "password_file": "password"}
