@@ -1,0 +1,20 @@
+# A training node: torch, rdzv-etcd, the example, and what docker-compose.yml's helpers run.
+#
+#   docker build -t rdzv-etcd-node .
+#
+# BASE_IMAGE needs python3 (3.10 or later) with pip; for GPUs take one that has torch with CUDA.
+# PIP_ARGS goes to pip, such as the index of the CPU-only torch (the selector on pytorch.org shows it).
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+FROM ${BASE_IMAGE}
+ARG PIP_ARGS=""
+
+# A layer of its own, so that a change of the project does not fetch torch again.
+RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} "torch>=2.5"
+
+WORKDIR /opt/rdzv-etcd
+COPY pyproject.toml README.md LICENSE ./
+COPY rdzv_etcd rdzv_etcd
+RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} ".[examples]"
+COPY examples examples
+COPY compose compose
+CMD ["torchrun", "--help"]

