@@ -220,6 +220,18 @@ class Nodes:
         return sorted(self.present.values(), key=lambda p: (p.create_revision, p.info.node_id))
 
 
+_NOBODY = "nobody~"
+
+
+def unknown_member(rank: int) -> str:
+    """Stand in for a member whose slice is not there: a name that no node has."""
+    return f"{_NOBODY}{rank}"
+
+
+def is_unknown(node_id: str) -> bool:
+    return node_id.startswith(_NOBODY) and node_id.count("~") == 1
+
+
 def display_name(node_id: str) -> str:
     """The part of a node id that people know: its host name."""
     return node_id.split("~", 1)[0]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rdzv_etcd.core.model import Slices
-
-_NOBODY = "nobody~"
+from rdzv_etcd.core.model import Slices, unknown_member
 
 
 def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:
@@ -37,5 +35,5 @@ def assemble(found: Iterable[Mapping[str, int]], size: int) -> tuple[tuple[str, 
                 members[rank] = node_id
     complete = all(node_id is not None for node_id in members)
     return tuple(
-        f"{_NOBODY}{rank}" if node_id is None else node_id for rank, node_id in enumerate(members)
+        unknown_member(rank) if node_id is None else node_id for rank, node_id in enumerate(members)
     ), complete

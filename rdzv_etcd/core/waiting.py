@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rdzv_etcd.core.model import Control, Nodes, Presence
+from rdzv_etcd.core.model import Control, Nodes, Presence, is_unknown
 from rdzv_etcd.settings import JobSettings
 
 
@@ -61,12 +61,16 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     idle: list[str] = []
     seated = set(members)
     expelled = set() if record is None else set(record.expelled)
+    # Whoever has not asked anew may be one of them, at work. A spare then has to ask anew, too.
+    some_unknown = (
+        formed is not None and formed.slices is not None and any(map(is_unknown, members))
+    )
     for presence in nodes.in_arrival_order():
         info = presence.info
         if info.node_id in seated or info.leaving is not None:
             continue
         asks_anew = _asks_anew(presence, control)
-        if not asks_anew and (formed is None or info.node_id in expelled):
+        if not asks_anew and (formed is None or some_unknown or info.node_id in expelled):
             idle.append(info.node_id)
         elif info.settings != settings:
             strangers.append(presence)

@@ -70,7 +70,10 @@ class Healing:
         standing = self._standing
         if standing.phase is not Phase.MEMBER or standing.evicted or standing.closure is not None:
             return False
-        return self._context.session.lease_id == 0 or self._context.control.view.round is None
+        control = self._context.control.view
+        if self._context.session.lease_id == 0 or control.round is None:
+            return True
+        return standing.may_lack_slice(control)
 
     async def _heal(self) -> None:
         context, standing = self._context, self._standing
@@ -96,6 +99,7 @@ class Healing:
                     context.keys, control, info, session, standing.slice_of(record)
                 )
             if await self._write(txn, session):
+                standing.slice_revision = control.round_revision
                 context.narrator.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
 

@@ -110,7 +110,11 @@ class Joining:
         if formed is not None and info.arrived_for <= formed.number:
             # Named, but not admitted: see `admit`. Expelled: named in a round that it never saw, so
             # the others think that it works there. Anybody else waits for a seat.
-            return standing.rank_in(formed) is not None or info.node_id in formed.expelled
+            # Of a large world that was put back, the leader may not know all members; it can tell
+            # a spare from one of them only if that asks anew.
+            put_back = formed.slices is not None and formed.epoch_fixed is not None
+            is_named = standing.rank_in(formed) is not None or info.node_id in formed.expelled
+            return is_named or put_back
         return info.arrived_for > control.next_number
 
     async def _arrive(self) -> None:
@@ -153,6 +157,7 @@ class Joining:
     async def _read_slice(self, record: Round) -> None:
         """Learn this node's rank in a large world: its slice was there before the record was."""
         context, standing = self._context, self._standing
+        revision = context.control.view.round_revision
         if record.slices is None:
             return
         if context.clock.now_s() >= self._deadline_s:
@@ -169,12 +174,15 @@ class Joining:
             return
         found = slice_from(record, standing.node_id, result)
         if found is not None:
-            standing.slice = found
+            standing.slice, standing.slice_revision = found, revision
             return
-        # A later round has swept it away; or data was lost, and a member will put it back.
+        # A later round has swept it away; or data was lost, and no member has put it back (yet).
         await self._look_again()
         if standing.unread(context.control.view) == record:
-            await context.clock.sleep(_RETRY_S)
+            if record.epoch_fixed is not None:
+                await self._arrive()
+            else:
+                await context.clock.sleep(_RETRY_S)
 
     async def _wait_for_space(self, error: EtcdNoSpaceError) -> None:
         """Wait a little for an operator, if this node belongs to the job and has the time.

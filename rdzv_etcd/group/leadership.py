@@ -186,13 +186,13 @@ class Leadership:
     async def _act(self, feed: Feed[Nodes]) -> float | None:
         """Decide and act; return until when there is nothing to do if nothing changes."""
         context, seen = self._context, self._context.control.view
-        control, all_known = await self._roster.fill(seen)
+        control, usable_s = await self._roster.fill(seen)
         nodes, now_s = feed.view, context.clock.now_s()
         if context.control.view is not seen:
             return now_s
+        if now_s < usable_s:
+            return min(usable_s, now_s + _RETRY_S)
         trust_s = context.session.trust_absence_s()
-        if not all_known and now_s < trust_s:
-            return min(trust_s, now_s + _RETRY_S)
         change = decide_change(control, nodes, now_s, trust_absence_s=trust_s)
         if isinstance(change, Publish):
             await self._publish(control, change)

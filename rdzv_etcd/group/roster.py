@@ -22,6 +22,7 @@ class Roster:
         self._world: tuple[str, int] | None = None
         self._members: tuple[str, ...] = ()
         self._complete = False
+        self._waits_until_s = 0.0
 
     async def publish(self, control: Control, record: Round, members: Sequence[str]) -> bool:
         """Put the slices of ``record``, which is about to be published; ``False`` if the lead is

@@ -56,7 +56,10 @@ class Standing:
     epoch_seen: int = 0
     """The highest epoch of a formed round that this node has seen."""
     slice: Slice | None = None
-    """The slice that this node has read of the last large world it arrived for."""
+    """The slice that this node has read of the last large world it arrived for …"""
+    slice_revision: int = 0
+    """… and the revision of the record with which it was there. A record that was put back has
+    another one."""
     evicted: bool = False
     """The others went on without this node."""
     known_since: int | None = None
@@ -115,6 +118,17 @@ class Standing:
         if info is None or not 0 < info.arrived_for <= record.number:
             return None
         return record
+
+    def may_lack_slice(self, control: Control) -> bool:
+        """Whether this member's record was put back, so that its slice may have to be, too."""
+        record, formed = self.record, control.formed
+        return (
+            record is not None
+            and record.slices is not None
+            and record.same_world(formed)
+            and control.open_change is None
+            and control.round_revision != self.slice_revision
+        )
 
     def is_earlier_run(self, control: Control) -> bool:
         """Whether the closed marker is older than this node's first session."""

@@ -197,7 +197,8 @@ def _put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tup
     if record is None or record.slices is None or slice_ is None:
         return ()
     key = keys.slice(record.number, record.slices.edition, slice_.index)
-    return (Put(key, values.encode_slice(slice_.ranks), record.job_lease),)
+    put = Put(key, values.encode_slice(slice_.ranks), record.job_lease)
+    return (Txn((Compare(key, Target.CREATE, Relation.EQUAL, 0),), (put,)),)
 
 
 def restore_record(

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.core.model import Change, Closure, Control, Leader, NodeInfo, Round
+from rdzv_etcd.core.model import (
+    Change,
+    Closure,
+    Control,
+    Leader,
+    NodeInfo,
+    Round,
+    Slice,
+    Slices,
+)
+from rdzv_etcd.core.slicing import assemble, cut
 from rdzv_etcd.etcd.api import (
     Compare,
     Delete,
@@ -20,7 +30,14 @@ from rdzv_etcd.etcd.api import (
     TxnResult,
 )
 from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.control import control_after, control_from, nodes_after, nodes_from
+from rdzv_etcd.schema.control import (
+    control_after,
+    control_from,
+    nodes_after,
+    nodes_from,
+    slice_from,
+    slices_from,
+)
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import MemoryEtcd, Model
@@ -140,6 +157,93 @@ def test_a_round_is_closed_and_lives_on_the_job_lease(store: Store) -> None:
     store.model.step(Revoke(JOB_LEASE))
     assert store.control.round is None
     assert store.here() == {"a", "b"}
+
+
+def large_world(store: Store, edition: str, *members: str) -> Round:
+    """Publish the slices of a world of these members; its record is yet to come."""
+    record = world(store.control.next_number)
+    slices = Slices(len(members), 2, edition)
+    record = replace(record, members=(), slices=slices)
+    for txn in requests.publish_slices(
+        store.keys, store.control, record, slices, cut(members, slices)
+    ):
+        assert store.do(txn).succeeded
+    return record
+
+
+def close(store: Store, record: Round) -> TxnResult:
+    return store.do(
+        requests.close_round(store.keys, store.control, store.nodes_revision, record, {})
+    )
+
+
+def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) -> None:
+    members = tuple(f"n{index}" for index in range(20))
+    for node_id in members:
+        store.arrive(node_id, 1)
+    record = large_world(store, "e", *members)
+    assert close(store, record).succeeded
+    assert record.slices is not None
+    for rank, node_id in enumerate(members):
+        got = store.read(requests.read_slice(store.keys, record, record.slices, node_id))
+        found = slice_from(record, node_id, got)
+        assert found is not None
+        assert found.ranks[node_id] == rank
+    every = slices_from(store.read(requests.read_slices(store.keys, 1, record.slices)))
+    assert assemble(every, 20) == (members, True)
+
+
+def test_slices_that_no_leader_may_publish_any_more_are_refused(store: Store) -> None:
+    store.arrive("a", 1)
+    record = replace(world(1), members=(), slices=Slices(1, 1, "e"))
+    assert record.slices is not None
+    late = replace(store.control, leader_revision=store.control.leader_revision - 1)
+    (txn,) = requests.publish_slices(store.keys, late, record, record.slices, [{"a": 0}])
+    assert not store.do(txn).succeeded
+
+
+def test_slices_of_failed_attempts_and_of_old_rounds_are_swept_away(store: Store) -> None:
+    store.arrive("a", 1)
+    for edition in ("d", "f"):
+        large_world(store, edition, "a")
+    for number in (1, 2, 3):
+        assert close(store, large_world(store, "e", "a")).succeeded
+        rounds = {key.split(b"/")[-3:-1][0] for key in store.all_keys() if key in store.keys.ranks}
+        assert rounds == {b"%010d" % n for n in (number - 1, number) if n}
+        editions = {key.split(b"/")[-2] for key in store.all_keys() if key in store.keys.ranks}
+        assert editions == {b"e"}
+
+
+def test_many_and_large_slices_take_several_transactions(store: Store) -> None:
+    store.arrive("a", 1)
+    record = replace(world(1), slices=Slices(1, 1, "e"))
+    assert record.slices is not None
+    parts = [{f"n{index}": 0} for index in range(250)]
+    txns = requests.publish_slices(store.keys, store.control, record, record.slices, parts)
+    assert [len(txn.success) for txn in txns] == [100, 100, 50]
+    bulky = [{f"{index}" * 100_000: 0} for index in range(10)]
+    txns = requests.publish_slices(store.keys, store.control, record, record.slices, bulky)
+    assert [len(txn.success) for txn in txns] == [5, 5]
+
+
+def test_a_member_puts_back_its_slice_only_if_it_is_gone(store: Store) -> None:
+    store.arrive("a", 1)
+    record = large_world(store, "e", "a")
+    assert close(store, record).succeeded
+    assert record.slices is not None
+    mine = Slice(record.run, 1, record.slices.index_of("a"), {"a": 0})
+    before = store.all_keys()
+    there = store.read(requests.read_slices(store.keys, 1, record.slices)).kvs
+    back = requests.restore_presence(store.keys, store.control, info("a"), 1, mine)
+    assert store.do(back).succeeded
+    assert store.read(requests.read_slices(store.keys, 1, record.slices)).kvs == there
+    for kv in there:
+        store.do(Txn((), (Delete(kv.key),)))
+    back = requests.restore_presence(store.keys, store.control, info("a"), 1, mine)
+    assert store.do(back).succeeded
+    got = store.read(requests.read_slice(store.keys, record, record.slices, "a"))
+    assert slice_from(record, "a", got) == mine
+    assert store.all_keys() <= before
 
 
 def test_an_arrival_after_the_look_refuses_the_close(store: Store) -> None:

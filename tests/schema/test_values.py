@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round
+from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.schema import values
 from rdzv_etcd.settings import JobSettings
@@ -55,8 +56,14 @@ ROUNDS = st.builds(
     st.lists(TEXT, max_size=4).map(tuple),
     st.none() | CLOSURES,
 )
+LARGE_ROUNDS = st.builds(
+    replace,
+    ROUNDS,
+    members=st.just(()),
+    slices=st.builds(Slices, st.integers(1, 10**6), st.integers(1, 10**4), TEXT),
+)
 CHANGES = st.builds(
-    Change, TEXT, WHOLE, st.lists(TEXT, max_size=5).map(tuple), st.dictionaries(TEXT, TEXT)
+    Change, TEXT, WHOLE, st.lists(TEXT, max_size=5).map(tuple), st.dictionaries(TEXT, TEXT), WHOLE
 )
 LEADERS = st.builds(Leader, TEXT, job_settings())
 
@@ -68,6 +75,8 @@ def decode_node(key: bytes, value: bytes) -> NodeInfo:
 KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., Any]]] = [
     (NODES, values.encode_node, decode_node),
     (ROUNDS, values.encode_round, values.decode_round),
+    (LARGE_ROUNDS, values.encode_round, values.decode_round),
+    (st.dictionaries(TEXT, WHOLE), values.encode_slice, values.decode_slice),
     (CHANGES, values.encode_change, values.decode_change),
     (LEADERS, values.encode_leader, values.decode_leader),
 ]
@@ -177,6 +186,9 @@ def test_unknown_fields_are_ignored(
     ("spoil", "named"),
     [
         ({"members": ["a", "a"]}, "twice"),
+        ({"slices": {"size": 2, "count": 1, "edition": "e"}}, "beside its 'slices'"),
+        ({"slices": {"size": 0, "count": 1, "edition": "e"}}, "'size'"),
+        ({"slices": {"size": 2, "count": 0, "edition": "e"}}, "'count'"),
         ({"round": 0}, "round"),
         ({"state": "open"}, "state"),
         ({"job_lease": "xyz"}, "xyz"),

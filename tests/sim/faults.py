@@ -15,6 +15,7 @@ from rdzv_etcd.errors import JobClosedError, RdzvEtcdError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.schema import values
+from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import SimClock
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.work import EXIT_LIMIT_S
@@ -44,6 +45,8 @@ class Plan:
     """Whether the job may be closed, and its id used again, in the midst of it all."""
     comes_back: bool = False
     """Whether the id is used again after the end."""
+    slice_nodes: int = DEFAULT_SLICE_NODES
+    """Worlds of more nodes are published in slices: small ones, too, in some lives."""
 
 
 def plan(rng_seed: int, *, works: bool = True) -> Plan:
@@ -64,6 +67,9 @@ def plan(rng_seed: int, *, works: bool = True) -> Plan:
         works,
         works and rng.random() < 0.3,
         works and rng.random() < 0.5,
+        random.Random(f"slices {rng_seed}").choice([DEFAULT_SLICE_NODES, 1, 2])
+        if works
+        else DEFAULT_SLICE_NODES,
     )
 
 
@@ -466,4 +472,5 @@ def options(what: Plan) -> dict[str, Any]:
         "node_unit": what.node_unit,
         "timing": replace(TIMING, lease_ttl_s=what.ttl_s, last_call_timeout_s=20.0),
         "works": what.works,
+        "slice_nodes": what.slice_nodes,
     }

@@ -6,9 +6,10 @@ either came about. Each ``_check_…`` is one promise of :mod:`tests.sim.invaria
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.core.model import Change, Closure, Control, Leader, NodeInfo, Round
+from rdzv_etcd.core.slicing import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind
 from rdzv_etcd.group.standing import World
@@ -62,6 +63,7 @@ class Store:
     leader: Leader | None = None
     change: Change | None = None
     nodes: dict[str, Here] = field(default_factory=dict)
+    slices: dict[bytes, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -85,6 +87,8 @@ class History:
     """When a node's presence appeared last."""
     _counters: dict[bytes, Counting] = field(default_factory=dict)
     _at_barrier: dict[tuple[int, str], set[str]] = field(default_factory=dict)
+    _slices: dict[bytes, dict[str, int]] = field(default_factory=dict)
+    """Every slice that ever was; a key names one attempt to form one round."""
     _broken: list[InvariantError] = field(default_factory=list)
 
     def note(self, at_s: float, text: str) -> None:
@@ -144,8 +148,15 @@ class History:
     def reach_barrier(self, world: World, name: str, node_id: str) -> None:
         self._at_barrier.setdefault((world.epoch, name), set()).add(node_id)
 
+    def members_of(self, world: World) -> tuple[str, ...]:
+        """Who is in that world, wherever they are named."""
+        for formed in self.formed:
+            if world.slices is not None and formed.record.slices == world.slices:
+                return formed.record.members
+        return world.members
+
     def pass_barrier(self, world: World, name: str, node_id: str) -> None:
-        missing = set(world.members) - self._at_barrier[world.epoch, name]
+        missing = set(self.members_of(world)) - self._at_barrier[world.epoch, name]
         self.demand(
             not missing,
             Invariant.BARRIER,
@@ -197,6 +208,8 @@ class History:
             )
         elif kv.key in keys.nodes:
             self._take_presence(applied, event)
+        elif kv.key in keys.ranks:
+            self._take_slice(applied, event)
         elif kv.key in self._counters:
             counter, number = self._counters[kv.key], number_of(kv) if put else None
             if number is not None:
@@ -221,6 +234,33 @@ class History:
             self._went[node_id] = (before.info, applied.at_s)
         store.nodes[node_id] = Here(info, kv.mod_revision)
 
+    def _take_slice(self, applied: Applied, event: Event) -> None:
+        key = event.kv.key
+        if event.kind is not EventKind.PUT:
+            self._store.slices.pop(key, None)
+            return
+        ranks = values.decode_slice(key, event.kv.value)
+        before = self._slices.setdefault(key, ranks)
+        self.demand(
+            before == ranks,
+            Invariant.ONE_WORLD,
+            f"{applied.source} put {ranks} into {key!r}, which held {before}",
+        )
+        self._store.slices[key] = ranks
+
+    def _whole(self, record: Round) -> Round:
+        """The record with all its members named, wherever they are."""
+        if record.slices is None or record.closure is not None:
+            return record
+        back = record.epoch_fixed is not None  # the slices are put back one by one, later
+        there = self._slices if back else self._store.slices
+        edition = self.keys.edition(record.number, record.slices.edition)
+        members, complete = assemble(
+            [ranks for key, ranks in there.items() if key in edition], record.slices.size
+        )
+        self.demand(complete, Invariant.RANKS, f"{record} was published without all its slices")
+        return replace(record, members=members)
+
     def _take_leader(self, applied: Applied, leader: Leader) -> Leader:
         before = self._store.leader
         self.demand(
@@ -240,6 +280,7 @@ class History:
     def _take_record(self, applied: Applied, record: Round, revision: int) -> None:
         store = self._store
         before = store.round
+        record = self._whole(record)
         epoch = record.epoch(revision)
         if record.closure is not None:
             self.closures.append(record.closure)
@@ -373,7 +414,7 @@ class History:
                 or node_id == applied.source  # it leaves
                 or at_s - self._came[node_id] < DECIDED_WITHIN_S,
                 Invariant.UNDISTURBED,
-                f"{node_id} was called lost, but was there for {at_s - self._came[node_id]} s",
+                f"{node_id} was called lost, but was there from {self._came.get(node_id)} on",
             )
         if change.lost:
             return
@@ -432,7 +473,11 @@ class History:
         last: dict[str, int] = {}
         for told in self.told:
             world, node_id = told.world, told.node_id
-            records = [r for r in by_epoch.get(world.epoch, ()) if r.members == world.members]
+            records = [
+                record
+                for record in by_epoch.get(world.epoch, ())
+                if record.slices == world.slices and record.members == self.members_of(world)
+            ]
             if not records:
                 self.demand(
                     False,
@@ -442,8 +487,7 @@ class History:
                 return
             record = records[0]
             self.demand(
-                (world.round, world.members, world.size)
-                == (record.number, record.members, record.size)
+                (world.round, world.size) == (record.number, record.size)
                 and (world.master_address, world.master_port)
                 == (record.master_address, record.master_port),
                 Invariant.AGREEMENT,

@@ -195,9 +195,9 @@ def last_may_be_late(original: Any, node: Any, world: Any, name: str, timeout_s:
     return original(node, fewer, name, timeout_s)
 
 
-def forms_anew(original: Any, keys: Any, record: Any, info: Any, lease: int) -> Txn:
+def forms_anew(original: Any, keys: Any, record: Any, *rest: Any) -> Txn:
     """Put a record back without the epoch it had."""
-    txn: Txn = original(keys, replace(record, epoch_fixed=None), info, lease)
+    txn: Txn = original(keys, replace(record, epoch_fixed=None), *rest)
     return txn
 
 

@@ -18,6 +18,7 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.standing import Phase, World
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
+from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.sim.history import History
 from tests.sim.work import Work
@@ -140,6 +141,7 @@ class SimJob:
         node_unit: int = 1,
         timing: Timing = TIMING,
         works: bool = False,
+        slice_nodes: int = DEFAULT_SLICE_NODES,
     ) -> None:
         self.loop = loop
         self.server = server
@@ -149,6 +151,7 @@ class SimJob:
             JobSettings(min_nodes, max_nodes, node_unit),
             connection=Connection(request_timeout_s=REQUEST_TIMEOUT_S),
             timing=timing,
+            slice_nodes=slice_nodes,
         )
         self.keys = JobKeys(self.settings.prefix, job_id)
         self.history = History(self.keys)
@@ -259,7 +262,8 @@ class SimJob:
         ids = {node.node_id for node in nodes}
         epochs = {node.world.epoch for node in nodes if node.world is not None}
         return len(epochs) == 1 and all(
-            node.world is not None and set(node.world.members) == ids for node in nodes
+            node.world is not None and set(self.history.members_of(node.world)) == ids
+            for node in nodes
         )
 
     async def until(self, holds: Callable[[], bool], what: str, limit_s: float = 60.0) -> float:
