@@ -128,6 +128,7 @@ class Joining:
                 standing.info, arrived_for=control.next_number, epoch_seen=standing.epoch_seen
             )
             limit_s = self._limit_s(info)
+            standing.arrived_with = 0  # whatever an earlier arrival said is not what is wanted now
             try:
                 session = await context.session.open(min(limit_s, context.urgent_limit_s))
                 result = await context.etcd.txn(
