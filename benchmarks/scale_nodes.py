@@ -193,6 +193,7 @@ class SimulatedNodes(ScaleProcess):
         streams = -(-len(share) // plan.watches_per_stream)
         self._streams = [SharedWatch(channels[number % len(channels)]) for number in range(streams)]
         self._tasks = [asyncio.ensure_future(stream.run()) for stream in self._streams]
+        self._leases = {node.lease_id: node for node in self._nodes}
         self._watches: dict[int, tuple[SharedWatch, int]] = {}
         gate = asyncio.Semaphore(_SETUP_AT_ONCE)
 
@@ -206,16 +207,8 @@ class SimulatedNodes(ScaleProcess):
                 await node.read_control()
 
         await asyncio.gather(*(set_up(number, node) for number, node in enumerate(self._nodes)))
-        leases = {node.lease_id: node for node in self._nodes}
-        self._tasks.append(
-            asyncio.ensure_future(
-                keep_alive(
-                    channels[0],
-                    plan.lease_ttl_s / 3,
-                    lambda: [lease for lease, node in leases.items() if not node.is_gone],
-                )
-            )
-        )
+        renewing = keep_alive(channels[0], plan.lease_ttl_s / 3, self._leases)
+        self._tasks.append(asyncio.ensure_future(renewing))
         for task in self._tasks:
             task.add_done_callback(lambda _: self._told.set())
 
@@ -267,6 +260,7 @@ class SimulatedNodes(ScaleProcess):
         dying = [node for node in self._nodes if node.index in victims and not node.is_gone]
         for node in dying:
             node.die()
+            del self._leases[node.lease_id]
             stream, watch_id = self._watches[node.index]
             await stream.cancel(watch_id)
         return [node.lease_id for node in dying]

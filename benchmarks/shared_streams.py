@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rdzv_etcd.etcd import stubs
@@ -69,35 +69,38 @@ def _nobody(_response: Any) -> None:
     """Hears the last events of a watch that is being cancelled."""
 
 
-async def keep_alive(channel: Any, period_s: float, alive: Callable[[], Sequence[int]]) -> None:
-    """Renew every lease of ``alive`` once in a period, evenly spread, until cancelled.
+async def keep_alive(channel: Any, period_s: float, leases: Mapping[int, object]) -> None:
+    """Renew each of ``leases`` once in a period, evenly spread, until cancelled.
 
-    What could not be sent in time because the machine is busy is not made up for. Raises
-    RuntimeError when etcd ends the stream, or a lease is gone.
+    Who is to be forgotten is taken out of ``leases``. What could not be sent in time because the
+    machine is busy is not made up for. Raises RuntimeError when etcd ends the stream, or does not
+    know a lease.
     """
     rpc = stubs.load()
     stream = rpc.LeaseStub(channel).LeaseKeepAlive()
-    replies = asyncio.ensure_future(_read_renewals(stream))
+    replies = asyncio.ensure_future(_read_renewals(stream, leases))
     clock = asyncio.get_running_loop().time
-    number = 0
-    last_s = clock()
-    owed = 0.0
+    turn: deque[int] = deque()
+    last_s, owed = clock(), 0.0
     while not replies.done():
         await asyncio.sleep(_TICK_S)
-        leases, now_s = alive(), clock()
+        now_s = clock()
         owed += min(now_s - last_s, period_s) / period_s * len(leases)
         last_s = now_s
-        for _ in range(int(owed)):
-            await stream.write(rpc.LeaseKeepAliveRequest(ID=leases[number % len(leases)]))
-            number += 1
-        owed %= 1
+        while owed >= 1 and leases:
+            if not turn:
+                turn.extend(leases)
+            lease = turn.popleft()
+            if lease in leases:
+                await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
+                owed -= 1
     replies.result()
 
 
-async def _read_renewals(stream: Any) -> None:
+async def _read_renewals(stream: Any, leases: Mapping[int, object]) -> None:
     while True:
         reply = await stream.read()
         if not reply:
             raise RuntimeError("etcd ended the keep-alive stream")
-        if reply.TTL <= 0:
+        if reply.TTL <= 0 and reply.ID in leases:
             raise RuntimeError(f"etcd does not know the lease {reply.ID:x}")
