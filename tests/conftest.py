@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
+from tests.support import suite
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck
 from tests.support.servers import (
@@ -25,11 +27,30 @@ from tests.support.servers import (
     find_binaries,
 )
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
 # A slow machine is no failure: hypothesis is not to time single examples.
 hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("unhurried")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    suite.guard_skips(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return suite.make_scheduler(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    suite.put_long_first(config, items)
+
 
 _BINARIES = find_binaries()
 _SERVERS = ("etcd_server", "fresh_etcd", "fresh_cluster", "tls_etcd", "mtls_etcd", "auth_etcd")

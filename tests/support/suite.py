@@ -1,0 +1,108 @@
+"""How the suite runs as a whole: what goes first, what goes alone, and which skips are failures.
+
+Knows pytest and pytest-xdist, which may be missing; knows the tests only by the names of their
+folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
+TESTS = Path(__file__).parents[1]
+
+ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
+"""A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
+
+GROUPS = {"containers": "tests/integration/"}
+"""Tests that never run side by side, by a part of their ids: there is one container engine."""
+
+LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
+"""The folders whose tests take longest: begun first, so that no worker ends long after the others.
+"""
+
+
+def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Return what distributes the tests over ``-n`` workers: in their order, groups kept together.
+
+    Not by xdist's own markers: xdist 3.8 overlooks them under pytest 9.2, and without ``--dist``.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - xdist may be missing
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((name for name, place in GROUPS.items() if place in nodeid), nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduler(config, log)
+
+
+def put_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests for several workers; alone, pytest's own order needs the fewest servers.
+
+    The long folders' tests alternate: some mostly wait, others start many processes. All others
+    keep their order, in which tests that share a server are neighbours.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    sizes = Counter(_folder(item) for item in items)
+    seen: Counter[str] = Counter()
+    places: dict[pytest.Item, float] = {}
+    for item in items:
+        folder = _folder(item)
+        seen[folder] += 1
+        places[item] = seen[folder] / sizes[folder] if folder in LONG else 2.0
+    items.sort(key=places.__getitem__)
+
+
+class SkipGuard:
+    """Collects why tests were skipped, from all workers, and fails the run if one may not be."""
+
+    def __init__(self, allowed: str) -> None:
+        self._allowed = re.compile(allowed)
+        self._unexpected: dict[str, str] = {}
+        """Test id and reason."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._look(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._look(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._unexpected:
+            terminalreporter.section(f"skipped, which {ALLOWED_SKIPS_VARIABLE} does not allow")
+            for test, reason in self._unexpected.items():
+                terminalreporter.write_line(f"{test}: {reason}", red=True)
+
+    def _look(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            place = report.longrepr
+            reason = str(place[2] if isinstance(place, tuple) else place)
+            if not self._allowed.search(reason):
+                self._unexpected[report.nodeid] = reason
+
+
+def guard_skips(config: pytest.Config) -> None:
+    """Register a :class:`SkipGuard` if the environment asks for one."""
+    allowed = os.environ.get(ALLOWED_SKIPS_VARIABLE)
+    if allowed is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipGuard(allowed), "skip-guard")
+
+
+def _folder(item: pytest.Item) -> str:
+    """The folder of tests/ that the test is in, or the file if it is in none."""
+    return item.path.relative_to(TESTS).parts[0]

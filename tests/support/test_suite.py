@@ -1,0 +1,88 @@
+"""The rules by which the suite runs hold with one process and with several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.suite import ALLOWED_SKIPS_VARIABLE, TESTS
+
+_CONFTEST = """
+from tests.support import suite
+
+def pytest_configure(config):
+    suite.guard_skips(config)
+
+def pytest_xdist_make_scheduler(config, log):
+    return suite.make_scheduler(config, log)
+"""
+_SKIPS = """
+import pytest
+
+def test_skipped():
+    pytest.skip("no IPv6 here")
+
+def test_passed():
+    pass
+"""
+_GROUPED = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("number", range(6))
+def test_grouped(number):
+    pathlib.Path(__file__).with_name(f"worker-{os.getpid()}").touch()
+"""
+_OTHERS = """
+import pytest
+
+@pytest.mark.parametrize("number", range(12))
+def test_others(number):
+    pass
+"""
+
+
+def run(folder: Path, tests: str, *options: str, **environment: str) -> tuple[int, str]:
+    """Run tests of its own in ``folder``; return pytest's exit code and output."""
+    (folder / "conftest.py").write_text(_CONFTEST)
+    (folder / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    done = subprocess.run(
+        [*command, *options, str(folder)],
+        cwd=TESTS.parent,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_only_allowed_skips_pass(tmp_path: Path, workers: str) -> None:
+    options = ("-n", workers)
+    code, output = run(tmp_path, _SKIPS, *options, **{ALLOWED_SKIPS_VARIABLE: "IPv6|IPv4"})
+    assert code == 0, output
+    code, output = run(tmp_path, _SKIPS, *options, **{ALLOWED_SKIPS_VARIABLE: "no etcd"})
+    assert code == 1, output
+    assert "test_it.py::test_skipped: Skipped: no IPv6 here" in output
+
+
+def test_skipped_modules_count_too(tmp_path: Path) -> None:
+    tests = "import pytest\npytest.importorskip('no_such_module')\n" + _SKIPS
+    code, output = run(tmp_path, tests, "-n", "2", **{ALLOWED_SKIPS_VARIABLE: "IPv6"})
+    assert code not in (0, 2), output
+    assert "could not import 'no_such_module'" in output
+
+
+def test_container_tests_stay_in_one_process(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "integration"
+    folder.mkdir(parents=True)
+    (folder / "test_grouped.py").write_text(_GROUPED)
+    code, output = run(tmp_path, _OTHERS, "-n", "3")
+    assert code == 0, output
+    assert "18 passed" in output
+    assert len(list(folder.glob("worker-*"))) == 1
