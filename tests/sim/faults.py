@@ -402,8 +402,10 @@ class Life:
         await self._leave_all()
 
     async def _exit_barrier(self) -> None:
-        """All members meet on the round's store, though replies are lost."""
+        """All members meet on the round's store, though replies are lost – unless one is called
+        lost over that: then the round is over, and its store will be swept away."""
         nodes = self._job.members_now()
+        worlds = [node.world for node in nodes]
         for node in nodes:
             node.connection.link.lose(0.1, 0.2)
         meeting = [
@@ -411,12 +413,19 @@ class Life:
         ]
         await self._demand(
             Invariant.BARRIER,
-            lambda: all(task.done() for task in meeting),
-            "all pass the exit barrier",
+            lambda: (
+                all(task.done() for task in meeting) or [node.world for node in nodes] != worlds
+            ),
+            "all pass the exit barrier, or the round is over",
             EXIT_LIMIT_S,
         )
-        for task in meeting:
-            await task
+        if all(task.done() for task in meeting):
+            for task in meeting:
+                await task
+        else:
+            for task in meeting:
+                task.cancel()
+            await asyncio.wait(meeting)
         for node in nodes:
             self._heal_link(node)
         await asyncio.sleep(REQUEST_TIMEOUT_S)  # what was lost shows within this time
