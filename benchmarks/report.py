@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import agent, gpu, latency, plots, recovery, results, store
+from benchmarks import agent, gpu, latency, plots, recovery, results, scale, store
 
 NAME = "report"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
@@ -54,6 +54,7 @@ def render(folder: Path, readme_folder: Path, *, draw: bool = True) -> str:
     sections: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[..., None]]] = {
         latency.NAME: (_latency, plots.plot_latency),
         recovery.NAME: (_recovery, plots.plot_recovery),
+        scale.NAME: (_scale, plots.plot_scale),
         store.NAME: (_store, plots.plot_store),
         agent.NAME: (_agent, plots.plot_agent),
         gpu.NAME: (_gpu, plots.plot_gpu),
@@ -62,8 +63,7 @@ def render(folder: Path, readme_folder: Path, *, draw: bool = True) -> str:
     for name, (table, plot) in sections.items():
         file = folder / f"{name}.json"
         if not file.exists():
-            if name == gpu.NAME:
-                parts.append("Numbers from machines with GPUs are missing.\n")
+            parts.append(_missing(name))
             continue
         document = results.read(file)
         image = file.with_suffix(".svg")
@@ -72,6 +72,12 @@ def render(folder: Path, readme_folder: Path, *, draw: bool = True) -> str:
         shown = Path(os.path.relpath(image, readme_folder)).as_posix()
         parts.append(f"{table(document)}\n![{name}]({shown})\n\n{_origin(document)}\n")
     return "\n".join(parts)
+
+
+def _missing(name: str) -> str:
+    if name == gpu.NAME:
+        return "**GPU**: numbers from machines with GPUs are missing.\n"
+    return f"**{name.capitalize()}**: not measured yet (`python -m benchmarks {name}`).\n"
 
 
 def _origin(document: dict[str, Any]) -> str:
@@ -152,6 +158,52 @@ def _recovered(row: dict[str, Any] | None) -> str:
         return "not recovered"
     failed = f", {len(row['failures'])} of {row['runs']} not" if row["failures"] else ""
     return f"{results.seconds(row['new_ranks'])} / {results.seconds(row['total'])}{failed}"
+
+
+def _scale(document: dict[str, Any]) -> str:
+    summary = scale.summarize(document)
+    sizes = sorted({nodes for _, _, nodes in summary})
+    header = ["", *(f"{nodes:,} nodes" for nodes in sizes), "grows as"]
+
+    def rows(name: str, show: Callable[[float | None], str], phases: Sequence[str]) -> Rows:
+        return [
+            [
+                _scale_phase(kind, phase),
+                *(show(summary.get((kind, phase, nodes), {}).get(name)) for nodes in sizes),
+                _power(scale.fit(summary, kind, phase, name)),
+            ]
+            for kind, phase in scale.parts(document)
+            if phase in phases
+        ]
+
+    timed = [phase for phase in scale.PHASES if phase not in (scale.SETUP, scale.IDLE)]
+    times = table(header, rows("seconds", results.seconds, timed))
+    costs = "\n".join(
+        f"{title}:\n\n{table(header, rows(name, show, phases))}"
+        for title, name, show, phases in (
+            ("Requests per node", "requests_per_node", results.number, scale.PHASES),
+            ("Failed compares per node", "failed_compares_per_node", results.number, timed),
+            ("Bytes per node", "bytes_per_node", results.number, scale.PHASES),
+            ("etcd's CPU per node", "etcd_cpu_s_per_node", results.seconds, scale.PHASES),
+        )
+    )
+    failed = [sample for sample in document["results"] if "failed" in sample]
+    note = f"\n{len(failed)} measurements failed; see the file.\n" if failed else ""
+    return (
+        "**Scale**: simulated nodes on the library's core and schema, led by a real node, beside "
+        "etcd on the same machine. From the last arrival, or from the end of the lost nodes' "
+        "leases, until the last node holds its rank in a world that was checked. `bare calls` are "
+        f"the same proposals, reads and events with nothing around them.\n\n{times}{note}\n"
+        f"<details><summary>What it costs</summary>\n\n{costs}\n</details>\n"
+    )
+
+
+def _scale_phase(kind: str, phase: str) -> str:
+    return phase if kind == scale.OURS else f"{phase}, bare calls"
+
+
+def _power(exponent: float | None) -> str:
+    return "–" if exponent is None else f"N^{exponent:.2f}"
 
 
 def _store(document: dict[str, Any]) -> str:

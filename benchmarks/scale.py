@@ -55,15 +55,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure each size on a fresh etcd, ours and the floor in turn."""
     binary = choose_binary(args.etcd)
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
-    parts = [
+    runs = [
         (nodes, repeat, kind)
         for nodes in args.nodes
         for repeat in range(args.repeat)
         for kind in args.kinds
     ]
     samples: list[dict[str, Any]] = []
-    with progress(NAME, len(parts)) as advance:
-        for nodes, repeat, kind in parts:
+    with progress(NAME, len(runs)) as advance:
+        for nodes, repeat, kind in runs:
             with running_etcd(binary, args.data, fsync=args.fsync) as server:
                 plan = _plan(args, server, nodes)
                 measure = _measure if kind == OURS else _measure_bare
@@ -82,7 +82,7 @@ def _plan(args: argparse.Namespace, server: BenchmarkEtcd, nodes: int) -> Plan:
         target=server.target,
         job=f"job-{uuid.uuid4().hex[:8]}",
         nodes=nodes,
-        heads=min(args.heads, nodes // 4),
+        heads=max(2, min(args.heads, nodes // 4)),
         processes=args.processes,
         connections=args.connections,
         watches_per_stream=args.watches_per_stream,
@@ -157,6 +157,7 @@ class _Meter:
             "arrived_s": max(arrived) - begin_s,
             "first_rank_s": min(since),
             "rank": results.statistics(since),
+            "resigned_so_far": sum(answer["resigned"] for answer in answers),
         }
 
 
@@ -349,7 +350,7 @@ def print_summary(document: dict[str, Any]) -> None:
     summary = summarize(document)
     rows = [
         [f"{phase}, {kind}", f"{nodes:,}", *(show(row.get(name)) for _, name, show in _SHOWN)]
-        for kind, phase in _parts(document)
+        for kind, phase in parts(document)
         for (of_kind, of_phase, nodes), row in summary.items()
         if (of_kind, of_phase) == (kind, phase)
     ]
@@ -357,7 +358,7 @@ def print_summary(document: dict[str, Any]) -> None:
     results.print_table("requests, bytes, etcd CPU and node CPU are per node", header, rows)
     fits = [
         [f"{phase}, {kind}", *(_exponent(fit(summary, kind, phase, name)) for name in FITTED)]
-        for kind, phase in _parts(document)
+        for kind, phase in parts(document)
     ]
     results.print_table("grows as N to the power of", ["phase", *FITTED], fits)
     for sample in document["results"]:
@@ -366,7 +367,7 @@ def print_summary(document: dict[str, Any]) -> None:
             results.console.print(f"failed: {where}: {sample['failed']}")
 
 
-def _parts(document: dict[str, Any]) -> list[tuple[str, str]]:
+def parts(document: dict[str, Any]) -> list[tuple[str, str]]:
     seen = {(sample["kind"], sample["phase"]) for sample in document["results"]}
     return [(kind, phase) for phase in PHASES for kind in (OURS, BARE) if (kind, phase) in seen]
 

@@ -115,7 +115,7 @@ class BareProcess(ScaleProcess):
         if self._indices:
             await asyncio.gather(*(self._arrive(*each) for each in enumerate(self._indices)))
             await self._done.wait()
-        return {"nodes": self._reports, "problems": []}
+        return {"nodes": self._reports, "problems": [], "resigned": 0}
 
     async def _arrive(self, number: int, index: int) -> None:
         node_id = self._plan.node_id(index)

@@ -145,7 +145,7 @@ class RealNodes(ScaleProcess):
 
     def hold_ranks(self) -> dict[str, Any]:
         if self._frozen:
-            return {"nodes": [], "problems": []}
+            return {"nodes": [], "problems": [], "resigned": 0}
         return self._loop.run(self._hold_ranks())
 
     async def _hold_ranks(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class RealNodes(ScaleProcess):
             rounds = {place[0] for _, _, place, _ in held}
             if len(held) == len(self._nodes) and min(rounds, default=self._round + 1) > self._round:
                 self._round = max(rounds, default=self._round + 1)
-                return {"nodes": held, "problems": []}
+                return {"nodes": held, "problems": [], "resigned": 0}
             await self._changed.wait()
 
     def lose_leader(self) -> list[int]:
@@ -238,7 +238,8 @@ class SimulatedNodes(ScaleProcess):
             if node.world is not None
         ]
         self._round = max((place[0] for _, _, place, _ in held), default=self._round + 1)
-        return {"nodes": held, "problems": problems[:3]}
+        resigned = sum(node.resigned for node in self._nodes)
+        return {"nodes": held, "problems": problems[:3], "resigned": resigned}
 
     def _holds_next(self, node: SimulatedNode) -> bool:
         return node.world is not None and node.world.round > self._round

@@ -3,7 +3,7 @@
 A node here does what :class:`rdzv_etcd.group.node.Node` does in an undisturbed job: it has a lease,
 watches the control keys, arrives, reads its slice of the ranks, sees changes and arrives anew,
 and claims a vacant lead. It is driven by events instead of six tasks, so that one process can hold
-thousands. It cannot lead: if it wins the lead, the run has failed.
+thousands. It cannot lead: if it wins the lead, it gives it up at once, which is counted.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class SimulatedNode:
         self.problem: BaseException | None = None
         self.world: World | None = None
         """The world that it belongs to, while it is a member."""
+        self.resigned = 0
+        """How often it won the lead and gave it up."""
         self.told_s = self.arrived_s = self.ranked_s = 0.0
         """When it heard of the last change, had arrived again, and held its rank."""
         self._plan = plan
@@ -202,10 +204,14 @@ class SimulatedNode:
 
     def _note_leader(self, claimed: TxnResult) -> None:
         known = requests.leader_after(Leader(self._standing.node_id, self._settings), claimed)
-        if claimed.succeeded:
-            raise RuntimeError("a simulated node, which cannot lead, was first to claim the lead")
         if known is not None and claimed.revision >= self._control.revision:
             self._control = replace(self._control, leader=known[0], leader_revision=known[1])
+        if claimed.succeeded:
+            self._claim = self._spawn(self._resign(claimed.revision))
+
+    async def _resign(self, fence: int) -> None:
+        self.resigned += 1
+        await self._etcd.txn(requests.resign(self._keys, fence), repeatable=True)
 
     # -- tasks ------------------------------------------------------------------------------------
 

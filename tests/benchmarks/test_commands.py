@@ -17,6 +17,8 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.__main__ import main
 from benchmarks.jobs import PHASES
 from benchmarks.report import BEGIN, END
+from benchmarks.scale import FIRST, IDLE, LEADER, ONE, TENTH, WrongWorldError, check_world, fit
+from benchmarks.scale import PHASES as PHASES_OF_SCALE
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -80,6 +82,52 @@ def test_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_scale(tmp_path: Path) -> None:
+    """Every phase with ranks in slices; that each world is right is checked by the command."""
+    document = run(
+        tmp_path,
+        "scale",
+        "--nodes=64",
+        "--heads=8",
+        "--connections=1",
+        "--slice-nodes=16",
+        "--lease-ttl=5",
+        "--idle=1",
+    )
+    assert failures(document) == []
+    samples = {(sample["kind"], sample["phase"]): sample for sample in document["results"]}
+    assert set(samples) == {("etcd3", phase) for phase in PHASES_OF_SCALE} | {("bare", FIRST)}
+    assert samples["etcd3", ONE]["alive"] == 63
+    assert samples["etcd3", LEADER]["alive"] == 62
+    assert samples["etcd3", TENTH]["alive"] == 56
+    first = samples["etcd3", FIRST]
+    assert first["seconds"] > 0
+    assert first["failed_compares_per_node"] == 0
+    assert samples["etcd3", IDLE]["writes"] == 0
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param([(0, 0, "a", ())], id="one is missing"),
+        pytest.param([(0, 0, "a", ()), (1, 0, "a", ())], id="a rank is held twice"),
+        pytest.param([(0, 0, "a", ()), (1, 1, "b", ())], id="they see different worlds"),
+    ],
+)
+def test_a_wrong_world_is_noticed(nodes: list[Any]) -> None:
+    worlds = {"a": (1, 2, 7, "", 0), "b": (2, 2, 9, "", 0)}
+    seen = [(index, rank, worlds[name], times) for index, rank, name, times in nodes]
+    with pytest.raises(WrongWorldError):
+        check_world(seen, {0, 1})
+
+
+def test_the_fit_finds_the_exponent() -> None:
+    rows = {("etcd3", FIRST, nodes): {"seconds": 0.5 * nodes**1.5} for nodes in (10, 100, 1000)}
+    assert fit(rows, "etcd3", FIRST, "seconds") == pytest.approx(1.5)
+    assert fit(rows, "bare", FIRST, "seconds") is None
+
+
+@pytest.mark.slow
 @pytest.mark.torchrun
 def test_recovery(tmp_path: Path) -> None:
     document = run(
@@ -121,6 +169,7 @@ def test_report(tmp_path: Path) -> None:
     assert "stale" not in text
     assert "| nodes | bare calls |" in text
     assert "GPUs are missing" in text
+    assert "**Scale**: not measured yet" in text
     assert (folder / "latency.svg").exists()
     assert main([*arguments, "--check"]) == 0
 
