@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from rdzv_etcd.clock import Clock
@@ -10,6 +11,12 @@ from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.group.pulse import Pulse
 
 _log = logging.getLogger("rdzv_etcd")
+
+_ROUND_TRIPS = 4
+"""A reply may take so many times as long as the last one: TCP needs about three round trips to send
+again what was lost, and who gives up earlier gives up a connection that works."""
+_FAILURES = 3
+"""After so many in a row, a renewal waits for as long as makes sense."""
 
 
 class Session:
@@ -27,6 +34,11 @@ class Session:
         self._pulse = pulse
         self._ttl_s = ttl_s
         self._reply_timeout_s = reply_timeout_s
+        self._last_reply_s: float | None = None
+        """How long the last reply took; before the first, nobody knows how far etcd is."""
+        self._failures = 0
+        """How many renewals failed since."""
+        self._renewals: set[asyncio.Task[None]] = set()
         self._last_contact_s = clock.now_s()
         self._shaken_until_s = 0.0
         self.lease_id = 0
@@ -75,28 +87,56 @@ class Session:
         return self._shaken_until_s
 
     async def run(self) -> None:
-        """Renew the lease until cancelled; sets ``lease_id`` to 0 and beats when it is gone."""
-        period_s = self._ttl_s / 3
-        quiet = False
-        while True:
-            await self._clock.sleep(period_s if not quiet else min(1.0, period_s / 3))
-            lease_id = self.lease_id
-            if not lease_id:
-                await self._pulse.wait()
-                continue
+        """Renew the lease until cancelled; sets ``lease_id`` to 0 and beats when it is gone.
+
+        A renewal begins a third of a TTL after the one before, whether or not that is answered by
+        then: a slow or lost reply must not delay the next request.
+        """
+        try:
+            while True:
+                await self._clock.sleep(self._ttl_s / 3)
+                if not self.lease_id:
+                    await self._pulse.wait()
+                elif not (self._failures and self._renewals):  # one that failed is tried again
+                    renewal = asyncio.ensure_future(self._renew())
+                    self._renewals.add(renewal)
+                    renewal.add_done_callback(self._renewals.discard)
+        finally:
+            renewals = set(self._renewals)
+            for renewal in renewals:
+                renewal.cancel()
+            if renewals:
+                await asyncio.wait(renewals)
+
+    async def _renew(self) -> None:
+        """Renew until it is done, or a later renewal is under way, or there is no lease."""
+        while self.lease_id:
+            lease_id, began_s = self.lease_id, self._clock.now_s()
             try:
-                left_s = await self._etcd.keep_alive(lease_id, timeout_s=self._reply_timeout_s)
+                left_s = await self._etcd.keep_alive(lease_id, timeout_s=self._patience_s())
             except EtcdError as error:
-                if not quiet:
+                if not self._failures:
                     _log.info("etcd does not answer; the work goes on (%s)", error)
-                quiet = True
+                self._failures += 1
+                if len(self._renewals) > 1:
+                    return
+                await self._clock.sleep(min(1.0, self._ttl_s / 9))
                 continue
-            if quiet:
+            if self._failures:
                 _log.info("etcd answers again")
-            quiet = False
+            self._failures = 0
+            self._last_reply_s = self._clock.now_s() - began_s
             self._note_contact()
             if left_s == 0:
                 self.lost(lease_id)
+            return
+
+    def _patience_s(self) -> float:
+        """How long to wait for the next reply before the connection is taken for dead."""
+        longest_s = max(self._reply_timeout_s, self._ttl_s / 2)
+        if self._last_reply_s is None or self._failures >= _FAILURES:
+            return longest_s  # perhaps it is not silent, but far away by now
+        return max(self._reply_timeout_s, min(_ROUND_TRIPS * self._last_reply_s, longest_s))
 
     async def end(self, timeout_s: float) -> None:
         """Revoke the lease, and with it all keys on it. Raises EtcdError."""
