@@ -58,20 +58,20 @@ class ImageError(Exception):
     """An image cannot be built on this machine; the message says what it takes."""
 
 
-def build_all() -> None:
-    """Build what is missing. Blocks for a minute or two. Raises :class:`ImageError`."""
-    with tempfile.TemporaryDirectory(prefix="rdzv-etcd-images-") as scratch:
-        for name, build in (
-            (ETCD_IMAGE, build_etcd),
-            (NODE_BASE_IMAGE, build_node_base),
-            (NODE_IMAGE, build_node),
-        ):
-            started = time.monotonic()
-            folder = Path(scratch, name.rpartition("/")[2])
-            folder.mkdir()
-            built = build(folder)
-            told = f"built in {time.monotonic() - started:.0f} s" if built else "there already"
-            print(f"{name}: {told}", flush=True)
+def build(image: str) -> None:
+    """Build one of the images, and what it is built on, where missing or outdated.
+
+    Blocks for a minute or two. Raises :class:`ImageError`.
+    """
+    builders = {NODE_BASE_IMAGE: build_node_base, NODE_IMAGE: build_node}
+    if image == ETCD_IMAGE:
+        builders = {ETCD_IMAGE: build_etcd}
+    for name, build_it in builders.items():
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="rdzv-etcd-image-") as scratch:
+            built = build_it(Path(scratch))
+        told = f"built in {time.monotonic() - started:.0f} s" if built else "there already"
+        print(f"{name}: {told}", flush=True)
 
 
 # --- etcd -----------------------------------------------------------------------------------------
@@ -259,6 +259,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        build_all()
+        build(ETCD_IMAGE)
+        build(NODE_IMAGE)
     except ImageError as error:
         sys.exit(f"error: {error}")

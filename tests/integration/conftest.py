@@ -1,0 +1,121 @@
+"""An engine that answers, the images, and projects that leave nothing behind.
+
+Without an engine these tests are skipped, unless ``RDZV_ETCD_REQUIRE_ENGINE=1``, under which they
+fail. ``ETCD_IMAGE`` and ``NODE_IMAGE`` name images to use; otherwise images.py builds them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+# Before testcontainers is imported: the image of its cleaner, Ryuk, cannot be had where no registry
+# is reached. Projects are removed by label instead, those of killed runs by the next run.
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+
+import docker
+import docker.errors
+import pytest
+
+from tests.integration import images
+from tests.integration.containers import Host, Project, remove_abandoned
+
+_HOW = (
+    "no container engine answers. As root on Debian, this installs and starts one for the tests: "
+    "tests/integration/engine.sh python -m pytest tests/integration"
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Images and containers are not started in the time that other tests have."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker.DockerClient]:
+    """The engine's client."""
+    try:
+        client = docker.from_env(timeout=300)
+        client.ping()
+    except docker.errors.DockerException as error:
+        if os.environ.get("RDZV_ETCD_REQUIRE_ENGINE") == "1":
+            pytest.fail(f"{_HOW} ({error})")
+        pytest.skip(_HOW)
+    remove_abandoned(client)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def etcd_image(engine: docker.DockerClient) -> str:
+    return _image("ETCD_IMAGE", images.ETCD_IMAGE)
+
+
+@pytest.fixture(scope="session")
+def node_image(engine: docker.DockerClient) -> str:
+    return _image("NODE_IMAGE", images.NODE_IMAGE)
+
+
+def _image(variable: str, local: str) -> str:
+    named = os.environ.get(variable)
+    if named:
+        return named
+    try:
+        images.build(local)
+    except images.ImageError as error:
+        pytest.fail(f"{error}\nImages can also be named by ETCD_IMAGE and NODE_IMAGE.")
+    return local
+
+
+@pytest.fixture(scope="session")
+def project(
+    engine: docker.DockerClient,
+    etcd_image: str,
+    node_image: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Project]]:
+    """A factory of started projects; takes Project's services and keywords."""
+    with ExitStack() as stack:
+
+        def make(*services: str, **options: object) -> Project:
+            folder = tmp_path_factory.mktemp("compose")
+            values = {"ETCD_IMAGE": etcd_image, "NODE_IMAGE": node_image, **options}
+            return stack.enter_context(Project(engine, folder, *services, **values))  # type: ignore[arg-type]
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def job(project: Callable[..., Project]) -> Project:
+    """Three etcd nodes and training nodes, shared by all tests: each begins with a healed one."""
+    return project("node", NNODES="2:4")
+
+
+@pytest.fixture
+def healed(job: Project) -> Project:
+    """The shared project with everything running and connected, whatever happened before."""
+    for host in job.all_hosts():
+        host.heal()
+    return job
+
+
+@pytest.fixture
+def pair(healed: Project) -> list[Host]:
+    """Two nodes that train in one world."""
+    hosts = healed.scale("node", 2)
+    healed.wait_for_world(hosts)
+    return hosts
+
+
+@pytest.fixture
+def trio(healed: Project) -> list[Host]:
+    """Three nodes that train in one world, the one of rank 0 first."""
+    hosts = healed.scale("node", 3)
+    ranks = {step.attempt: step.rank for step in healed.wait_for_world(hosts)}
+    return sorted(hosts, key=lambda host: ranks[host.steps()[-1].attempt])

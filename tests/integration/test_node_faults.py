@@ -1,0 +1,57 @@
+"""Training nodes that lose power, hang, are told to stop, or lose their network, and come back.
+
+Three nodes train; the others go on without the one that was hurt, and with it when it is back.
+Judged by what the workers report, see worker.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from tests.integration.containers import Host, Project, Step
+
+Fault = Callable[[Host], AbstractContextManager[None]]
+
+
+def lose_and_regain(job: Project, trio: list[Host], victim: Host, fault: Fault) -> list[Step]:
+    """Go through both changes; return the last world."""
+    others = [host for host in trio if host is not victim]
+    started = time.time()
+    with fault(victim):
+        without = job.wait_for_world(others, after=started)
+        back = time.time()
+    again = job.wait_for_world(trio, after=back)
+    assert again[0].epoch > without[0].epoch
+    assert any(again[0].master_addr in host.addresses for host in trio)
+    # It took no part in anything between: its steps are of worlds it was a member of.
+    outside = [step for step in victim.steps() if step.epoch == without[0].epoch]
+    assert not outside
+    return again
+
+
+@pytest.mark.parametrize("fault", [Host.killed, Host.paused, Host.disconnected])
+def test_the_node_of_rank_0_is_lost(job: Project, trio: list[Host], fault: Fault) -> None:
+    """It serves the workers' store, and its address is MASTER_ADDR."""
+    lose_and_regain(job, trio, trio[0], fault)
+
+
+def test_another_node_is_cut_off(job: Project, trio: list[Host]) -> None:
+    lose_and_regain(job, trio, trio[2], Host.disconnected)
+
+
+def test_a_node_is_told_to_stop(job: Project, trio: list[Host]) -> None:
+    """It leaves by itself within its grace, so the engine does not have to kill it."""
+    lose_and_regain(job, trio, trio[1], _stopped_in_time)
+
+
+@contextmanager
+def _stopped_in_time(host: Host) -> Iterator[None]:
+    with host.stopped():
+        killed_by_engine = 128 + signal.SIGKILL
+        assert host.state["ExitCode"] != killed_by_engine
+        yield
