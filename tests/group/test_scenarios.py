@@ -20,6 +20,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.api import Op, Put, Txn
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Grant, Request
 from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, simulate
@@ -44,6 +45,9 @@ def puts(key: bytes) -> Match:
 
 
 # --- forming, growing, shrinking ------------------------------------------------------------------
+
+LARGE_AND_SMALL = pytest.mark.parametrize("slice_nodes", [DEFAULT_SLICE_NODES, 1, 2])
+"""Worlds named in their record, and worlds in slices."""
 
 
 def test_a_full_world_is_formed_at_once() -> None:
@@ -461,7 +465,8 @@ def test_a_cut_shorter_than_the_lease_is_not_noticed() -> None:
     simulate(scenario, min_nodes=2, max_nodes=3)
 
 
-def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing() -> None:
+@LARGE_AND_SMALL
+def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:
         nodes = job.start_all("abc")
         await job.until_works("abc")
@@ -479,10 +484,11 @@ def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing() -> None:
         assert epochs == sorted(epochs)
         assert len(epochs) == 3
 
-    simulate(scenario, min_nodes=2, max_nodes=4)
+    simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
 
 
-def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing() -> None:
+@LARGE_AND_SMALL
+def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing(slice_nodes: int) -> None:
     """It may become the leader before any member is back: it must not call them lost."""
 
     async def scenario(job: SimJob) -> None:
@@ -495,10 +501,11 @@ def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing() -> None:
         assert job.works("abc"), job.tell()
         assert all(node.joins == 1 for node in nodes), job.tell()
 
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
 
 
-def test_a_job_can_be_closed_after_a_wipe() -> None:
+@LARGE_AND_SMALL
+def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:
         nodes = job.start_all("abc")
         await job.until_works("abc")
@@ -510,10 +517,11 @@ def test_a_job_can_be_closed_after_a_wipe() -> None:
         await job.until(lambda: all(n.node.closure() for n in job.nodes.values()), "closed", 5)
         await job.until(lambda: job.nodes["d"].error is not None, "the spare ends", 5)
 
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
 
 
-def test_the_record_is_put_back_when_only_the_job_lease_was_lost() -> None:
+@LARGE_AND_SMALL
+def test_the_record_is_put_back_when_only_the_job_lease_was_lost(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:
         nodes = job.start_all("abc")
         await job.until_works("abc")
@@ -524,7 +532,7 @@ def test_the_record_is_put_back_when_only_the_job_lease_was_lost() -> None:
         await job.leave("a")
         await job.until_works("bc", SOON_S)
 
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
 
 
 # --- the end ------------------------------------------------------------------------------------
