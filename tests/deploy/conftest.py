@@ -57,7 +57,7 @@ def set_up(server: EtcdServer, certificates: Certificates, folder: Path) -> Docu
     secret = folder / "secret"
     secret.mkdir()
     shutil.copy(certificates.ca, secret / "ca.crt")
-    (secret / "user").write_text("trainer\n")
+    (secret / "user").write_text("trainer")
     etcd = DocumentedEtcd(server, secret)
     done = etcd.run(commands("users"))
     assert done.returncode == 0, done.stderr

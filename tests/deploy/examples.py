@@ -124,10 +124,28 @@ def _pytorch_pod(item: dict[str, Any], index: int) -> _Pod:
     return _Pod(spec["pytorchReplicaSpecs"]["Worker"]["template"], fields, added)
 
 
+def _trainer_pod(item: dict[str, Any], index: int) -> _Pod:
+    """Variables as the torch plugin of Kubeflow Trainer sets them.
+
+    Source: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go
+    """
+    trainer, name = item["spec"]["trainer"], item["metadata"]["name"]
+    added = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NODE_RANK": str(index),
+        "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+        "PET_MASTER_PORT": "29400",
+        "JOB_COMPLETION_INDEX": str(index),
+    }
+    return _Pod({"spec": {"containers": [trainer]}}, {}, added)
+
+
 _POD_OF: Mapping[str, Callable[[dict[str, Any], int], _Pod]] = {
     "Job": _indexed_pod,
     "PyTorchJob": _pytorch_pod,
     "StatefulSet": _stateful_pod,
+    "TrainJob": _trainer_pod,
 }
 
 

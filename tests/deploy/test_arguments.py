@@ -14,7 +14,7 @@ from tests.deploy.examples import MOUNTED, TRAINING, Launch, launch
 
 EMBEDDED = "slurm-embedded.sbatch"
 NODES = {"pytorchjob.yaml": (2, 4), "statefulset.yaml": (2, 8), "indexed-job.yaml": (2, 2)}
-NODES |= {"slurm.sbatch": (1, 2), EMBEDDED: (1, 2), "runai.sh": (2, 2)}
+NODES |= {"trainjob.yaml": (2, 2), "slurm.sbatch": (1, 2), EMBEDDED: (1, 2), "runai.sh": (2, 2)}
 RANK_KEYS = {"statefulset.yaml": "digits-1", "pytorchjob.yaml": None}
 
 every_example = pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
