@@ -57,7 +57,8 @@ class BenchmarkEtcd(EtcdServer):
                 **{f"v3 {name}": count for name, count in metrics.requests().items()},
                 **_v2_requests(metrics.samples),
             },
-            messages=_messages(metrics.samples),
+            messages=_by_method(metrics.samples, "grpc_server_msg_received_total"),
+            refused=_by_method(metrics.samples, "grpc_server_handled_total", failed=True),
             revision=metrics.total("etcd_debugging_mvcc_current_revision"),
             proposals=metrics.total("etcd_server_proposals_committed_total"),
             grpc_bytes=metrics.total("etcd_network_client_grpc_received_bytes_total")
@@ -69,10 +70,12 @@ class BenchmarkEtcd(EtcdServer):
         )
 
 
-def _messages(samples: Iterable[Sample]) -> dict[str, float]:
+def _by_method(samples: Iterable[Sample], name: str, *, failed: bool = False) -> dict[str, float]:
     counts: dict[str, float] = {}
     for sample in samples:
-        if sample.name == "grpc_server_msg_received_total" and sample.value:
+        if sample.name != name or not sample.value:
+            continue
+        if not failed or sample.labels["grpc_code"] != "OK":
             method = sample.labels["grpc_method"]
             counts[method] = counts.get(method, 0.0) + sample.value
     return counts
@@ -95,6 +98,8 @@ class Counters:
     """Calls begun by method; a stream counts once. ``v2 …`` are those of the old HTTP API."""
     messages: dict[str, float]
     """v3: messages received by method; each one of a stream counts."""
+    refused: dict[str, float]
+    """v3: calls that ended with an error, by method; streams that were cancelled among them."""
     revision: float
     proposals: float
     grpc_bytes: float
@@ -108,6 +113,7 @@ class Counters:
         return Counters(
             _more(self.requests, before.requests),
             _more(self.messages, before.messages),
+            _more(self.refused, before.refused),
             self.revision - before.revision,
             self.proposals - before.proposals,
             self.grpc_bytes - before.grpc_bytes,
@@ -131,6 +137,7 @@ class Counters:
         return {
             "requests": self.requests,
             "messages": self.messages,
+            "refused": self.refused,
             "revisions": self.revision,
             "proposals": self.proposals,
             "grpc_bytes": self.grpc_bytes,

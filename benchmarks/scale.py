@@ -124,12 +124,15 @@ class _Meter:
         cpu_s = [end - begin for begin, end in zip(before.cpu_s, after.cpu_s, strict=True)]
         requests = {k: n for k, n in spent.messages.items() if k not in _NOT_OF_A_ROUND}
         # losing a node's lease deletes its keys, which raises the revision without a request
-        failed = max(0.0, spent.messages.get("Txn", 0.0) - (spent.revision - lost))
+        refused = spent.refused.get("Txn", 0.0)
+        done = spent.messages.get("Txn", 0.0) - refused
+        failed = max(0.0, done - (spent.revision - lost))
         return {
             "alive": nodes,
             "took_s": after.at_s - before.at_s,
             "requests_per_node": sum(requests.values()) / nodes,
             "failed_compares_per_node": failed / nodes,
+            "refused_per_node": refused / nodes,
             "bytes_per_node": spent.grpc_bytes / nodes,
             "keep_alives_per_node": spent.messages.get("LeaseKeepAlive", 0.0) / nodes,
             "etcd_cpu_s": spent.cpu_s,
@@ -339,6 +342,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("time", "seconds", results.seconds),
     ("requests", "requests_per_node", results.number),
     ("failed compares", "failed_compares_per_node", results.number),
+    ("refused", "refused_per_node", results.number),
     ("bytes", "bytes_per_node", results.number),
     ("etcd CPU", "etcd_cpu_s_per_node", results.seconds),
     ("node CPU", "simulator_cpu_s_per_node", results.seconds),
