@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Installs everything the tests need into a virtual environment and runs all of them.
 #
-#   ./tools/test.sh [pytest arguments]
+#   ./tools/test.sh [--install-only | --no-install] [pytest arguments]
+#
+# Most tests wait most of the time, so several run at once: -n 0 after it runs them in series.
 #
 # Environment:
+#   RDZV_ETCD_TEST_WORKERS  how many tests run at once (two for each core)
 #   PYTHON             the interpreter to use (python3)
 #   RDZV_ETCD_VENV     where the virtual environment is or goes (.venv)
 #   RDZV_ETCD_TORCH    which torch to install if there is none (torch>=2.5), such as torch==2.13.0+cpu
@@ -16,6 +19,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${RDZV_ETCD_VENV:-.venv}
 torch=${RDZV_ETCD_TORCH:-torch>=2.5}
 extras=${RDZV_ETCD_EXTRAS:-test}
+workers=${RDZV_ETCD_TEST_WORKERS:-$((2 * $(nproc)))}
+
+install=yes run=yes
+case ${1-} in
+--install-only) run=no && shift ;;
+--no-install) install=no && shift ;;
+esac
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -38,22 +48,28 @@ fetch_etcd() {
     "$folder/usr/bin/etcd" --version >/dev/null
 }
 
-if [[ ! -x $venv/bin/python ]]; then
-    say "creating $venv"
-    "${PYTHON:-python3}" -m venv "$venv" || {
-        say "this Python has no venv module (on Debian: apt-get install python3-venv)"
-        exit 1
-    }
-fi
-python=$venv/bin/python
-pip=("$python" -m pip --disable-pip-version-check --quiet install)
+install_all() {
+    if [[ ! -x $venv/bin/python ]]; then
+        say "creating $venv"
+        "${PYTHON:-python3}" -m venv "$venv" || {
+            say "this Python has no venv module (on Debian: apt-get install python3-venv)"
+            exit 1
+        }
+    fi
+    local pip=("$python" -m pip --disable-pip-version-check --quiet install)
 
-if ! "$python" -c 'import torch' 2>/dev/null; then
-    say "installing $torch (for a CPU-only torch see RDZV_ETCD_TORCH and the README)"
-    "${pip[@]}" "$torch"
+    if ! "$python" -c 'import torch' 2>/dev/null; then
+        say "installing $torch (for a CPU-only torch see RDZV_ETCD_TORCH and the README)"
+        "${pip[@]}" "$torch"
+    fi
+    say "installing rdzv-etcd[$extras]"
+    "${pip[@]}" --editable ".[$extras]"
+}
+
+python=$venv/bin/python
+if [[ $install == yes ]]; then
+    install_all
 fi
-say "installing rdzv-etcd[$extras]"
-"${pip[@]}" --editable ".[$extras]"
 
 system_etcd=$(command -v etcd || true)
 if [[ -z ${RDZV_ETCD_TEST_BINARIES:-} ]] && ! { [[ -n $system_etcd ]] && is_program "$system_etcd"; }; then
@@ -65,5 +81,7 @@ if [[ -z ${RDZV_ETCD_TEST_BINARIES:-} ]] && ! { [[ -n $system_etcd ]] && is_prog
     fi
 fi
 
-say "running the tests"
-exec "$python" -m pytest "$@"
+if [[ $run == yes ]]; then
+    say "running the tests, $workers at a time"
+    exec "$python" -m pytest -n "$workers" "$@"
+fi
