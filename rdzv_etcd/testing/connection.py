@@ -143,6 +143,9 @@ class MemoryConnection:
             fault = self.link.next_fault(request)
             if fault.error is not None:
                 raise fault.error
+            if fault.stall_s:
+                await asyncio.sleep(fault.stall_s)
+                await self._connected(call)
             try:
                 return _settled(await self._attempt(call, fault), doubtful=doubtful)
             except LeaseExistsError:

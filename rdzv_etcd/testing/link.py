@@ -34,6 +34,7 @@ class Planned:
     matching: Match
     fate: Fate = Fate.NORMAL
     delay_s: float = 0.0
+    stall_s: float = 0.0
     error: EtcdError | None = None
 
 
@@ -97,6 +98,14 @@ class Link:
     def hold_requests(self, delay_s: float, count: int = 1, matching: Match | None = None) -> None:
         """Let the next requests arrive late: perhaps after their caller has given up."""
         self._plan(Planned(count, matching or _any, delay_s=delay_s))
+
+    def stall_requests(self, delay_s: float, count: int = 1, matching: Match | None = None) -> None:
+        """Let the next requests be sent late, over whatever connection there is by then.
+
+        As if their process had been stopped between its decision and its sending: unlike a request
+        that is under way, such a one outlives a broken connection, even a wiped etcd.
+        """
+        self._plan(Planned(count, matching or _any, stall_s=delay_s))
 
     def fail(self, error: EtcdError, count: int = 1, matching: Match | None = None) -> None:
         """Answer the next calls with ``error`` and do nothing."""

@@ -386,6 +386,26 @@ def test_without_space_only_puts_and_grants_are_refused() -> None:
     simulate(test)
 
 
+def test_a_stalled_request_outlives_the_connection_and_the_data() -> None:
+    """One under way does not."""
+
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        etcd.link.stall_requests(2.0)
+        etcd.link.hold_requests(2.0)
+        stalled = asyncio.ensure_future(put(etcd, b"stalled"))
+        await asyncio.sleep(0.1)
+        under_way = asyncio.ensure_future(put(etcd, b"under way"))
+        await asyncio.sleep(1.0)
+        server.wipe()
+        with pytest.raises(OutcomeUnknownError):
+            await under_way
+        await stalled
+        assert [kv.value for kv in server.snapshot()] == [b"stalled"]
+
+    simulate(test)
+
+
 def test_who_is_refused_keeps_what_it_has() -> None:
     """As with etcd's roles: a watch goes on, and so does a lease; nothing else is allowed."""
 
