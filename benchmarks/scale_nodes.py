@@ -10,7 +10,7 @@ import asyncio
 import gc
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class ScaleProcess:
         """Let the leader arrive."""
 
     def follow(self) -> None:
-        """Let those arrive who may take over the lead."""
+        """Let those arrive who may take over the lead, and the others hear who leads."""
 
     def run(self) -> dict[str, Any]:
         """Let all others arrive; return when every node here holds its rank."""
@@ -179,6 +179,7 @@ class SimulatedNodes(ScaleProcess):
         self._told = asyncio.Event()
         self._round = 0
         self._waited_for: set[int] = set()
+        self._reached: Callable[[SimulatedNode], bool] = self._holds_next
         clock = SystemClock()
         clients = [EtcdClient(plan.connection, clock) for _ in range(plan.connections)]
         channels = [
@@ -212,6 +213,10 @@ class SimulatedNodes(ScaleProcess):
         for task in self._tasks:
             task.add_done_callback(lambda _: self._told.set())
 
+    def follow(self) -> None:
+        """Wait until all here have heard of the leader: it came before the clock starts."""
+        self._loop.run(self._until(lambda node: node.knows_a_leader))
+
     def run(self) -> dict[str, Any]:
         return self._loop.run(self._join())
 
@@ -224,17 +229,11 @@ class SimulatedNodes(ScaleProcess):
         return self._loop.run(self._hold_ranks())
 
     async def _hold_ranks(self) -> dict[str, Any]:
-        alive = [node for node in self._nodes if not node.is_gone]
-        self._waited_for = {node.index for node in alive if not self._holds_next(node)}
-        self._told.clear()
-        problems = self._problems()
-        while self._waited_for and not problems:
-            await self._told.wait()
-            self._told.clear()
-            problems = self._problems()
+        problems = await self._until(self._holds_next)
+        nodes = [node for node in self._nodes if not node.is_gone]
         held = [
             report(node.index, node.world, node.told_s, node.arrived_s, node.ranked_s)
-            for node in alive
+            for node in nodes
             if node.world is not None
         ]
         self._round = max((place[0] for _, _, place, _ in held), default=self._round + 1)
@@ -244,12 +243,26 @@ class SimulatedNodes(ScaleProcess):
     def _holds_next(self, node: SimulatedNode) -> bool:
         return node.world is not None and node.world.round > self._round
 
+    async def _until(self, reached: Callable[[SimulatedNode], bool]) -> list[str]:
+        """Wait until all living nodes are so, or something fails; return the problems."""
+        self._reached = reached
+        self._waited_for = {
+            node.index for node in self._nodes if not node.is_gone and not reached(node)
+        }
+        self._told.clear()
+        problems = self._problems()
+        while self._waited_for and not problems:
+            await self._told.wait()
+            self._told.clear()
+            problems = self._problems()
+        return problems
+
     def _problems(self) -> list[str]:
         problems = [repr(node.problem) for node in self._nodes if node.problem is not None]
         return problems + [repr(task.exception()) for task in self._tasks if task.done()]
 
     def _note(self, node: SimulatedNode) -> None:
-        if self._holds_next(node):
+        if self._reached(node):
             self._waited_for.discard(node.index)
         if not self._waited_for or node.problem is not None:
             self._told.set()

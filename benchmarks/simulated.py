@@ -41,7 +41,7 @@ class SimulatedNode:
         etcd: EtcdClient,
         told: Callable[[SimulatedNode], None],
     ) -> None:
-        """``told`` is called when the node holds a rank, and when it fails."""
+        """``told`` is called when the node hears of a leader, holds a rank, or fails."""
         self.index = index
         self.lease_id = plan.lease(index)
         self.is_gone = False
@@ -104,9 +104,16 @@ class SimulatedNode:
     # -- what follows from what is seen -----------------------------------------------------------
 
     def _see(self, control: Control) -> None:
+        no_leader = self._control.leader is None
         self._control = control
         self._standing.notice(control)
         self._look()
+        if no_leader and control.leader is not None:
+            self._told(self)
+
+    @property
+    def knows_a_leader(self) -> bool:
+        return self._control.leader is not None
 
     def _look(self) -> None:
         """Do what is to be done now, as the tasks of a real node do after each beat."""
