@@ -34,11 +34,19 @@ def finish(agents: Agents, server: EtcdServer, job: Job, running: list[Agent]) -
 
 def assert_nothing_left(server: EtcdServer, job: Job) -> None:
     """Etcd holds no key and no lease of the job, once its marker ``closed_ttl`` is over."""
-    wait_until(
-        "the job's keys and leases are gone",
-        lambda: not server.keys(_keys(job).root) and not server.leases(),
-        timeout_s=30,
-    )
+
+    def left() -> list[str]:
+        keys = [f"{key!r}: {value!r}" for key, value in server.keys(_keys(job).root).items()]
+        return keys + [f"lease {lease:x}" for lease in server.leases()]
+
+    try:
+        wait_until("the job's keys and leases are gone", lambda: not left(), timeout_s=30)
+    except AssertionError as error:
+        granted = [
+            server.gateway.call("/v3/lease/timetolive", {"ID": str(lease), "keys": True})
+            for lease in server.leases()
+        ]
+        raise AssertionError(f"{error}: {left()}, {granted}") from None
 
 
 def _keys(job: Job) -> JobKeys:
