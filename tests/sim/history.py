@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from rdzv_etcd.core.model import Change, Closure, Control, Leader, NodeInfo, Round
+from rdzv_etcd.core.model import (
+    Change,
+    Closure,
+    Control,
+    Leader,
+    NodeInfo,
+    Round,
+    is_unknown,
+)
 from rdzv_etcd.core.slicing import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind
@@ -52,6 +60,8 @@ class Here:
 
     info: NodeInfo
     mod_revision: int
+    seated: bool = False
+    """Whether a round was formed with it since this node arrived: then it works there."""
 
 
 @dataclass(slots=True)
@@ -232,7 +242,22 @@ class History:
             self._came[node_id] = applied.at_s
         else:
             self._went[node_id] = (before.info, applied.at_s)
-        store.nodes[node_id] = Here(info, kv.mod_revision)
+        store.nodes[node_id] = Here(info, kv.mod_revision, self._is_seated(info, before))
+
+    def _is_seated(self, info: NodeInfo, before: Here | None) -> bool:
+        """Whether a presence that was just put is that of a node at work, not of one that arrives.
+
+        A member that puts its presence back says that it arrived for the round it works in.
+        """
+        if before is not None and before.info.arrived_for == info.arrived_for:
+            return before.seated
+        record = self._store.round
+        return (
+            record is not None
+            and record.closure is None
+            and info.node_id in record.members
+            and info.arrived_for <= record.number
+        )
 
     def _take_slice(self, applied: Applied, event: Event) -> None:
         key = event.kv.key
@@ -302,7 +327,11 @@ class History:
             if not back:
                 self._check_leader(applied, f"formed {record}")
                 self._check_seats(record)
+                self._check_epoch(record, epoch)
             self.formed.append(Formed(record, epoch, applied.at_s))
+            for node_id in record.members:
+                if node_id in store.nodes:
+                    store.nodes[node_id] = replace(store.nodes[node_id], seated=True)
         store.round, store.round_revision = record, revision
 
     # -- promises: checked at each commit ---------------------------------------------------------
@@ -338,13 +367,20 @@ class History:
             follows = record.number == before.number + 1 and (record.run != before.run) == fresh
         self.demand(follows, Invariant.SUCCESSION, f"{record} does not follow {before}")
 
+    def _check_epoch(self, record: Round, epoch: int) -> None:
+        """Above that of every round its members were in, even if etcd's revisions begin anew."""
+        for told in self.told:
+            self.demand(
+                told.node_id not in record.members or told.world.epoch < epoch,
+                Invariant.EPOCH,
+                f"{record} has epoch {epoch}, but {told.node_id} was in {told.world}",
+            )
+
     def _check_seats(self, record: Round) -> None:
         """Members are there for this round, and nobody who is stands outside free seats."""
         nodes, settings = self._store.nodes, record.settings
         busy = [
-            node_id
-            for node_id in record.members
-            if node_id in nodes and self._works_on(nodes[node_id].info)
+            node_id for node_id in record.members if node_id in nodes and self._works_on(node_id)
         ]
         self.demand(not busy, Invariant.SEATS, f"{busy} had not arrived for {record}")
         first = nodes.get(record.members[0])
@@ -368,18 +404,19 @@ class History:
             f"{outside} had arrived, and {record} had free seats",
         )
 
-    def _works_on(self, info: NodeInfo) -> bool:
-        """Whether a present node has not come back from the round that is (or may be) its own."""
+    def _works_on(self, node_id: str) -> bool:
+        """Whether a present node has not come back from a round of its own, the last or an earlier
+        one; whatever the record says about it."""
         before = self._store.round
         if before is None or before.closure is not None:
             return False
-        known = (*before.members, *before.expelled)
-        return info.node_id in known and info.arrived_for <= before.number
+        here = self._store.nodes[node_id]
+        return here.seated and here.info.arrived_for <= before.number
 
     def _waits(self, node_id: str) -> bool:
         """Whether a present node waits for the next round."""
         here, before = self._store.nodes[node_id], self._store.round
-        if here.info.leaving is not None or self._works_on(here.info):
+        if here.info.leaving is not None or self._works_on(node_id):
             return False
         if before is None:
             return here.info.arrived_for <= 1
@@ -406,7 +443,8 @@ class History:
             self.demand(False, Invariant.SUCCESSION, f"{change} was published, but not {record}")
             return
         at_s = applied.at_s
-        for node_id in change.lost:
+        for name in change.lost:
+            node_id = record.members[int(name.partition("~")[2])] if is_unknown(name) else name
             here = self._store.nodes.get(node_id)
             self.demand(
                 here is None
@@ -423,7 +461,9 @@ class History:
             for node_id, (info, until_s) in self._went.items()
             if at_s - until_s < DECIDED_WITHIN_S
         }
-        seen = [*recently.values(), *(here.info for here in self._store.nodes.values())]
+        nodes = self._store.nodes
+        present = [nodes[node_id].info for node_id in nodes if not self._works_on(node_id)]
+        seen = [*recently.values(), *present]
         back = any(
             info.arrived_for > record.number and info.node_id in record.members for info in seen
         )
