@@ -27,7 +27,7 @@ def _versions() -> list[object]:
     ]
 
 
-@pytest.fixture(params=_versions())
+@pytest.fixture(scope="session", params=_versions())
 def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
     """The newest version under test; with ``slow_faults`` the others too."""
     binary: EtcdBinary = request.param

@@ -1,52 +1,94 @@
-"""Training through real torchrun while etcd's cluster is hurt; the workers' step log judges."""
+"""Training through real torchrun while etcd's cluster is hurt: the workers' step log judges.
+
+One job on one cluster of three members takes one fault after the other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.faults.nodes import assert_nothing_left
-from tests.support.servers import EtcdCluster
-from tests.torchrun.agents import Agents, Job
+from tests.faults.nodes import TTL_S
+from tests.faults.training import Training
+from tests.support.servers import EtcdBinary, EtcdCluster
+from tests.torchrun.agents import Job
 
 pytestmark = pytest.mark.torchrun
 
-_STEPS_PER_S = 10  # what the worker sleeps
+
+@pytest.fixture(scope="module")
+def cluster(
+    etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdCluster]:
+    made = EtcdCluster(etcd_binary, tmp_path_factory.mktemp("cluster"), 3)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_training(
+    cluster: EtcdCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Training]:
+    job = Job(cluster.endpoints, tmp_path_factory.mktemp("job"), nnodes="2:3")
+    made = Training(job, lambda: cluster.gateway)
+    try:
+        made.start("a", "b")
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture
-def agents() -> Iterator[Agents]:
-    started = Agents()
-    yield started
-    started.close()
+def training(shared_training: Training) -> Iterator[Training]:
+    yield shared_training
+    shared_training.report()
+
+
+def test_etcds_leader_is_killed(cluster: EtcdCluster, training: Training) -> None:
+    with training.undisturbed():
+        leader = cluster.leader()
+        leader.kill()
+        training.train_for(2 * TTL_S)
+        leader.start()
+        training.wait_present()
+
+
+def test_a_rolling_restart(cluster: EtcdCluster, training: Training) -> None:
+    with training.undisturbed():
+        for member in cluster.members:
+            member.restart()
+        training.wait_present()
 
 
 @pytest.mark.parametrize(
-    "away_s", [9, pytest.param(60, marks=pytest.mark.slow_faults)], ids=lambda s: f"{s}s"
+    "away_s", [3 * TTL_S, pytest.param(60, marks=pytest.mark.slow_faults)], ids=lambda s: f"{s}s"
 )
-def test_training_goes_on_without_quorum_and_after_a_new_cluster(
-    cluster: EtcdCluster, agents: Agents, tmp_path: Path, away_s: int
+def test_quorum_is_lost(cluster: EtcdCluster, training: Training, away_s: float) -> None:
+    with training.undisturbed():
+        for member in cluster.members[:2]:
+            member.kill()
+        training.train_for(away_s)
+        for member in cluster.members[:2]:
+            member.start(wait=False)
+        for member in cluster.members:
+            member.wait_ready()
+        training.wait_present()
+
+
+def test_all_data_are_wiped_and_the_cluster_recreated(
+    cluster: EtcdCluster, training: Training
 ) -> None:
-    """Quorum lost for ``away_s``, back again, then killed, wiped and made anew: no worker restarts.
+    with training.undisturbed():
+        cluster.wipe()
+        training.wait_present()
 
-    The lease is 3 s. In the end the job finishes as ever, and leaves nothing.
-    """
-    job = Job(cluster.endpoints, tmp_path, nnodes="2")
-    pair = agents.start(job, "a", "b")
-    agents.wait_for_world(pair, size=2)
-    for member in cluster.members[:2]:
-        member.kill()
-    agents.wait_for_undisturbed_steps(pair, away_s * _STEPS_PER_S)
-    for member in cluster.members[:2]:
-        member.start(wait=False)
-    agents.wait_for_undisturbed_steps(pair, 5 * _STEPS_PER_S)
-    cluster.wipe()
-    agents.wait_for_undisturbed_steps(pair, 8 * _STEPS_PER_S)
 
-    for agent in pair:
-        agent.may_end = True
-    job.stop_file.touch()
-    assert [agent.wait() for agent in pair] == [0, 0]
-    assert_nothing_left(cluster.gateway, job.run_id)
+def test_afterwards_a_node_is_taken_in_and_the_job_ends_well(training: Training) -> None:
+    """The job is as alive as ever, its next world has a higher epoch, and it leaves nothing."""
+    training.wait_for_world()
+    with training.reformed_once():
+        training.start("late")
+    training.finish()

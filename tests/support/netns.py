@@ -47,14 +47,16 @@ class Host:
 
     def __init__(self, network: Network, number: int) -> None:
         self.address = f"{network.prefix}.{number}"
-        self._link = f"rz{os.getpid() % 1_000_000}x{network.number}x{number}"
+        self.link = f"rz{os.getpid() % 1_000_000}x{network.number}x{number}"
+        """The network device in the test's namespace that leads to this host; its address is
+        :attr:`Network.gateway`."""
         sleeper = ["unshare", "--net", "--", "sleep", "infinity"]
         self._holder = spawn([_tool(sleeper[0]), *sleeper[1:]], network.folder / "netns.log")
         self._wait_for_namespace()
         pid = str(self._holder.pid)
-        _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", pid)
-        _ip("addr", "add", network.gateway, "peer", self.address, "dev", self._link)
-        _ip("link", "set", self._link, "up")
+        _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", pid)
+        _ip("addr", "add", network.gateway, "peer", self.address, "dev", self.link)
+        _ip("link", "set", self.link, "up")
         for command in (
             ("addr", "add", self.address, "peer", network.gateway, "dev", "eth0"),
             ("link", "set", "eth0", "up"),
@@ -68,10 +70,10 @@ class Host:
 
     def cut(self) -> None:
         """Pull the cable: packets vanish both ways, and nobody is told."""
-        _ip("link", "set", self._link, "down")
+        _ip("link", "set", self.link, "down")
 
     def heal(self) -> None:
-        _ip("link", "set", self._link, "up")
+        _ip("link", "set", self.link, "up")
 
     def close(self) -> None:
         self._holder.kill()

@@ -23,6 +23,7 @@ import psutil
 T = TypeVar("T")
 
 WORKERS = Path(__file__).parent / "workers"
+WRONG_CLOCK = Path(__file__).with_name("wrong_clock.py")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
 PATIENCE_S = 150.0
@@ -87,6 +88,10 @@ class Job:
     backend: str = "etcd3"
     script: Path = WORKERS / "allreduce.py"
     script_args: Sequence[str] = ()
+    launcher: Sequence[str] = ("-m", "torch.distributed.run")
+    """What Python runs."""
+    enter: Callable[[list[str]], list[str]] = list
+    """Returns the command line that runs the given one on another host."""
 
     @property
     def stop_file(self) -> Path:
@@ -94,7 +99,7 @@ class Job:
 
     def command(self, name: str) -> list[str]:
         log = self.directory / f"{name}.steps"
-        command = [sys.executable, "-m", "torch.distributed.run"]
+        command = [sys.executable, *self.launcher]
         command += [f"--nnodes={self.nnodes}", f"--nproc-per-node={self.nproc}"]
         command += [f"--rdzv-backend={self.backend}", f"--rdzv-id={self.run_id}"]
         command += [f"--rdzv-endpoint={self.endpoint}", f"--max-restarts={self.max_restarts}"]
@@ -106,7 +111,7 @@ class Job:
             command.append(f"--checkpoint-dir={self.directory / name}")
         else:
             command.append(f"--stop-file={self.stop_file}")
-        return [*command, *self.script_args]
+        return self.enter([*command, *self.script_args])
 
 
 class Agent:
@@ -117,6 +122,9 @@ class Agent:
         self.may_end = False
         """Whether the test expects this agent to end (or has ended it)."""
         self._frozen: list[psutil.Process] = []
+        self._steps: list[Step] = []
+        self._read = 0
+        """How many bytes of the step log are in ``_steps``."""
         self._step_log = job.directory / f"{name}.steps"
         self._output = job.directory / f"{name}.output"
         with self._output.open("wb") as output:
@@ -139,10 +147,14 @@ class Agent:
 
     def steps(self) -> list[Step]:
         """Return what this agent's workers have reported so far, in the order of the reports."""
-        if not self._step_log.exists():
-            return []
-        complete, _, _ = self._step_log.read_text().rpartition("\n")
-        return [Step(agent=self.name, **json.loads(line)) for line in complete.splitlines()]
+        if self._step_log.exists():
+            with self._step_log.open("rb") as log:
+                log.seek(self._read)
+                complete, newline, _ = log.read().rpartition(b"\n")
+            self._read += len(complete + newline)
+            lines = complete.splitlines()
+            self._steps += [Step(agent=self.name, **json.loads(line)) for line in lines]
+        return list(self._steps)
 
     def steps_after(self, moment: float) -> list[Step]:
         """Return the steps reported after a moment (wall clock)."""
@@ -159,11 +171,11 @@ class Agent:
         self.process.wait()
         psutil.wait_procs(workers, timeout=PATIENCE_S)
 
-    def freeze(self) -> None:
-        """Stop the agent and its workers like a machine that hangs, until :meth:`thaw`."""
+    def freeze(self, *, workers: bool = True) -> None:
+        """Stop the agent like a machine that hangs, until :meth:`thaw`; ``workers``: them too."""
         agent = psutil.Process(self.process.pid)
         agent.suspend()
-        self._frozen = [agent, *agent.children(recursive=True)]
+        self._frozen = [agent, *(agent.children(recursive=True) if workers else ())]
         for process in self._frozen:
             process.suspend()
 

@@ -1,0 +1,175 @@
+"""Training through real torchrun while its hosts and their ways to a living etcd are hurt.
+
+One job of three nodes takes one fault after the other; the workers' step log judges. Each node has
+a bridge of its own before etcd. One of them is in a network namespace, and the wall clocks of the
+other two are an hour off all the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.nodes import TTL_S
+from tests.faults.test_server import Compactor
+from tests.faults.training import Training
+from tests.support import netns
+from tests.support.bridge import FaultBridge
+from tests.support.netns import Host, Network
+from tests.support.servers import EtcdBinary, EtcdServer
+from tests.torchrun.agents import WRONG_CLOCK, Agent, Job
+
+pytestmark = pytest.mark.torchrun
+
+_NAMES = ("far", "ahead", "behind")
+_HOUR_S = 3600
+
+
+@dataclass(frozen=True)
+class Site:
+    """The job, and all that can be done to it."""
+
+    etcd: EtcdServer
+    training: Training
+    bridges: Mapping[str, FaultBridge]
+    """By the node's name."""
+    host: Host | None
+    """The far node's, if this machine grants namespaces."""
+
+    @property
+    def far(self) -> Agent:
+        return next(agent for agent in self.training.members if agent.name == "far")
+
+    def heal(self) -> None:
+        """End what a failed test did not."""
+        for bridge in self.bridges.values():
+            bridge.heal()
+        if self.host is not None:
+            self.host.heal()
+        self.far.thaw()
+
+
+@pytest.fixture(scope="module")
+def shared_site(
+    etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with ExitStack() as stack:
+        etcd = EtcdServer(etcd_binary, folder)
+        stack.callback(etcd.kill)
+        enter: Callable[[list[str]], list[str]] = list
+        host, address, devices = None, etcd.host, {}
+        if not netns.why_not():
+            network = Network(folder)
+            stack.callback(network.close)
+            host, never_cut = network.add_host(), network.add_host()
+            enter, address = host.enter, network.gateway
+            # The device that gloo is to use: that of the cut link vanishes for it.
+            devices = dict.fromkeys(_NAMES, never_cut.link) | {"far": "eth0"}
+        etcd.start_on_free_ports()
+        at = (etcd.host, etcd.port)
+        bridges = {
+            name: stack.enter_context(FaultBridge(at, host=address, seed=seed))
+            for seed, name in enumerate(_NAMES)
+        }
+        training = Training(Job("", folder, nnodes="2:3"), lambda: etcd.gateway)
+        stack.callback(training.close)
+        for name, skew_s in zip(_NAMES, (0, _HOUR_S, -_HOUR_S), strict=True):
+            training.start(
+                name,
+                environment={"GLOO_SOCKET_IFNAME": devices[name]} if devices else {},
+                endpoint=bridges[name].target,
+                enter=enter if name == "far" else list,
+                **({"launcher": (str(WRONG_CLOCK), str(skew_s))} if skew_s else {}),
+            )
+        yield Site(etcd, training, bridges, host)
+
+
+@pytest.fixture
+def site(shared_site: Site) -> Iterator[Site]:
+    """The job, in its world of three."""
+    shared_site.training.wait_for_world()
+    shared_site.training.wait_present()
+    yield shared_site
+    shared_site.heal()
+    shared_site.training.report()
+
+
+def test_wall_clocks_are_an_hour_off(site: Site) -> None:
+    """Two of three, in both directions; longer than any lease. They are off in all other tests."""
+    with site.training.undisturbed():
+        site.training.train_for(3 * TTL_S)
+        site.training.wait_present()
+
+
+def test_etcd_compacts_every_second(site: Site) -> None:
+    """Also what nodes have not read yet, because they were cut off for a moment: they read anew."""
+    with site.training.undisturbed():
+        compactor = Compactor(site.etcd.gateway, every_s=1.0)
+        try:
+            site.training.train_for(TTL_S)
+            for bridge in site.bridges.values():
+                bridge.black_hole()
+            done = compactor.times
+            site.training.agents.wait_until("compactions", lambda: compactor.times >= done + 2)
+            for bridge in site.bridges.values():
+                bridge.reset()  # watches must begin anew, at a revision that is gone
+                bridge.heal()
+            site.training.wait_present()
+            site.training.train_for(TTL_S)
+        finally:
+            compactor.close()
+
+
+def test_200_ms_latency_and_5_percent_loss(site: Site) -> None:
+    """100 ms each way: nobody is taken for lost."""
+    with site.training.undisturbed():
+        for bridge in site.bridges.values():
+            bridge.shape(delay_s=0.1, jitter_s=0.02, loss=0.05)
+        site.training.train_for(4 * TTL_S)
+        site.training.wait_present()
+        for bridge in site.bridges.values():
+            bridge.heal()
+
+
+def test_all_nodes_are_cut_off_and_come_back_one_by_one(site: Site) -> None:
+    """For several TTLs; the leader comes back first, so it sees the others missing."""
+    with site.training.undisturbed():
+        leader = site.training.leader().name
+        for bridge in site.bridges.values():
+            bridge.black_hole()
+        site.training.wait_present([])
+        site.training.train_for(2 * TTL_S)
+        for name in sorted(site.bridges, key=lambda name: name != leader):
+            site.bridges[name].heal()
+            time.sleep(TTL_S / 3)  # one by one is what is tested
+        site.training.wait_present()
+
+
+@pytest.mark.parametrize("workers", [True, False], ids=["the_whole_node", "only_the_agent"])
+def test_an_agent_is_stopped_beyond_its_ttl_and_goes_on(site: Site, workers: bool) -> None:
+    """SIGSTOP: the others form one world without it. SIGCONT: all form one world with it."""
+    far = site.far
+    with site.training.without(far), site.training.reformed_once():
+        far.freeze(workers=workers)
+    with site.training.reformed_once():
+        far.thaw()
+
+
+def test_a_node_is_cut_off_from_everything_beyond_its_ttl(site: Site) -> None:
+    """Its cable is pulled. The others form one world without it, and one with it when it is back;
+    no line of the old world's epoch comes after the first of a new one's."""
+    if site.host is None:
+        pytest.skip(netns.why_not())
+    with site.training.without(site.far), site.training.reformed_once():
+        site.host.cut()
+    with site.training.reformed_once():
+        site.host.heal()
+
+
+def test_afterwards_the_job_ends_well(site: Site) -> None:
+    site.training.finish()
