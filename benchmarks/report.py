@@ -203,7 +203,9 @@ def _scale_phase(kind: str, phase: str) -> str:
 
 
 def _power(exponent: float | None) -> str:
-    return "–" if exponent is None else f"N^{exponent:.2f}"
+    if exponent is None:
+        return "–"
+    return "not at all" if abs(exponent) < 0.05 else f"N^{exponent:.2f}"
 
 
 def _store(document: dict[str, Any]) -> str:

@@ -154,10 +154,10 @@ class _Meter:
         check_world(nodes, self.alive)
         told, arrived, ranked = zip(*(times for *_, times in nodes), strict=True)
         since = [time_s - begin_s for time_s in ranked]
+        steps = {"told_s": max(told) - begin_s, "arrived_s": max(arrived) - begin_s}
         return {
             "seconds": max(since),
-            "told_s": max(told) - begin_s,
-            "arrived_s": max(arrived) - begin_s,
+            **{step: time_s for step, time_s in steps.items() if time_s > 0},
             "first_rank_s": min(since),
             "rank": results.statistics(since),
             "resigned_so_far": sum(answer["resigned"] for answer in answers),
@@ -377,4 +377,4 @@ def parts(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _exponent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"
