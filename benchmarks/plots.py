@@ -153,7 +153,7 @@ def plot_scale(document: dict[str, Any], path: Path) -> None:
     axes.set_yscale("log")
     ticks = sorted({sample["nodes"] for sample in document["results"]})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.minorticks_off()
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("simulated nodes")
     axes.set_ylabel("until the last node holds its rank, s")
     _finish(figure, axes, path)
