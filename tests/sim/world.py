@@ -55,6 +55,8 @@ class SimNode:
     works: bool = False
     """Whether its workers do something; otherwise it just is in its world."""
     work: Work | None = None
+    stops_in_s: float = 0.0
+    """How long its agent needs to stop its workers before it joins again."""
     finished: bool = False
     """Whether its job was closed because it is done."""
     world: World | None = None
@@ -90,6 +92,8 @@ class SimNode:
                 else:
                     await self.node.changed()
                 self.world = None
+                if self.stops_in_s and not self.finished:
+                    await asyncio.sleep(self.stops_in_s)
         except RdzvEtcdError as error:
             self.error = error
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")

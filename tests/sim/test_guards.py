@@ -1,0 +1,211 @@
+"""Guards whose loss random lives seldom notice: for each the schedule in which it is what counts.
+
+Every scenario goes well as the code is, and breaks the promise named without the guard.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rdzv_etcd.core import closing
+from rdzv_etcd.core.closing import Close
+from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.group import node
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.values import decode_node
+from rdzv_etcd.testing.link import Match
+from rdzv_etcd.testing.requests import Request
+from tests.group.test_scenarios import puts
+from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.test_mutants import on, swapped, without_guard
+from tests.sim.world import TTL_S, Scenario, SimJob, SimNode, simulate
+
+# A life that fails is cut short, with coroutines under way.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def assert_noticed(
+    scenario: Scenario,
+    place: object,
+    function: str,
+    by: Callable[..., Any],
+    invariant: Invariant,
+    **job: Any,
+) -> None:
+    simulate(scenario, range(5), **job)
+    logging.disable(logging.CRITICAL)
+    try:
+        with swapped(place, function, by), pytest.raises(InvariantError) as caught:
+            simulate(scenario, range(5), **job)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert caught.value.invariant is invariant
+
+
+async def works_one_after_the_other(job: SimJob, names: str) -> list[SimNode]:
+    """Start nodes so that the first leads; it is the first to write anything at all."""
+    for name in names:
+        job.start(name)
+        await job.pass_time(0.1)
+    await job.until_works(names)
+    assert job.leader is job.nodes[names[0]]
+    return [job.nodes[name] for name in names]
+
+
+def restores(job: SimJob, member: SimNode) -> Match:
+    """Match the transactions with which a member puts its presence back in its round."""
+    key = job.keys.node(member.node_id)
+
+    def matching(request: Request) -> bool:
+        world = member.world
+        return (
+            world is not None
+            and isinstance(request, Txn)
+            and any(
+                isinstance(op, Put)
+                and op.key == key
+                and decode_node(key, member.node_id, op.value).arrived_for == world.round
+                for op in request.success
+            )
+        )
+
+    return matching
+
+
+def test_a_change_published_over_another_record() -> None:
+    """The leader is stopped before it can send that a member was lost. Meanwhile etcd loses its
+    data, another member puts the record back first, and leads: by a leader key that was made in
+    the very same revision as the old one. Only the record's revision tells the two apart."""
+
+    async def scenario(job: SimJob) -> None:
+        leader, other, victim = await works_one_after_the_other(job, "abc")
+        sent: list[float] = []
+        publishes = puts(job.keys.change)
+
+        def matching(request: Request) -> bool:
+            if publishes(request):
+                sent.append(job.loop.time())
+                return True
+            return False
+
+        leader.connection.link.stall_requests(6.0, 1, matching)
+        job.crash(victim.name)
+        await job.until(lambda: bool(sent), "the leader decides", 2 * TTL_S)
+        before = other.node.control.leader_revision
+        leader.connection.link.delay(1.0)
+        job.wipe()
+        await job.until(
+            lambda: other.node.leads and other.node.control.round is not None, "another leads", 2.0
+        )
+        assert other.node.control.leader_revision == before
+        await job.pass_time(8.0)
+        leader.connection.link.delay(0.001)
+        await job.until_works("ab")
+
+    assert_noticed(
+        scenario,
+        requests,
+        "publish_change",
+        without_guard(on(b"ctl/round")),
+        Invariant.LEADER,
+        min_nodes=2,
+        max_nodes=3,
+    )
+
+
+def test_a_presence_put_back_after_its_node_was_called_lost() -> None:
+    """A member has lost its lease, and sees no change yet; what it puts back is 25 s under way.
+    Meanwhile the leader, gone too, is replaced by one that calls both lost."""
+
+    async def scenario(job: SimJob) -> None:
+        leader, late, other = await works_one_after_the_other(job, "abc")
+        late.connection.link.hold_requests(25.0, 9, restores(job, late))  # and its copies
+        job.server.expire(late.node.context.session.lease_id)
+        job.crash(leader.name)
+        await job.until(lambda: bool(job.history.changes), "both are missed", 2 * TTL_S)
+        await job.pass_time(30.0)
+        job.history.check()
+        job.start("d")
+        await job.until_works("bcd")
+        assert other.joins == 2
+
+    assert_noticed(
+        scenario,
+        requests,
+        "restore_presence",
+        without_guard(lambda guard: guard.key.endswith(b"ctl/change")),
+        Invariant.EVICTED,
+        min_nodes=3,
+        max_nodes=3,
+    )
+
+
+def overlooks_its_eviction(
+    original: Any, control: Any, world: Any, evicted: bool, closure: Any = None
+) -> int:
+    return int(original(control, world, False, closure))
+
+
+def test_an_eviction_that_only_the_member_itself_knows_of() -> None:
+    """After a loss of data the first to put a record back knows only an older round. To the members
+    of the later one it looks like a view that lags behind; that they were evicted is their own
+    note."""
+
+    async def scenario(job: SimJob) -> None:
+        _, other, away = await works_one_after_the_other(job, "abc")
+        away.connection.link.partition(silent=True)
+        await job.until_works("ab")
+        for name in "ab":
+            job.nodes[name].connection.link.partition()
+        job.wipe()
+        away.connection.link.heal()
+        await job.until(lambda: away.node.leads, "the older round is back", 3 * TTL_S)
+        assert away.node.control.round is not None
+        assert away.node.control.round.number < other.worlds[-1].round
+        for name in "ab":
+            job.nodes[name].connection.link.heal()
+        await job.pass_time(5.0)
+        job.history.check()
+        await job.until_works("abc")
+
+    assert_noticed(
+        scenario,
+        node,
+        "waiting_count",
+        overlooks_its_eviction,
+        Invariant.STALE,
+        min_nodes=2,
+        max_nodes=3,
+        works=True,
+    )
+
+
+def names_nobody(original: Any, *args: Any) -> Close:
+    close: Close = original(*args)
+    return Close(close.world, (), close.reason)
+
+
+def test_a_member_that_came_back_too_late_is_named() -> None:
+    """It is alive, and works on; its presence looks like that of a spare."""
+
+    async def scenario(job: SimJob) -> None:
+        _, slow, victim = await works_one_after_the_other(job, "abc")
+        slow.stops_in_s = 60.0
+        job.crash(victim.name)
+        await job.until(lambda: len(job.history.formed) == 2, "a round without it", 50.0)
+        await job.pass_time(60.0)
+        await job.until_works("ab")
+
+    assert_noticed(
+        scenario,
+        closing,
+        "_close",
+        names_nobody,
+        Invariant.SEATS,
+        min_nodes=1,
+        max_nodes=3,
+    )
