@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slice-nodes", type=options.count, default=128)
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="seconds")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds; a lease's TTL at least")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one phase")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one phase")
     options.add_common_arguments(parser)
 
 
