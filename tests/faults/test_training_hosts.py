@@ -7,6 +7,7 @@ other two are an hour off all the time.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from tests.torchrun.agents import WRONG_CLOCK, Agent, Job
 pytestmark = pytest.mark.torchrun
 
 _NAMES = ("far", "ahead", "behind")
-_HOUR_S = 3600
+_HOUR_S, _DAY_S = 3600, 86400
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,8 @@ class Site:
     host: Host | None
     """The far node's, if this machine grants namespaces."""
 
-    @property
-    def far(self) -> Agent:
-        return next(agent for agent in self.training.members if agent.name == "far")
+    def agent(self, name: str) -> Agent:
+        return next(agent for agent in self.training.members if agent.name == name)
 
     def heal(self) -> None:
         """End what a failed test did not."""
@@ -50,7 +50,7 @@ class Site:
             bridge.heal()
         if self.host is not None:
             self.host.heal()
-        self.far.thaw()
+        self.agent("far").thaw()
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +92,31 @@ def shared_site(
 @pytest.fixture
 def site(shared_site: Site) -> Iterator[Site]:
     """The job, in its world of three."""
-    shared_site.training.wait_for_world()
-    shared_site.training.wait_present()
-    yield shared_site
-    shared_site.heal()
-    shared_site.training.report()
+    try:
+        shared_site.training.wait_for_world()
+        shared_site.training.wait_present()
+        yield shared_site
+    finally:
+        shared_site.heal()
+        shared_site.training.report()
 
 
 def test_wall_clocks_are_an_hour_off(site: Site) -> None:
     """Two of three, in both directions; longer than any lease. They are off in all other tests."""
+    far, ahead, behind = (_first_logged_s(site.agent(name)) for name in _NAMES)
+    assert (ahead - far) % _DAY_S == pytest.approx(_HOUR_S, abs=600)
+    assert (far - behind) % _DAY_S == pytest.approx(_HOUR_S, abs=600)
     with site.training.undisturbed():
         site.training.train_for(3 * TTL_S)
         site.training.wait_present()
+
+
+def _first_logged_s(agent: Agent) -> int:
+    """Return the time of day when the agent began, by its own clock."""
+    found = re.search(r"^I\d+ (\d\d):(\d\d):(\d\d)", agent.output, re.MULTILINE)
+    assert found is not None
+    hours, minutes, seconds = map(int, found.groups())
+    return hours * 3600 + minutes * 60 + seconds
 
 
 def test_etcd_compacts_every_second(site: Site) -> None:
@@ -153,7 +166,7 @@ def test_all_nodes_are_cut_off_and_come_back_one_by_one(site: Site) -> None:
 @pytest.mark.parametrize("workers", [True, False], ids=["the_whole_node", "only_the_agent"])
 def test_an_agent_is_stopped_beyond_its_ttl_and_goes_on(site: Site, workers: bool) -> None:
     """SIGSTOP: the others form one world without it. SIGCONT: all form one world with it."""
-    far = site.far
+    far = site.agent("far")
     with site.training.without(far), site.training.reformed_once():
         far.freeze(workers=workers)
     with site.training.reformed_once():
@@ -165,7 +178,7 @@ def test_a_node_is_cut_off_from_everything_beyond_its_ttl(site: Site) -> None:
     no line of the old world's epoch comes after the first of a new one's."""
     if site.host is None:
         pytest.skip(netns.why_not())
-    with site.training.without(site.far), site.training.reformed_once():
+    with site.training.without(site.agent("far")), site.training.reformed_once():
         site.host.cut()
     with site.training.reformed_once():
         site.host.heal()

@@ -23,8 +23,12 @@ TESTS = Path(__file__).parents[1]
 ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 """A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
 
-GROUPS = {"containers": "tests/integration/"}
-"""Tests that never run side by side, by a part of their ids: there is one container engine."""
+GROUPS = {
+    "containers": "tests/integration/",
+    "training": r"tests/faults/(test_training\w*).*(etcd-[\d.]+)",
+}
+"""Tests that never run side by side, by what is found in their ids (another group for other groups
+of the expression): there is one container engine, and tests that share a training need it all."""
 
 LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
 """The folders whose tests take longest: begun first, so that no worker ends long after the others.
@@ -40,10 +44,18 @@ def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((name for name, place in GROUPS.items() if place in nodeid), nodeid)
+            return group_of(nodeid)
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """Return what must be the same for two tests to be kept on one worker, in their order."""
+    for name, expression in GROUPS.items():
+        if found := re.search(expression, nodeid):
+            return " ".join((name, *found.groups()))
+    return nodeid
 
 
 def put_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -180,8 +180,8 @@ class Agent:
             process.suspend()
 
     def thaw(self) -> None:
-        for process in self._frozen:
-            process.resume()
+        while self._frozen:
+            self._frozen.pop().resume()
 
     def terminate(self) -> None:
         """Ask torchrun to stop, as a job scheduler does."""
