@@ -135,4 +135,9 @@ def claim_delay_s(rank: int | None, size: int, jitter_s: float) -> float:
 
 
 def _turn_s(rank: int) -> float:
-    return min(0.005 * min(rank, 50) + 0.001 * max(0, rank - 50), 3.0)
+    """5 ms for each of the first 50 ranks, 1 ms to rank 1,000, then 0.25 ms."""
+    return 0.005 * min(rank, 50) + 0.001 * _between(rank, 50, 1000) + 0.00025 * max(0, rank - 1000)
+
+
+def _between(rank: int, first: int, last: int) -> int:
+    return max(0, min(rank, last) - first)

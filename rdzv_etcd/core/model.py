@@ -216,9 +216,6 @@ class Nodes:
     left: frozenset[str] = frozenset()
     """Nodes that said good-bye before they went."""
 
-    def in_arrival_order(self) -> Sequence[Presence]:
-        return sorted(self.present.values(), key=lambda p: (p.create_revision, p.info.node_id))
-
 
 _NOBODY = "nobody~"
 
@@ -240,9 +237,10 @@ def display_name(node_id: str) -> str:
 def display_names(node_ids: Sequence[str]) -> str:
     """Host names for a log line; where they are ambiguous with the pid, or the whole id."""
     limit = 8
+    some = node_ids[:limit]
     for parts in (1, 2, 3):
-        shown = ["~".join(node_id.split("~")[:parts]) for node_id in node_ids]
+        shown = ["~".join(node_id.split("~")[:parts]) for node_id in some]
         if len(set(shown)) == len(shown):
             break
-    more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
-    return ", ".join(shown[:limit]) + more
+    more = f" and {len(node_ids) - limit} more" if len(node_ids) > limit else ""
+    return ", ".join(shown) + more

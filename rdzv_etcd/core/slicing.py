@@ -8,10 +8,14 @@ from rdzv_etcd.core.model import Slices, unknown_member
 
 
 def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:
-    """Say how a world of ``size`` is published: in slices of about ``slice_nodes``, or whole."""
+    """Say how a world of ``size`` is published: whole up to ``slice_nodes``, else in slices.
+
+    A slice is a quarter of that, on average: smaller ones would save a node less than its own
+    requests cost, larger ones are what it mostly reads (docs/performance.md).
+    """
     if size <= slice_nodes:
         return None
-    return Slices(size, -(-size // slice_nodes), edition)
+    return Slices(size, -(-size // max(1, slice_nodes // 4)), edition)
 
 
 def cut(members: Sequence[str], slices: Slices) -> tuple[Mapping[str, int], ...]:

@@ -65,9 +65,10 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     some_unknown = (
         formed is not None and formed.slices is not None and any(map(is_unknown, members))
     )
-    for presence in nodes.in_arrival_order():
+    others = [presence for node_id, presence in nodes.present.items() if node_id not in seated]
+    for presence in sorted(others, key=_arrival):
         info = presence.info
-        if info.node_id in seated or info.leaving is not None:
+        if info.leaving is not None:
             continue
         asks_anew = _asks_anew(presence, control)
         if not asks_anew and (formed is None or some_unknown or info.node_id in expelled):
@@ -85,6 +86,10 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         tuple(strangers),
         tuple(idle),
     )
+
+
+def _arrival(presence: Presence) -> tuple[int, str]:
+    return presence.create_revision, presence.info.node_id
 
 
 def _asks_anew(presence: Presence, control: Control) -> bool:

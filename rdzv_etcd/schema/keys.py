@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from rdzv_etcd.errors import SettingsError
@@ -44,17 +44,16 @@ class JobKeys:
 
     prefix: str
     job_id: str
+    root: bytes = field(init=False, repr=False, compare=False)
+    """The prefix of all the job's keys, with a trailing slash."""
 
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
-
-    @property
-    def root(self) -> bytes:
-        """The prefix of all the job's keys, with a trailing slash."""
         # surrogatepass: an argument that is not valid text is as good an id as any other
         job = quote(self.job_id, safe="", errors="surrogatepass")
-        return f"{self.prefix.rstrip('/')}/{job}/".encode(errors="surrogateescape")
+        root = f"{self.prefix.rstrip('/')}/{job}/".encode(errors="surrogateescape")
+        object.__setattr__(self, "root", root)  # every key is made from it
 
     # -- control: what every node watches ---------------------------------------------------------
 

@@ -68,8 +68,10 @@ class _Fields:
 
     def wholes(self, name: str) -> dict[str, int]:
         value = self._get(name, dict, _MISSING)
-        fields = _Fields(value)
-        return {key: fields.whole(key) for key in value}
+        for key, item in value.items():
+            if type(item) is not int or not 0 <= item <= _MAX_LEASE:
+                raise ValueError(f"{name!r} gives {key!r} {item!r}, not a whole number from 0 on")
+        return dict(value)
 
     def nested(self, name: str) -> _Fields:
         return _Fields(self._get(name, dict, _MISSING))

@@ -173,7 +173,7 @@ class Settings:
     local_addr: str | None = None
     """The address other nodes reach this one at; ``None``: found out."""
     slice_nodes: int = DEFAULT_SLICE_NODES
-    """The ranks of a world with more nodes than this are published in slices of about so many."""
+    """The ranks of a world with more nodes than this are published in slices of a quarter of it."""
     embed: bool = False
     """Start an etcd on this machine if the endpoint is ours and none answers."""
     embed_grace_s: float = DEFAULT_EMBED_GRACE_S

@@ -179,8 +179,8 @@ OPTIONS: tuple[Option, ...] = (
         "slice_nodes",
         Kind.COUNT,
         "128",
-        "The ranks of a world with more nodes than this are published in slices of about so many, "
-        "so that what a node reads does not grow with the job.",
+        "The ranks of a world with more nodes than this are published in slices of a quarter of "
+        "it, so that what a node reads does not grow with the job.",
     ),
     Option(
         "embed",

@@ -35,8 +35,8 @@ def test_slices_are_of_about_the_size_asked_for() -> None:
     members = tuple(f"node{index}~{index}~{index:08x}" for index in range(10_000))
     slices = slices_for(len(members), 128, "e")
     assert slices is not None
-    assert slices.count == 79
-    assert max(len(part) for part in cut(members, slices)) < 2 * 128
+    assert slices.count == 313
+    assert max(len(part) for part in cut(members, slices)) < 2 * 32
 
 
 @given(MEMBERS, st.data())
