@@ -28,6 +28,7 @@ _SLICES_PER_TXN = 100
 _SETUP_AT_ONCE = 64
 _ARRIVALS_AT_ONCE = 4000
 """In all processes: etcd refuses requests ("too many requests") while 5,000 proposals wait."""
+from rdzv_etcd.core.slicing import slices_for
 
 
 class BareProcess(ScaleProcess):
@@ -150,7 +151,8 @@ class BareProcess(ScaleProcess):
 
     @property
     def _slices(self) -> int:
-        return -(-self._plan.nodes // self._plan.slice_nodes)
+        slices = slices_for(self._plan.nodes, self._plan.slice_nodes, "")
+        return 1 if slices is None else slices.count
 
     def _slice(self, place: int) -> bytes:
         return f"{self._root}ranks/{place:05d}".encode()

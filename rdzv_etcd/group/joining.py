@@ -149,6 +149,7 @@ class Joining:
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
                     self._leadership.note(Leader(info.node_id, info.settings), claimed)
+                context.pulse.beat()  # if the leader has gone meanwhile, this node may claim
                 context.narrator.say(f"arrived for round {info.arrived_for}, waiting for others")
                 return
         context.take_control(result)

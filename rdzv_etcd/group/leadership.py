@@ -42,6 +42,8 @@ from rdzv_etcd.schema.control import nodes_after, nodes_from
 
 _RETRY_S = 0.5
 _AUDITED = 32
+_QUICK_S = 0.001
+"""A decision that took no longer is made at every change."""
 
 
 class Leadership:
@@ -75,10 +77,14 @@ class Leadership:
                 await self._lead(control.leader_revision)
             elif self.is_mine and self._standing.is_finishing:
                 await self._resign(control.leader_revision)
-            elif control.leader is None and self._standing.is_active and context.session.lease_id:
+            elif control.leader is None and self._may_claim():
                 await self._claim()
             else:
                 await context.pulse.wait()
+
+    def _may_claim(self) -> bool:
+        standing = self._standing  # who is arriving claims with its arrival
+        return bool(standing.is_active and standing.arrived_with and self._context.session.lease_id)
 
     async def _resign(self, fence: int) -> None:
         """Let a new run of a closed job have a leader of its own while this node works on."""
@@ -170,6 +176,7 @@ class Leadership:
             self._stumble(feed.problem)
             await context.pulse.wait()
             return
+        began_s = context.clock.now_s()
         try:
             until_s = await self._act(feed)
         except LeaseNotFoundError:
@@ -180,8 +187,12 @@ class Leadership:
             context.narrator.say(f"as leader: {error}")
             await self._recover(feed)
         else:
-            if until_s is None or until_s > context.clock.now_s():
-                await context.pulse.wait(until_s)
+            now_s = context.clock.now_s()
+            took_s = now_s - began_s
+            if until_s is None or until_s > now_s:
+                if await context.pulse.wait(until_s) and took_s > _QUICK_S:
+                    # While thousands arrive, deciding at each arrival would take all the time.
+                    await context.clock.sleep(3 * took_s)
 
     async def _act(self, feed: Feed[Nodes]) -> float | None:
         """Decide and act; return until when there is nothing to do if nothing changes."""
