@@ -21,6 +21,7 @@ import grpc.aio
 from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
 from benchmarks.scale_nodes import ScaleProcess
 from benchmarks.shared_streams import SharedWatch
+from rdzv_etcd.core.slicing import slices_for
 from rdzv_etcd.etcd import stubs
 
 _PRESENCE_BYTES = 250
@@ -28,7 +29,6 @@ _SLICES_PER_TXN = 100
 _SETUP_AT_ONCE = 64
 _ARRIVALS_AT_ONCE = 4000
 """In all processes: etcd refuses requests ("too many requests") while 5,000 proposals wait."""
-from rdzv_etcd.core.slicing import slices_for
 
 
 class BareProcess(ScaleProcess):

@@ -188,11 +188,11 @@ class Leadership:
             await self._recover(feed)
         else:
             now_s = context.clock.now_s()
-            took_s = now_s - began_s
             if until_s is None or until_s > now_s:
-                if await context.pulse.wait(until_s) and took_s > _QUICK_S:
+                await context.pulse.wait(until_s)
+                if now_s - began_s > _QUICK_S:
                     # While thousands arrive, deciding at each arrival would take all the time.
-                    await context.clock.sleep(3 * took_s)
+                    await context.clock.sleep(3 * (now_s - began_s))
 
     async def _act(self, feed: Feed[Nodes]) -> float | None:
         """Decide and act; return until when there is nothing to do if nothing changes."""
