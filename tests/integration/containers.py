@@ -257,7 +257,7 @@ class Project(DockerCompose):
         parts = []
         for host in self.all_hosts():
             steps = host.steps()[-2:] if host.service.startswith("node") else []
-            last = "\n".join(host.output().splitlines()[-12:])
+            last = "\n".join(host.output().splitlines()[-25:])
             parts.append(f"--- {host}: {host.container.status}\n{last}\n{steps}")
         return "\n".join(parts)
 
@@ -281,7 +281,8 @@ class Project(DockerCompose):
             explain=self.describe,
         )
         attempts = {host: step.attempt for host, step in before.items()}
-        assert {host: step.attempt for host, step in latest.items()} == attempts
+        same = {host: step.attempt for host, step in latest.items()} == attempts
+        assert same, f"workers were restarted\n{self.describe()}"
 
 
 def _world(hosts: Sequence[Host], after: float) -> list[Step]:

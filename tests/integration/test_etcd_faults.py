@@ -1,0 +1,84 @@
+"""etcd nodes lose power, hang or lose their network while two nodes train: no worker restarts.
+
+One follower, the leader, and two of three, which is the quorum. Judged by what the workers report,
+see worker.py; the faults last longer than a lease.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+import pytest
+
+from tests.integration.containers import LEASE_TTL_S, Host, Project, wait_until
+from tests.integration.worker import STEP_S
+
+Fault = Callable[[Host], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def members(healed: Project) -> list[Host]:
+    """The three etcd nodes, healthy, the leader first."""
+    hosts = [host for host in healed.all_hosts() if host.service.startswith("etcd")]
+    assert len(hosts) == 3
+    wait_until("three healthy etcd nodes", lambda: all(map(is_healthy, hosts)))
+    hosts.sort(key=is_leader, reverse=True)
+    return hosts
+
+
+def is_healthy(member: Host) -> bool:
+    """Tell whether it answers a read that needs a quorum."""
+    status, _ = member.container.exec_run(["etcdctl", "endpoint", "health"])
+    return bool(status == 0)
+
+
+def is_leader(member: Host) -> bool:
+    (answer,) = json.loads(member.run("etcdctl", "endpoint", "status", "--write-out=json"))
+    return bool(answer["Status"]["leader"] == answer["Status"]["header"]["member_id"])
+
+
+@pytest.mark.parametrize("fault", [Host.killed, Host.paused, Host.disconnected])
+@pytest.mark.parametrize(
+    "victims", [slice(1, 2), slice(0, 1), slice(0, 2)], ids=["follower", "leader", "two"]
+)
+def test_training_goes_on(
+    job: Project, pair: list[Host], members: list[Host], fault: Fault, victims: slice
+) -> None:
+    # The engine gives out the lowest free address: in this order each gets its own back.
+    away = sorted(members[victims], key=lambda host: min(host.addresses), reverse=True)
+    with ExitStack() as faults:
+        for member in away:
+            faults.enter_context(fault(member))
+        job.expect_undisturbed(pair, steps_for(1.5 * LEASE_TTL_S))
+    wait_until("three healthy etcd nodes", lambda: all(map(is_healthy, members)))
+    if members[0] in away and fault is Host.paused and revokes_leases_wrongly(members[0]):
+        job.wait_for_world(pair)
+    else:
+        job.expect_undisturbed(pair, steps_for(LEASE_TTL_S))
+
+
+def revokes_leases_wrongly(member: Host) -> bool:
+    """Tell whether a leader of this version that was paused revokes living leases when it wakes up.
+
+    It asks for that as a follower; the new leader does it, although the leases were renewed.
+    Sometimes a member's loss is then published before the member has put its presence back.
+    Source: https://github.com/etcd-io/etcd/issues/15247, fixed in 3.5.11 and 3.4.29.
+    """
+    version = member.run("etcd", "--version").splitlines()[0].rpartition(" ")[2]
+    major, minor, patch = (int(part) for part in version.split("."))
+    fixed = {4: 29, 5: 11}.get(minor, 0)
+    return major == 3 and (minor < 4 or patch < fixed)
+
+
+def test_a_new_world_is_formed_after_all_that(job: Project, pair: list[Host]) -> None:
+    """What was undisturbed was also alive: a third node brings about a new world."""
+    started = time.time()
+    three = job.scale("node", 3)
+    job.wait_for_world(three, after=started)
+
+
+def steps_for(seconds: float) -> int:
+    return round(seconds / STEP_S)
