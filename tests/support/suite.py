@@ -61,8 +61,9 @@ def group_of(nodeid: str) -> str:
 def put_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests for several workers; alone, pytest's own order needs the fewest servers.
 
-    The long folders' tests alternate: some mostly wait, others start many processes. All others
-    keep their order, in which tests that share a server are neighbours.
+    Groups come first: each is one worker's for minutes. The long folders' tests alternate: some
+    mostly wait, others start many processes. All others keep their order, in which tests that share
+    a server are neighbours.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -72,7 +73,10 @@ def put_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         folder = _folder(item)
         seen[folder] += 1
-        places[item] = seen[folder] / sizes[folder] if folder in LONG else 2.0
+        if group_of(item.nodeid) != item.nodeid:
+            places[item] = 0.0
+        else:
+            places[item] = seen[folder] / sizes[folder] if folder in LONG else 2.0
     items.sort(key=places.__getitem__)
 
 
