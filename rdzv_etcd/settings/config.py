@@ -126,11 +126,13 @@ def _secret(given: Given, option: str, from_environment: str | None) -> str | No
     """The content of the file that was named, else the variable; never part of a message."""
     path = given.file(option)
     if path is None:
-        if from_environment and not from_environment.isprintable():
+        # A Kubernetes Secret that was made from a file ends with the file's newline.
+        value = (from_environment or "").rstrip("\r\n")
+        if not value.isprintable():
             raise SettingsError(
                 f"{USER_VARIABLE} or {PASSWORD_VARIABLE} has characters that are not text"
             )
-        return from_environment or None
+        return value or None
     text = _read_line(given.typed(option), path)
     if not text:
         raise SettingsError(f"{given.typed(option)}={str(path)!r} is empty")

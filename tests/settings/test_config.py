@@ -155,6 +155,9 @@ def test_credentials_come_from_the_environment_or_files(tmp_path: Path) -> None:
     made = settings(environ=variables)
     assert made.connection.credentials == Credentials("ann", "s3cret")
     assert "s3cret" not in repr(made)
+    with_newlines = {name: f"{value}\r\n" for name, value in variables.items()}
+    assert settings(environ=with_newlines).connection == made.connection
+    refused("not text", environ={**variables, "RDZV_ETCD_PASSWORD": "s3\ncret"})
     (tmp_path / "user").write_text("bob\n")
     (tmp_path / "password").write_text(" with spaces \r\n")
     files: dict[str, Any] = {
