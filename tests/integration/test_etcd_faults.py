@@ -65,11 +65,11 @@ def revokes_leases_wrongly(member: Host) -> bool:
 
     It asks for that as a follower; the new leader does it, although the leases were renewed.
     Sometimes a member's loss is then published before the member has put its presence back.
-    Source: https://github.com/etcd-io/etcd/issues/15247, fixed in 3.5.11 and 3.4.29.
+    Source: https://github.com/etcd-io/etcd/issues/15247, mended in 3.5.13 and 3.4.31.
     """
     version = member.run("etcd", "--version").splitlines()[0].rpartition(" ")[2]
     major, minor, patch = (int(part) for part in version.split("."))
-    fixed = {4: 29, 5: 11}.get(minor, 0)
+    fixed = {4: 31, 5: 13}.get(minor, 0)
     return major == 3 and (minor < 4 or patch < fixed)
 
 
