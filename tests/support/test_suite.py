@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.suite import ALLOWED_SKIPS_VARIABLE, TESTS
+from tests.support.suite import ALLOWED_SKIPS_VARIABLE, TESTS, group_of
 
 _CONFTEST = """
 from tests.support import suite
@@ -86,3 +86,16 @@ def test_container_tests_stay_in_one_process(tmp_path: Path) -> None:
     assert code == 0, output
     assert "18 passed" in output
     assert len(list(folder.glob("worker-*"))) == 1
+
+
+def test_tests_that_share_a_training_stay_together() -> None:
+    """Those on one etcd version, of one file; nothing else."""
+    place = "tests/faults/test_training_hosts.py::test_"
+    first = group_of(f"{place}one[etcd-3.5.1]")
+    assert first == group_of(f"{place}two[etcd-3.5.1-9s]")
+    others = [
+        f"{place}one[etcd-3.4.23]",
+        "tests/faults/test_training.py::test_one[etcd-3.5.1]",
+        "tests/faults/test_hosts.py::test_one[etcd-3.5.1]",
+    ]
+    assert len({first, *map(group_of, others)}) == 4
