@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 FOLDER = Path(__file__).parent
 PROJECT_PREFIX = "rdzv-etcd-test-"
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 """The limit of every wait. It only ends a failing test."""
 
 LEASE_TTL_S = 3
