@@ -1,7 +1,8 @@
 """An engine that answers, the images, and projects that leave nothing behind.
 
 Without an engine these tests are skipped, unless ``RDZV_ETCD_REQUIRE_ENGINE=1``, under which they
-fail. ``ETCD_IMAGE`` and ``NODE_IMAGE`` name images to use; otherwise images.py builds them.
+fail. Nothing lives longer than these tests: others run after them in the same process.
+``ETCD_IMAGE`` and ``NODE_IMAGE`` name images to use; otherwise images.py builds them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine() -> Iterator[docker.DockerClient]:
     """The engine's client."""
     try:
@@ -52,12 +53,12 @@ def engine() -> Iterator[docker.DockerClient]:
     client.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def etcd_image(engine: docker.DockerClient) -> str:
     return _image("ETCD_IMAGE", images.ETCD_IMAGE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node_image(engine: docker.DockerClient) -> str:
     return _image("NODE_IMAGE", images.NODE_IMAGE)
 
@@ -73,7 +74,7 @@ def _image(variable: str, local: str) -> str:
     return local
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def project(
     engine: docker.DockerClient,
     etcd_image: str,
@@ -91,7 +92,7 @@ def project(
         yield make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def job(project: Callable[..., Project]) -> Project:
     """Three etcd nodes and training nodes, shared by all tests: each begins with a healed one."""
     return project("node", NNODES="2:4")
