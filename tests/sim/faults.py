@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rdzv_etcd.errors import JobClosedError, RdzvEtcdError
+from rdzv_etcd.errors import EtcdNoSpaceError, JobClosedError, RdzvEtcdError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.schema import values
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import SimClock
+from tests.sim.aimed import Aimed
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.work import EXIT_LIMIT_S
 from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, NotReachedError, SimJob, SimNode
@@ -47,6 +48,8 @@ class Plan:
     """Whether the id is used again after the end."""
     slice_nodes: int = DEFAULT_SLICE_NODES
     """Worlds of more nodes are published in slices: small ones, too, in some lives."""
+    aims: bool = False
+    """Whether faults wait for the moments that matter, see :mod:`tests.sim.aimed`."""
 
 
 def plan(rng_seed: int, *, works: bool = True) -> Plan:
@@ -70,6 +73,7 @@ def plan(rng_seed: int, *, works: bool = True) -> Plan:
         random.Random(f"slices {rng_seed}").choice([DEFAULT_SLICE_NODES, 1, 2])
         if works
         else DEFAULT_SLICE_NODES,
+        works,
     )
 
 
@@ -82,6 +86,7 @@ class Life:
         self._rng = job.loop.rng
         self._serial = 0
         self._background: set[asyncio.Future[None]] = set()
+        self._aimed = Aimed(job, what.ttl_s, self._later, self._newcomer)
 
     async def run(self) -> None:
         job = self._job
@@ -145,6 +150,8 @@ class Life:
             ]
         if self._plan.closes_midway:
             faults.append(self._close)
+        if self._plan.aims:
+            faults += self._aimed.faults()
         return faults
 
     def _newcomer(self) -> None:
@@ -257,7 +264,8 @@ class Life:
                 clock.jump(self._rng.choice([1.0, self._plan.ttl_s, 100.0]))
 
     def _run_out_of_space(self) -> None:
-        self._later(self._no_space(self._rng.uniform(0, 3 * self._plan.ttl_s)))
+        longest = 8 if self._plan.aims else 3
+        self._later(self._no_space(self._rng.uniform(0, longest * self._plan.ttl_s)))
 
     async def _no_space(self, duration_s: float) -> None:
         self._job.server.set_no_space(True)
@@ -305,6 +313,7 @@ class Life:
 
     async def _heal(self) -> None:
         job = self._job
+        self._aimed.enough()
         while self._background:
             await asyncio.wait(set(self._background))
         if not job.server.up:
@@ -312,6 +321,7 @@ class Life:
         job.server.set_no_space(False)
         for node in self._alive():
             self._heal_link(node)
+            node.stops_in_s = 0.0
         if self._plan.works:
             self._replace_ended()
             while self._background:
@@ -323,6 +333,7 @@ class Life:
         link = node.connection.link
         link.heal()
         link.lose()
+        link.refuse(None)
         link.delay(0.0, 0.001)
         link._planned.clear()
 
@@ -341,11 +352,20 @@ class Life:
         """The same for any end: the job is started again under its id."""
         for node in self._alive():
             if node.error is not None or node.finished:
+                self._check_error(node)
                 node.alive = False
                 self._later(self._job.leave(node.name))
                 self._newcomer()
         while len(self._alive()) < self._least():
             self._newcomer()
+
+    def _check_error(self, node: SimNode) -> None:
+        """An etcd that only needs an operator ends no member."""
+        self._job.history.demand(
+            not (isinstance(node.error, EtcdNoSpaceError) and node.worlds),
+            Invariant.CONVERGENCE,
+            f"{node.name} was a member, and gave up: {node.error}",
+        )
 
     def _converged(self) -> bool:
         alive = self._alive()
