@@ -7,7 +7,9 @@ fail. Nothing lives longer than these tests: others run after them in the same p
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,16 +43,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="package")
 def engine() -> Iterator[docker.DockerClient]:
     """The engine's client."""
-    try:
-        client = docker.from_env(timeout=300)
-        client.ping()
-    except docker.errors.DockerException as error:
+    client, problem = _connect()
+    if client is None:
         if os.environ.get("RDZV_ETCD_REQUIRE_ENGINE") == "1":
-            pytest.fail(f"{_HOW} ({error})")
+            pytest.fail(f"{_HOW} ({problem})")
         pytest.skip(_HOW)
     remove_abandoned(client)
     yield client
     client.close()
+
+
+def _connect() -> tuple[docker.DockerClient | None, str]:
+    """Return the client of an engine that answers, or why there is none."""
+    problem = ""
+    with warnings.catch_warnings():
+        # docker 7 does not close the socket that it could not connect.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            return docker.from_env(timeout=300), ""
+        except docker.errors.DockerException as error:
+            problem = str(error)
+        gc.collect()
+    return None, problem
 
 
 @pytest.fixture(scope="package")
