@@ -56,7 +56,7 @@ class SimNode:
     """Whether its workers do something; otherwise it just is in its world."""
     work: Work | None = None
     stops_in_s: float = 0.0
-    """How long its agent needs to stop its workers before it joins again."""
+    """How long its agent needs to stop its workers before it joins again; 0 ends that, too."""
     finished: bool = False
     """Whether its job was closed because it is done."""
     world: World | None = None
@@ -92,8 +92,9 @@ class SimNode:
                 else:
                     await self.node.changed()
                 self.world = None
-                if self.stops_in_s and not self.finished:
-                    await asyncio.sleep(self.stops_in_s)
+                ends_s = self.loop.time() + self.stops_in_s
+                while not self.finished and self.stops_in_s and self.loop.time() < ends_s:
+                    await asyncio.sleep(0.5)
         except RdzvEtcdError as error:
             self.error = error
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")
