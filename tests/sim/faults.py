@@ -321,7 +321,7 @@ class Life:
         job.server.set_no_space(False)
         for node in self._alive():
             self._heal_link(node)
-            node.stops_in_s = 0.0
+            node.hurry.set()
         if self._plan.works:
             self._replace_ended()
             while self._background:

@@ -7,11 +7,13 @@ Knows the real driver's face (:class:`rdzv_etcd.group.node.Node`) and the in-mem
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rdzv_etcd.clock import wait_for
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
@@ -56,7 +58,9 @@ class SimNode:
     """Whether its workers do something; otherwise it just is in its world."""
     work: Work | None = None
     stops_in_s: float = 0.0
-    """How long its agent needs to stop its workers before it joins again; 0 ends that, too."""
+    """How long its agent needs to stop its workers before it joins again."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: its agent stops its workers at once, also if it has begun."""
     finished: bool = False
     """Whether its job was closed because it is done."""
     world: World | None = None
@@ -92,9 +96,9 @@ class SimNode:
                 else:
                     await self.node.changed()
                 self.world = None
-                ends_s = self.loop.time() + self.stops_in_s
-                while not self.finished and self.stops_in_s and self.loop.time() < ends_s:
-                    await asyncio.sleep(0.5)
+                if self.stops_in_s and not self.finished:
+                    with contextlib.suppress(TimeoutError):
+                        await wait_for(self.hurry.wait(), self.stops_in_s)
         except RdzvEtcdError as error:
             self.error = error
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")
