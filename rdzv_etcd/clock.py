@@ -37,7 +37,8 @@ class SystemClock:
     """The machine's clock and the running asyncio loop."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self._random = random.Random(seed)
+        # The system's: never the same on two nodes or after a fork, and it needs no seeding.
+        self._random = random.SystemRandom() if seed is None else random.Random(seed)
 
     def now_s(self) -> float:
         return time.monotonic()

@@ -32,11 +32,15 @@ class KeepAlive:
         Raises :class:`EtcdUnavailableError` if no reply came in time, and authentication errors.
         """
         deadline = Deadline(self._link.clock, timeout_s)
+        try:
+            return await self._attempt(lease_id, deadline)
+        except AttemptError as failed:
+            first = failed
         policy = retry.bounded(
             retry.KEEP_ALIVE, deadline, self._link.pause(), self._link.clock, lambda: False
         )
         try:
-            ttl_s: int = await policy(self._attempt, lease_id, deadline)
+            ttl_s: int = await policy(retry.after(first, self._attempt), lease_id, deadline)
         except AttemptError as failed:
             if failed.fault.verdict is Verdict.FINAL:
                 raise failed.fault.error from None

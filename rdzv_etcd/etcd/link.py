@@ -115,9 +115,15 @@ class Link:
         """Make one unary call; tell also whether an earlier attempt may have been applied."""
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
+        try:
+            return Outcome(await self._attempt(call), None, call.maybe_applied)
+        except AttemptError as failed:
+            first = failed
+        # The policy comes in only now: most calls succeed at once, and it costs as much as they do.
         policy = retry.bounded(kind, deadline, self.pause(), self.clock, call.hopeless)
         try:
-            return Outcome(await policy(self._attempt, call), None, call.maybe_applied)
+            message: Any = await policy(retry.after(first, self._attempt), call)
+            return Outcome(message, None, call.maybe_applied)
         except AttemptError as failed:
             return Outcome(None, _last_word(call, failed), call.maybe_applied)
 

@@ -5,13 +5,17 @@ Knows verdicts and time. Must not know gRPC, endpoints or requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import tenacity
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd.faults import AttemptError, Verdict
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NOT_DONE = frozenset({Verdict.NOT_SENT, Verdict.REFUSED, Verdict.STALE_TOKEN})
 
@@ -78,6 +82,18 @@ class Pause:
             return 0.0
         longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(rounds - 1, 10))
         return longest / 2 + self._clock.jitter(longest / 2)
+
+
+def after(first: AttemptError, attempt: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Return ``attempt`` for a policy that is told of a first attempt made without it."""
+    failures = [first]
+
+    async def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        if failures:
+            raise failures.pop()
+        return await attempt(*args, **kwargs)
+
+    return again
 
 
 def bounded(

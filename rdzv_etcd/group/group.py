@@ -19,6 +19,7 @@ from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.rehearsal import rehearse
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.group.standing import World
@@ -48,7 +49,9 @@ class Group:
     one round trip plus the wait for the others. It blocks for at most
     ``settings.connection.connect_timeout_s`` when etcd does not answer, and raises
     :class:`~rdzv_etcd.errors.EtcdError`, :class:`~rdzv_etcd.errors.StateCorruptError` or, with
-    ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`.
+    ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`; and
+    :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node,
+    :class:`OSError` if no port can be had, as :meth:`join` does.
 
     All methods may be called from any thread; one join at a time. When the interpreter exits, a
     group that was not left leaves by itself.
@@ -67,6 +70,8 @@ class Group:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._keys = JobKeys(settings.prefix, settings.job_id)
         self._listener: Bootstrap | None = None
+        self._bound: Bootstrap | None = None
+        """The socket for the first round; the later ones bind theirs when they begin."""
         self._world: World | None = None
         self._left = False
         self._granted: LeaseGrant | None = None
@@ -81,6 +86,8 @@ class Group:
         atexit.register(self._at_exit)
         try:
             self._runtime.run(self._node.start(self._granted))
+            self._runtime.run(self._rehearse())  # on the thread that will do it for real
+            self._bound = self._bind()
         except BaseException:
             self.leave("could not start")
             raise
@@ -117,6 +124,7 @@ class Group:
         except BaseException:
             await client.close()
             raise
+        client.rehearse()
         return client
 
     # -- taking part ------------------------------------------------------------------------------
@@ -132,7 +140,7 @@ class Group:
         :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile.
         """
         self._drop_listener()
-        bootstrap = bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)
+        bootstrap, self._bound = self._bound or self._bind(), None
         limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
         try:
             world = self._run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
@@ -145,6 +153,12 @@ class Group:
             bootstrap.close()
         self._world = world
         return world
+
+    async def _rehearse(self) -> None:
+        rehearse(self._node.context)
+
+    def _bind(self) -> Bootstrap:
+        return bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)
 
     def members(self) -> tuple[str, ...]:
         """Return the node ids of this node's round, by rank.
@@ -225,6 +239,8 @@ class Group:
         self._left = True
         atexit.unregister(self._at_exit)
         self._drop_listener()
+        if self._bound is not None:
+            self._bound.close()
         try:
             self._runtime.run(self._leave(reason))
         finally:

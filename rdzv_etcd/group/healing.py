@@ -32,7 +32,7 @@ class Healing:
         context = self._context
         while True:
             if not self._is_needed():
-                await context.pulse.wait()
+                await context.pulse.wait(when=self._is_needed)
                 continue
             try:
                 await self._heal()
@@ -53,11 +53,9 @@ class Healing:
         period_s = context.settings.timing.job_ttl_s / 3
         renewed = False
         while True:
-            record = standing.record
-            if record is None and standing.phase is Phase.WAITING:
-                record = context.control.view.formed
-            if record is None or standing.phase not in (Phase.WAITING, Phase.MEMBER):
-                await context.pulse.wait()
+            record = self._kept_record()
+            if record is None:
+                await context.pulse.wait(when=lambda: self._kept_record() is not None)
                 continue
             leader = context.control.view.leader
             if renewed or (leader is not None and leader.node_id == standing.node_id):
@@ -65,6 +63,13 @@ class Healing:
                     await context.etcd.keep_alive(record.job_lease)
             renewed = True
             await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
+
+    def _kept_record(self) -> Round | None:
+        """The round whose job lease this node has a part in."""
+        standing = self._standing
+        if standing.phase is Phase.WAITING:
+            return standing.record or self._context.control.view.formed
+        return standing.record if standing.phase is Phase.MEMBER else None
 
     def _is_needed(self) -> bool:
         standing = self._standing

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from heapq import nlargest
 
 from rdzv_etcd.core.changes import Publish, claim_delay_s, decide_change
@@ -70,21 +72,26 @@ class Leadership:
 
     async def run(self) -> None:
         """Claim and lead until cancelled."""
-        context = self._context
         while True:
-            control = context.control.view
-            if self.is_mine and self._standing.is_active:
-                await self._lead(control.leader_revision)
-            elif self.is_mine and self._standing.is_finishing:
-                await self._resign(control.leader_revision)
-            elif control.leader is None and self._may_claim():
-                await self._claim()
+            duty = self._duty()
+            if duty is not None:
+                await duty()
             else:
-                await context.pulse.wait()
+                await self._context.pulse.wait(when=lambda: self._duty() is not None)
 
-    def _may_claim(self) -> bool:
-        standing = self._standing  # who is arriving claims with its arrival
-        return bool(standing.is_active and standing.arrived_with and self._context.session.lease_id)
+    def _duty(self) -> Callable[[], Awaitable[None]] | None:
+        """What is to be done about the lead, if anything."""
+        context = self._context
+        control = context.control.view
+        if self.is_mine and self._standing.is_active:
+            return partial(self._lead, control.leader_revision)
+        if self.is_mine and self._standing.is_finishing:
+            return partial(self._resign, control.leader_revision)
+        # Who is arriving claims with its arrival.
+        may_claim = self._standing.is_active and self._standing.arrived_with
+        if control.leader is None and may_claim and context.session.lease_id:
+            return self._claim
+        return None
 
     async def _resign(self, fence: int) -> None:
         """Let a new run of a closed job have a leader of its own while this node works on."""

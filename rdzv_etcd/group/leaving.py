@@ -94,7 +94,7 @@ async def step_aside(context: NodeContext, standing: Standing) -> None:
     Done late, because most are gone by then; but before the marker, which tells it until then.
     """
     while not standing.is_finishing:
-        await context.pulse.wait()
+        await context.pulse.wait(when=lambda: standing.is_finishing)
     await context.clock.sleep(context.settings.timing.closed_ttl_s / 2)
     while True:
         async with standing.presence_lock:

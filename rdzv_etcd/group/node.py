@@ -75,9 +75,12 @@ class Node:
 
         Raises RendezvousFailedError if this node leaves.
         """
+        standing = self._standing
         while self.waiting_count() == 0:
-            self._standing.check_not_gone()
-            await self._context.pulse.wait()
+            standing.check_not_gone()
+            await self._context.pulse.wait(
+                when=lambda: self.waiting_count() > 0 or standing.phase is Phase.GONE
+            )
 
     # -- taking part ----------------------------------------------------------------------------
 

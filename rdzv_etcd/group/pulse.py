@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from rdzv_etcd.clock import Clock
 
@@ -11,28 +12,38 @@ class Pulse:
     """A broadcast without content: waiters look again at the state they care about.
 
     All methods run on the event loop's thread. A beat between looking and waiting is not lost as
-    long as there is no ``await`` between the two.
+    long as there is no ``await`` between the two. Whoever changes the state beats afterwards.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._next = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
 
     def beat(self) -> None:
-        current, self._next = self._next, asyncio.Event()
-        current.set()
+        for waiter, wanted in tuple(self._waiting.items()):
+            if not waiter.done() and (wanted is None or wanted()):
+                waiter.set_result(None)
 
-    async def wait(self, until_s: float | None = None) -> bool:
-        """Wait for the next beat, at the latest until ``until_s`` on the clock; say if one came."""
-        event = self._next
-        if until_s is None:
-            await event.wait()
-            return True
-        remaining_s = until_s - self._clock.now_s()
-        if remaining_s <= 0:
-            return event.is_set()
+    async def wait(
+        self, until_s: float | None = None, *, when: Callable[[], bool] | None = None
+    ) -> bool:
+        """Wait for the next beat, at the latest until ``until_s`` on the clock; say if one came.
+
+        With ``when`` only a beat at which that holds counts: a task that has nothing to do at most
+        beats is not woken by them. It is asked in the midst of others' work, so it only looks.
+        """
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = when
         try:
-            await self._clock.wait_for(event.wait(), remaining_s)
+            if until_s is None:
+                await waiter
+                return True
+            remaining_s = until_s - self._clock.now_s()
+            if remaining_s <= 0:
+                return False
+            await self._clock.wait_for(waiter, remaining_s)
         except TimeoutError:
             return False
+        finally:
+            del self._waiting[waiter]
         return True

@@ -96,7 +96,7 @@ class Session:
             while True:
                 await self._clock.sleep(self._ttl_s / 3)
                 if not self.lease_id:
-                    await self._pulse.wait()
+                    await self._pulse.wait(when=lambda: self.lease_id != 0)
                 elif not (self._failures and self._renewals):  # one that failed is tried again
                     renewal = asyncio.ensure_future(self._renew())
                     self._renewals.add(renewal)

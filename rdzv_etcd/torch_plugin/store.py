@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -62,11 +63,15 @@ class EtcdStore(Store):
         self._runtime = runtime
         self._keys = keys
         self._lease_id = lease_id
-        self._store = KeyValueStore(
-            etcd, keys, lease_id, writer=uuid.uuid4().hex, clock=SystemClock()
-        )
         if timeout is not None:
             self.set_timeout(timeout)
+
+    @cached_property
+    def _store(self) -> KeyValueStore:
+        """Made on first use, which is after the rendezvous. Two threads may make one each."""
+        return KeyValueStore(
+            self._etcd, self._keys, self._lease_id, writer=uuid.uuid4().hex, clock=SystemClock()
+        )
 
     # -- reading ----------------------------------------------------------------------------------
 
