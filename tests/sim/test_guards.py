@@ -14,18 +14,50 @@ import pytest
 from rdzv_etcd.core import closing
 from rdzv_etcd.core.closing import Close
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group import node
+from rdzv_etcd.group import leadership, node
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import decode_node
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Request
 from tests.group.test_scenarios import puts
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.test_mutants import on, swapped, without_guard
+from tests.sim.test_mutants import (
+    Mutant,
+    forgets_the_past,
+    noticed,
+    on,
+    swapped,
+    wiped,
+    without_guard,
+)
 from tests.sim.world import TTL_S, Scenario, SimJob, SimNode, simulate
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+MUTANTS = [
+    Mutant("closed without looking who came", requests, "close_round",
+           without_guard(lambda guard: guard.range_end is not None), (Invariant.SEATS,)),
+    Mutant("closed by who leads no more", requests, "close_round",
+           without_guard(on(b"ctl/leader")), (Invariant.LEADER,)),
+    Mutant("epochs begin anew after a loss of data", leadership.Leadership, "_next_record",
+           forgets_the_past, (Invariant.EPOCH,), wiped),
+    Mutant("back although it was called lost meanwhile", requests, "restore_presence",
+           without_guard(on(b"ctl/change")), (Invariant.EVICTED,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_random_lives_notice_a_guard_that_is_missing(mutant: Mutant) -> None:
+    """Because some faults lie in wait for the moment in which it matters."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with swapped(mutant.place, mutant.function, mutant.by):
+            seed, found = noticed(mutant)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert found in mutant.broken, f"noticed with seed {seed}, but as {found}"
 
 
 def assert_noticed(
