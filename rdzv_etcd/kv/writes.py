@@ -144,10 +144,11 @@ class OnceWriter:
     async def _send(self, slot: _Slot, body: Body, deadline: Deadline) -> TxnResult:
         wrote = Put(slot.key, _WROTE, self._lease_id)
         kept = Put(slot.key, _KEPT, self._lease_id)
+        made = body(wrote, kept)
         return await self._etcd.txn(
             Txn(
                 (Compare(slot.key, Target.VERSION, Relation.EQUAL, slot.uses),),
-                (body(wrote, kept),),
+                (made,) if made.guards else made.success,
                 (Get(slot.key),),
             ),
             timeout_s=deadline.request_s(),
