@@ -20,7 +20,7 @@ install_missing() {
     command -v dockerd >/dev/null || missing+=(docker.io)
     command -v docker >/dev/null || missing+=(docker.io docker-cli)
     command -v iptables >/dev/null || missing+=(iptables) # for the name server inside containers
-    command -v debootstrap >/dev/null || missing+=(debootstrap)
+    command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
     compose_is_there || missing+=(docker-compose)
     ((${#missing[@]})) || return 0
     local known=() name
@@ -87,7 +87,7 @@ stop_engine() {
     fi
 }
 
-if ! compose_is_there || ! command -v docker >/dev/null || ! command -v debootstrap >/dev/null; then
+if ! compose_is_there || ! command -v docker >/dev/null || ! command -v mmdebstrap >/dev/null; then
     install_missing
 fi
 if ! docker info >/dev/null 2>&1; then
