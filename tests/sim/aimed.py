@@ -96,6 +96,17 @@ class Aimed:
         await asyncio.sleep(self._rng.uniform(0, 3 * self._ttl_s))
         node.connection.link.refuse(None)
 
+    def delay_the_end(self, node: SimNode) -> None:
+        """Let a node close its job late, and meanwhile, perhaps, the others go on without one."""
+        others = [each for each in self._alive() if each is not node]
+        if others and self._rng.random() < 0.5:
+            self._lie_in_wait(node, self._job.keys.round, lambda _node: None, True, 1)
+            other = self._rng.choice(others)
+            if self._rng.random() < 0.5:
+                self._expire(other)
+            else:
+                self._job.crash(other.name)
+
     # -- how a trap works -------------------------------------------------------------------------
 
     def _trap(self, key: bytes, then: Then, *, stalled: bool) -> None:

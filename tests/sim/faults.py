@@ -274,6 +274,8 @@ class Life:
 
     def _close(self) -> None:
         for node in self._job.members_now()[:1]:
+            if self._plan.aims:
+                self._aimed.delay_the_end(node)
             self._later(self._closed_by(node, succeeded=self._rng.random() < 0.5))
 
     async def _closed_by(self, node: SimNode, *, succeeded: bool) -> None:

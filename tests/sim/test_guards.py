@@ -176,6 +176,31 @@ def test_a_presence_put_back_after_its_node_was_called_lost() -> None:
     )
 
 
+def test_a_job_closed_over_another_record() -> None:
+    """A member is stopped before it can send that the job has failed; the others lose one, and go on
+    in a new round, of which it knows nothing."""
+
+    async def scenario(job: SimJob) -> None:
+        _, closer, victim = await works_one_after_the_other(job, "abc")
+        closer.connection.link.stall_requests(20.0, 1, puts(job.keys.round))
+        closing = job.on(closer, closer.node.close_job(succeeded=False, reason="late"))
+        job.crash(victim.name)
+        await job.until_works("ab")
+        await closing
+        job.history.check()
+        assert job.works("ab")
+
+    assert_noticed(
+        scenario,
+        requests,
+        "close_job",
+        without_guard(on(b"ctl/round")),
+        Invariant.SUCCESSION,
+        min_nodes=2,
+        max_nodes=3,
+    )
+
+
 def overlooks_its_eviction(
     original: Any, control: Any, world: Any, evicted: bool, closure: Any = None
 ) -> int:

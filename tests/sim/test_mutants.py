@@ -18,7 +18,7 @@ from rdzv_etcd.core import closing
 from rdzv_etcd.core.changes import Publish, Recovery
 from rdzv_etcd.core.model import Change
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
-from rdzv_etcd.group import healing, leadership, leaving, node, session, standing
+from rdzv_etcd.group import healing, leadership, leaving, node, roster, session, standing
 from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
@@ -205,6 +205,17 @@ def wiped(what: Any) -> bool:
     return bool(what.wipes)
 
 
+def sliced(what: Any) -> bool:
+    return bool(what.slice_nodes < what.max_nodes)
+
+
+def trusts_every_roster(original: Any, self: Any, control: Any) -> Any:
+    async def mutated() -> Any:
+        return (await original(self, control))[0], 0.0
+
+    return mutated()
+
+
 def two_or_more(what: Any) -> bool:
     return bool(what.max_nodes > 1)
 
@@ -212,12 +223,10 @@ def two_or_more(what: Any) -> bool:
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
     Mutant("closed over another record", requests, "close_round",
-           without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD)),
+           without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD, I.RANKS)),
     Mutant("published by who leads no more", requests, "publish_change",
            without_guard(on(b"ctl/leader")), (I.LEADER,)),
     Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
-    Mutant("a job closed over another record", requests, "close_job",
-           without_guard(on(b"ctl/round")), (I.SUCCESSION,)),
     Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,), two_or_more),
     Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS,), two_or_more),
     Mutant("told another master", standing.Standing, "admit", wrong_master, (I.AGREEMENT,)),
@@ -229,7 +238,7 @@ MUTANTS = [
     Mutant("no multiple of unit", leadership, "decide_close",
            closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
     Mutant("a record put back gets a new epoch", requests, "restore_record", forms_anew,
-           (I.ONE_WORLD, I.SUCCESSION, I.LEADER), wiped),
+           (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
     Mutant("a run goes on after it was put back", leadership.Leadership, "_run_after", same_run,
            (I.SUCCESSION, I.ONE_WORLD), wiped),
     Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
@@ -251,6 +260,12 @@ MUTANTS = [
            (I.BARRIER,), two_or_more),
     Mutant("the light stays on", leaving, "put_out_the_light", does_nothing,
            (I.NOTHING_LEFT,)),
+    Mutant("a large world without one of its slices", roster, "cut",
+           lambda original, *args: original(*args)[:-1], (I.RANKS,), sliced),
+    Mutant("slices are not put back", standing.Standing, "may_lack_slice", returns(False),
+           (I.UNDISTURBED, I.SEATS, I.CONVERGENCE), sliced),
+    Mutant("who is not known is called lost at once", roster.Roster, "fill", trusts_every_roster,
+           (I.UNDISTURBED, I.SEATS), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,)),
 ]  # fmt: skip
