@@ -94,13 +94,14 @@ class _Exchange:
         self._waiting: defaultdict[int, deque[asyncio.Future[int]]] = defaultdict(deque)
         self._requests: asyncio.Queue[int] = asyncio.Queue()
         self._failure: AttemptError | None = None
-        self._reader = asyncio.create_task(self._read(), name="rdzv-etcd keep-alive replies")
+        self.ended = False
+        self._reader: asyncio.Task[None] | None = asyncio.create_task(
+            self._read(), name="rdzv-etcd keep-alive replies"
+        )
         # Writing is a task of its own because gRPC cancels a stream whose writer is cancelled.
-        self._writer = asyncio.create_task(self._write(), name="rdzv-etcd keep-alive requests")
-
-    @property
-    def ended(self) -> bool:
-        return self._reader.done()
+        self._writer: asyncio.Task[None] | None = asyncio.create_task(
+            self._write(), name="rdzv-etcd keep-alive requests"
+        )
 
     async def ask(self, lease_id: int) -> int:
         """Send one request and return the TTL in its reply. Raises :class:`AttemptError`."""
@@ -112,8 +113,14 @@ class _Exchange:
         return await reply
 
     async def close(self) -> None:
-        self._reader.cancel()
-        await asyncio.wait([self._reader, self._writer])
+        """End both tasks and let go of them: a cancelled task keeps the traceback, that the call,
+        and that its connection, until the garbage collector comes by."""
+        tasks = [task for task in (self._reader, self._writer) if task is not None]
+        self._reader = self._writer = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _write(self) -> None:
         try:
@@ -134,8 +141,10 @@ class _Exchange:
         except (grpc.RpcError, ClosedError) as error:
             self._fail(self._link.failed(self.opened.server, error, self.opened.metadata))
         finally:
+            self.ended = True
             stream.cancel()
-            self._writer.cancel()
+            if self._writer is not None:
+                self._writer.cancel()
             self._fail(
                 AttemptError(unavailable(Verdict.UNKNOWN, "closed"), self.opened.server.name)
             )

@@ -7,8 +7,8 @@ out as ``grpc.RpcError``; :mod:`rdzv_etcd.etcd.faults` judges them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd import stubs
@@ -106,7 +106,9 @@ class _AioStream:
 
     async def write(self, message: Any) -> None:
         try:
-            await self._call.write(message)
+            await self._open_call().write(message)
+        except grpc.RpcError as error:
+            raise error.with_traceback(None) from None  # see ended()
         except asyncio.InvalidStateError as error:  # the call has ended
             raise ClosedError("the stream has ended") from error
         except asyncio.CancelledError:
@@ -116,27 +118,39 @@ class _AioStream:
 
     async def read(self) -> Any:
         try:
-            message = await self._call.read()
-        except asyncio.CancelledError:
+            message = await self._open_call().read()
+        except grpc.RpcError as error:
+            raise error.with_traceback(None) from None  # see ended()
+        except asyncio.CancelledError as error:
             if self._dropped and not _being_cancelled():
+                error.__traceback__ = None  # see ended()
                 raise ClosedError("the connection was given up") from None
             raise
         return message if message else None  # only grpc.aio.EOF is falsy
 
     def cancel(self) -> None:
-        self._call.cancel()
-
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        self._call.add_done_callback(lambda _call: callback())
-
-    async def ended(self) -> None:
-        """Wait until gRPC is through with a cancelled call, so that no task of its is left."""
-        await self._call.code()
+        if self._call is not None:
+            self._call.cancel()
 
     def drop(self) -> None:
         """Cancel because the channel is closing: the reader gets :class:`ClosedError`."""
         self._dropped = True
-        self._call.cancel()
+        self.cancel()
+
+    async def ended(self) -> None:
+        """Wait until gRPC is through with a dropped call, so that no task of its is left.
+
+        Then let go of it: a call keeps its connection, closed or not, and may itself be kept by the
+        traceback of an error, here and in gRPC, until the garbage collector comes by.
+        """
+        if self._call is not None:
+            await self._call.code()
+            self._call = None
+
+    def _open_call(self) -> Any:
+        if self._call is None:
+            raise ClosedError("the connection was given up")
+        return self._call
 
 
 class AioServer:
@@ -152,7 +166,7 @@ class AioServer:
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
-        self._streams: set[_AioStream] = set()
+        self._streams: WeakSet[_AioStream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
         self._closed = False
 
@@ -187,7 +201,6 @@ class AioServer:
         channel = self._open()
         stream = _AioStream(self._calls[method](metadata=metadata), channel)
         self._streams.add(stream)
-        stream.when_ended(lambda: self._streams.discard(stream))
         return stream
 
     async def renew(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError
@@ -43,6 +46,40 @@ def test_a_reply_that_does_not_come_is_an_error_in_time(
             assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) == 60
 
     run(scenario())
+
+
+def test_a_connection_that_was_given_up_is_closed_at_once(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
+    """Not when the garbage collector comes by, which in an idle process it may not for hours."""
+    server = fresh_etcd()
+
+    def connections() -> int:
+        found = psutil.Process().net_connections("tcp")
+        return sum(bool(one.raddr) and one.raddr[1] == server.port for one in found)
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            watch = client.watch(b"a", start_revision=1)
+            await watch.ready()
+            lease = await client.grant(60)
+            for _ in range(3):
+                server.pause()
+                with pytest.raises(EtcdUnavailableError):
+                    await client.keep_alive(lease.lease_id, timeout_s=0.5)
+                server.resume()
+                assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) == 60
+            deadline_s = time.monotonic() + LIMIT_S
+            while connections() > 1:
+                assert time.monotonic() < deadline_s, f"{connections()} connections"
+                await asyncio.sleep(0.05)  # a socket that is closed tells nobody
+            await watch.close()
+
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()
 
 
 def test_a_restart_is_survived(fresh_etcd: Callable[..., EtcdServer]) -> None:

@@ -86,7 +86,7 @@ class Gateway:
         """Authenticate every later call (a fresh token each time: they may be short-lived)."""
         self._login = (user, password)
 
-    def call(self, path: str, body: Mapping[str, object], *, timeout_s: float = 10.0) -> Any:
+    def call(self, path: str, body: Mapping[str, object], *, timeout_s: float = 30.0) -> Any:
         """POST and return the decoded reply; raises :class:`GatewayError` or :class:`OSError`."""
         headers = {"Content-Type": "application/json"}
         if self._login is not None and path != "/v3/auth/authenticate":
