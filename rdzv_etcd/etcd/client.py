@@ -24,7 +24,6 @@ from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
-from rdzv_etcd.etcd.rehearsal import rehearse
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Metadata, Server
 from rdzv_etcd.etcd.tls import channel_credentials
@@ -95,10 +94,6 @@ class EtcdClient:
             )
         except EtcdPermissionError:
             return
-
-    def rehearse(self) -> None:
-        """Pay for what is expensive the first time, now: about a millisecond. Sends nothing."""
-        rehearse(self._codec)
 
     async def get(self, request: api.Get, *, timeout_s: float | None = None) -> api.GetResult:
         message = self._codec.get(request)

@@ -19,7 +19,6 @@ from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
-from rdzv_etcd.group.rehearsal import rehearse
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.group.standing import World
@@ -86,7 +85,6 @@ class Group:
         atexit.register(self._at_exit)
         try:
             self._runtime.run(self._node.start(self._granted))
-            self._runtime.run(self._rehearse())  # on the thread that will do it for real
             self._bound = self._bind()
         except BaseException:
             self.leave("could not start")
@@ -124,7 +122,6 @@ class Group:
         except BaseException:
             await client.close()
             raise
-        client.rehearse()
         return client
 
     # -- taking part ------------------------------------------------------------------------------
@@ -153,9 +150,6 @@ class Group:
             bootstrap.close()
         self._world = world
         return world
-
-    async def _rehearse(self) -> None:
-        rehearse(self._node.context)
 
     def _bind(self) -> Bootstrap:
         return bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)

@@ -86,23 +86,24 @@ class Leadership:
         if self.is_mine and self._standing.is_active:
             return partial(self._lead, control.leader_revision)
         if self.is_mine and self._standing.is_finishing:
-            return partial(self._resign, control.leader_revision)
+            return partial(self._resign, control)
         # Who is arriving claims with its arrival.
         may_claim = self._standing.is_active and self._standing.arrived_with
         if control.leader is None and may_claim and context.session.lease_id:
             return self._claim
         return None
 
-    async def _resign(self, fence: int) -> None:
+    async def _resign(self, control: Control) -> None:
         """Let a new run of a closed job have a leader of its own while this node works on."""
         context = self._context
         try:
-            result = await context.etcd.txn(requests.resign(context.keys, fence), repeatable=True)
+            result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
         except EtcdError:
             await context.clock.sleep(_RETRY_S)
             return
         view = context.control.view
-        if view.leader_revision == fence and result.revision >= view.revision:
+        same = view.leader_revision == control.leader_revision
+        if same and result.revision >= view.revision:
             context.control.adopt(replace(view, leader=None, leader_revision=0))
 
     async def _claim(self) -> None:

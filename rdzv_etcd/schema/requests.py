@@ -51,9 +51,9 @@ def claim(keys: JobKeys, leader: Leader, session: int) -> Txn:
     )
 
 
-def resign(keys: JobKeys, leader_revision: int) -> Txn:
-    """Give the lead up; ``leader_revision`` is the leader key's create revision."""
-    return Txn((_leads(keys, leader_revision),), (Delete(keys.leader),))
+def resign(keys: JobKeys, control: Control) -> Txn:
+    """Give up the lead that this node has in ``control``."""
+    return Txn(_leads(keys, control), (Delete(keys.leader),))
 
 
 def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None:
@@ -71,7 +71,7 @@ def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
     record = control.round
     return Txn(
         (
-            _leads(keys, control.leader_revision),
+            *_leads(keys, control),
             _record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
         ),
@@ -111,7 +111,7 @@ def publish_slices(
         key = keys.slice(record.number, slices.edition, index)
         batches[-1].append(Put(key, value, record.job_lease))
         size += len(value)
-    return [Txn((_leads(keys, control.leader_revision),), tuple(batch)) for batch in batches]
+    return [Txn(_leads(keys, control), tuple(batch)) for batch in batches]
 
 
 def close_round(
@@ -128,7 +128,7 @@ def close_round(
     """
     return Txn(
         (
-            _leads(keys, control.leader_revision),
+            *_leads(keys, control),
             _record_is(keys, control.round_revision),
             Compare(
                 keys.nodes.start,
@@ -261,8 +261,17 @@ def _record_is(keys: JobKeys, round_revision: int) -> Compare:
     return Compare(keys.round, Target.MOD, Relation.EQUAL, round_revision)
 
 
-def _leads(keys: JobKeys, leader_revision: int) -> Compare:
-    return Compare(keys.leader, Target.CREATE, Relation.EQUAL, leader_revision)
+def _leads(keys: JobKeys, control: Control) -> tuple[Compare, ...]:
+    """The lead is still the one of ``control``.
+
+    Its create revision tells that, as long as etcd keeps its data. After a loss of them another
+    node's lead may have got the very same one, so the leader is compared as well.
+    """
+    leader = b"" if control.leader is None else values.encode_leader(control.leader)
+    return (
+        Compare(keys.leader, Target.CREATE, Relation.EQUAL, control.leader_revision),
+        Compare(keys.leader, Target.VALUE, Relation.EQUAL, leader),
+    )
 
 
 def _get(keys: KeyRange) -> Get:
