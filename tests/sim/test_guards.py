@@ -177,8 +177,8 @@ def test_a_presence_put_back_after_its_node_was_called_lost() -> None:
 
 
 def test_a_job_closed_over_another_record() -> None:
-    """A member is stopped before it can send that the job has failed; the others lose one, and go on
-    in a new round, of which it knows nothing."""
+    """A member is stopped before it can send that the job has failed; the others lose one, go on
+    in a new round, and it knows nothing of that."""
 
     async def scenario(job: SimJob) -> None:
         _, closer, victim = await works_one_after_the_other(job, "abc")
