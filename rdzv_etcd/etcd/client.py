@@ -6,6 +6,7 @@ know what the keys mean. Everything runs on one event loop: that of the first ca
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -117,6 +118,8 @@ class EtcdClient:
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> api.LeaseGrant:
         deadline = Deadline(self._link.clock, self._timeout_s(timeout_s))
+        # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
+        lease_id = lease_id or 1 + secrets.randbits(62)
         message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
         outcome = await self._link.call_noting_doubt(
             retry.REPEATABLE_WRITE, "LeaseGrant", message, deadline.timeout_s

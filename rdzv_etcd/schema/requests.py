@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from rdzv_etcd.core.model import Change, Control, Leader, NodeInfo, Round, Slice, Slices
+from rdzv_etcd.core.model import Change, Control, Leader, Loss, NodeInfo, Round, Slice, Slices
 from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Relation, Target, Txn, TxnResult
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
@@ -67,13 +67,18 @@ def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None
 
 
 def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
-    """Tell the members that their round is over; fenced by the lead and the record."""
+    """Tell the members that their round is over; fenced by the lead and the record.
+
+    Refused as well if one that is called lost has put its presence back meanwhile.
+    """
     record = control.round
+    lost = [node for node, how in change.lost.items() if how == Loss.EXPIRED.value]
     return Txn(
         (
             *_leads(keys, control),
             _record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
+            *(Compare(keys.node(node), Target.CREATE, Relation.EQUAL, 0) for node in lost),
         ),
         (
             Put(

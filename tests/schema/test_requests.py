@@ -12,6 +12,7 @@ from rdzv_etcd.core.model import (
     Closure,
     Control,
     Leader,
+    Loss,
     NodeInfo,
     Round,
     Slice,
@@ -179,6 +180,19 @@ def close(store: Store, record: Round) -> TxnResult:
     return store.do(
         requests.close_round(store.keys, store.control, store.nodes_revision, record, {})
     )
+
+
+def test_a_member_that_has_put_its_presence_back_is_not_called_lost(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    record = store.form("a", "b")
+    lost = Change(record.run, 1, (), {"b": Loss.EXPIRED.value})
+    seen = store.control
+    assert not store.do(requests.publish_change(store.keys, seen, lost)).succeeded
+    left = Change(record.run, 1, (), {"b": Loss.LEFT.value})  # it has said so
+    assert store.do(requests.publish_change(store.keys, seen, left)).succeeded
+    store.model.step(Revoke(2))
+    assert store.do(requests.publish_change(store.keys, store.control, lost)).succeeded
 
 
 def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) -> None:

@@ -13,6 +13,7 @@ from rdzv_etcd.core.model import (
     Closure,
     Control,
     Leader,
+    Loss,
     NodeInfo,
     Round,
     is_unknown,
@@ -443,14 +444,17 @@ class History:
             self.demand(False, Invariant.SUCCESSION, f"{change} was published, but not {record}")
             return
         at_s = applied.at_s
-        for name in change.lost:
+        for name, how in change.lost.items():
             node_id = record.members[int(name.partition("~")[2])] if is_unknown(name) else name
             here = self._store.nodes.get(node_id)
             self.demand(
                 here is None
                 or here.info.leaving is not None
                 or node_id == applied.source  # it leaves
-                or at_s - self._came[node_id] < DECIDED_WITHIN_S,
+                or (
+                    (how != Loss.EXPIRED.value or is_unknown(name))
+                    and at_s - self._came[node_id] < DECIDED_WITHIN_S
+                ),
                 Invariant.UNDISTURBED,
                 f"{node_id} was called lost, but was there from {self._came.get(node_id)} on",
             )

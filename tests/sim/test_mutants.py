@@ -226,6 +226,8 @@ MUTANTS = [
            without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD, I.RANKS)),
     Mutant("published by who leads no more", requests, "publish_change",
            without_guard(on(b"ctl/leader")), (I.LEADER,)),
+    Mutant("a member that is back is called lost", requests, "publish_change",
+           without_guard(lambda guard: b"/nodes/" in guard.key), (I.UNDISTURBED,)),
     Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
     Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,), two_or_more),
     Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS,), two_or_more),
