@@ -214,8 +214,9 @@ class Leadership:
         trust_s = context.session.trust_absence_s()
         change = decide_change(control, nodes, now_s, trust_absence_s=trust_s)
         if isinstance(change, Publish):
-            await self._publish(control, change)
-            return now_s
+            done = await self._publish(control, change)
+            news = feed.view is not nodes or not _same_keys(context.control.view, seen)
+            return now_s if done or news else now_s + _RETRY_S
         waiting = self._decide_close(control, nodes, now_s)
         if isinstance(waiting, Close):
             # If it is refused, somebody arrived in this very moment, or the lead is gone: the
@@ -249,7 +250,8 @@ class Leadership:
         settings = context.settings.job if formed is None else formed.settings
         return decide_close(control, nodes, settings, patience, now_s)
 
-    async def _publish(self, control: Control, decision: Publish) -> None:
+    async def _publish(self, control: Control, decision: Publish) -> bool:
+        """Publish the change; ``False`` if things are not as they were when it was decided."""
         context = self._context
         result = await context.etcd.txn(
             requests.publish_change(context.keys, control, decision.change),
@@ -257,7 +259,7 @@ class Leadership:
         )
         if not result.succeeded:
             await context.control.refresh()
-            return
+            return False
         change = decision.change
         context.control.adopt(
             replace(context.control.view, change=change, change_revision=result.revision)
@@ -268,6 +270,7 @@ class Leadership:
         if change.unnamed:
             parts.append(f"{change.unnamed} more")
         context.narrator.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
+        return True
 
     async def drop_spare_lease(self) -> None:
         """Revoke a job lease that no round uses. If this is cancelled, call it again."""
@@ -410,6 +413,14 @@ class Leadership:
         self._context.control.problem = self._context.control.problem or problem
         self._context.narrator.warn(f"cannot lead: {problem}")
         self._context.pulse.beat()
+
+
+def _same_keys(one: Control, other: Control) -> bool:
+    return (one.round_revision, one.leader_revision, one.change_revision) == (
+        other.round_revision,
+        other.leader_revision,
+        other.change_revision,
+    )
 
 
 def _earliest(*times_s: float | None) -> float | None:

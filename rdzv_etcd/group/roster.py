@@ -22,6 +22,7 @@ class Roster:
         self._world: tuple[str, int] | None = None
         self._members: tuple[str, ...] = ()
         self._complete = False
+        self._waits_for = 0
         self._waits_until_s = 0.0
 
     async def publish(self, control: Control, record: Round, members: Sequence[str]) -> bool:
@@ -47,19 +48,24 @@ class Roster:
             self._world = (record.run, record.number)
             self._members, self._complete = tuple(members), True
 
-    async def fill(self, control: Control) -> tuple[Control, bool]:
-        """Return ``control`` with all members named in its record, and whether all are known.
+    async def fill(self, control: Control) -> tuple[Control, float]:
+        """Return ``control`` with all members named in its record, and from when on it may be used.
 
-        They are not after a loss of data, until the members have put their slices back. Raises
-        EtcdError, StateCorruptError.
+        They are not all known after a loss of data, until they have put their slices back; after a
+        TTL, who is still unknown is not there. Raises EtcdError, StateCorruptError.
         """
-        record = control.round
-        if record is None or record.slices is None or record.closure is not None:
-            return control, True
-        if self._world != (record.run, record.number) or not self._complete:
-            self._members, self._complete = await _read(self._context, record.number, record.slices)
-            self._world = (record.run, record.number)
-        return replace(control, round=replace(record, members=self._members)), self._complete
+        record, context = control.formed, self._context
+        if record is None or record.slices is None:
+            return control, 0.0
+        world = (record.run, record.number)
+        if self._world != world or not self._complete:
+            self._members, self._complete = await _read(context, record.number, record.slices)
+            self._world = world
+            if self._waits_for != control.round_revision:  # formed, or put back (once more)
+                self._waits_for = control.round_revision
+                self._waits_until_s = context.clock.now_s() + context.settings.timing.lease_ttl_s
+        filled = replace(control, round=replace(record, members=self._members))
+        return filled, 0.0 if self._complete else self._waits_until_s
 
 
 async def members_of(context: NodeContext, world: World) -> tuple[str, ...]:

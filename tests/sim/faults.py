@@ -95,6 +95,7 @@ class Life:
         ends_s = job.loop.time() + self._rng.uniform(*FAULTS_S)
         while job.loop.time() < ends_s:
             await asyncio.sleep(self._rng.expovariate(1 / PAUSE_BETWEEN_FAULTS_S))
+            job.history.stop_if_broken()
             fault = self._rng.choice(self._faults())
             self._note(fault.__name__.strip("_"))
             fault()

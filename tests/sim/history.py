@@ -100,6 +100,8 @@ class History:
     _at_barrier: dict[tuple[int, str], set[str]] = field(default_factory=dict)
     _slices: dict[bytes, dict[str, int]] = field(default_factory=dict)
     """Every slice that ever was; a key names one attempt to form one round."""
+    _highest: dict[str, int] = field(default_factory=dict)
+    """The highest epoch of a round that each node was told it is in."""
     _broken: list[InvariantError] = field(default_factory=list)
 
     def note(self, at_s: float, text: str) -> None:
@@ -115,6 +117,10 @@ class History:
                     counter.check()
             except InvariantError as error:
                 self._broken.append(error)
+        self.stop_if_broken()
+
+    def stop_if_broken(self) -> None:
+        """Raise InvariantError with the log if a promise is known to be broken."""
         if self._broken:
             first = self._broken[0]
             raise InvariantError(first.invariant, "\n".join([str(first), *self.log]))
@@ -129,6 +135,7 @@ class History:
 
     def tell(self, node_id: str, world: World, at_s: float) -> None:
         self.told.append(Told(node_id, world, at_s))
+        self._highest[node_id] = max(world.epoch, self._highest.get(node_id, 0))
         self.note(at_s, f"{node_id} is told: round {world.round}, rank {world.rank}")
 
     def act(
@@ -370,11 +377,12 @@ class History:
 
     def _check_epoch(self, record: Round, epoch: int) -> None:
         """Above that of every round its members were in, even if etcd's revisions begin anew."""
-        for told in self.told:
+        for node_id in record.members:
+            highest = self._highest.get(node_id, 0)
             self.demand(
-                told.node_id not in record.members or told.world.epoch < epoch,
+                highest < epoch,
                 Invariant.EPOCH,
-                f"{record} has epoch {epoch}, but {told.node_id} was in {told.world}",
+                f"round {record.number} has epoch {epoch}, but {node_id} was in one of {highest}",
             )
 
     def _check_seats(self, record: Round) -> None:

@@ -108,47 +108,6 @@ def restores(job: SimJob, member: SimNode) -> Match:
     return matching
 
 
-def test_a_change_published_over_another_record() -> None:
-    """The leader is stopped before it can send that a member was lost. Meanwhile etcd loses its
-    data, another member puts the record back first, and leads: by a leader key that was made in
-    the very same revision as the old one. Only the record's revision tells the two apart."""
-
-    async def scenario(job: SimJob) -> None:
-        leader, other, victim = await works_one_after_the_other(job, "abc")
-        sent: list[float] = []
-        publishes = puts(job.keys.change)
-
-        def matching(request: Request) -> bool:
-            if publishes(request):
-                sent.append(job.loop.time())
-                return True
-            return False
-
-        leader.connection.link.stall_requests(6.0, 1, matching)
-        job.crash(victim.name)
-        await job.until(lambda: bool(sent), "the leader decides", 2 * TTL_S)
-        before = other.node.control.leader_revision
-        leader.connection.link.delay(1.0)
-        job.wipe()
-        await job.until(
-            lambda: other.node.leads and other.node.control.round is not None, "another leads", 2.0
-        )
-        assert other.node.control.leader_revision == before
-        await job.pass_time(8.0)
-        leader.connection.link.delay(0.001)
-        await job.until_works("ab")
-
-    assert_noticed(
-        scenario,
-        requests,
-        "publish_change",
-        without_guard(on(b"ctl/round")),
-        Invariant.LEADER,
-        min_nodes=2,
-        max_nodes=3,
-    )
-
-
 def test_a_presence_put_back_after_its_node_was_called_lost() -> None:
     """A member has lost its lease, and sees no change yet; what it puts back is 25 s under way.
     Meanwhile the leader, gone too, is replaced by one that calls both lost."""

@@ -279,6 +279,7 @@ class SimJob:
         """Wait in simulated time; return how long it took."""
         began_s = self.loop.time()
         while not holds():
+            self.history.stop_if_broken()
             if self.loop.time() > began_s + limit_s:
                 raise NotReachedError(
                     f"seed {self.loop.seed}: after {limit_s:g} s not reached: {what}\n{self.tell()}"
