@@ -38,7 +38,7 @@ from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.job_lease import JobLease
 from rdzv_etcd.group.roster import Roster
-from rdzv_etcd.group.standing import Standing
+from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 
@@ -87,11 +87,16 @@ class Leadership:
             return partial(self._lead, control.leader_revision)
         if self.is_mine and self._standing.is_finishing:
             return partial(self._resign, control)
-        # Who is arriving claims with its arrival.
-        may_claim = self._standing.is_active and self._standing.arrived_with
-        if control.leader is None and may_claim and context.session.lease_id:
+        if control.leader is None and self._may_claim():
             return self._claim
         return None
+
+    def _may_claim(self) -> bool:
+        standing = self._standing
+        if not standing.is_active or not self._context.session.lease_id:
+            return False
+        # Who is arriving claims with its arrival.
+        return standing.phase is Phase.MEMBER or standing.arrived_with != 0
 
     async def _resign(self, control: Control) -> None:
         """Let a new run of a closed job have a leader of its own while this node works on."""
