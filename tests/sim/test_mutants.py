@@ -98,16 +98,6 @@ def double_rank(original: Any, chosen: Any, previous: Any) -> Any:
     return (*ranks[:-1], ranks[0]) if len(ranks) > 1 else ranks
 
 
-def every_newcomer_counts(original: Any, control: Any, nodes: Any, *rest: Any, **named: Any) -> Any:
-    decided = original(control, nodes, *rest, **named)
-    formed = control.formed
-    if isinstance(decided, Publish) or formed is None or control.open_change is not None:
-        return decided
-    full = formed.size == formed.settings.max_nodes
-    new = [each for each in nodes.present if full and each not in formed.members]
-    return Publish(Change(formed.run, formed.number, tuple(new))) if new else decided
-
-
 def always_lost(original: Any, control: Any, nodes: Any, *rest: Any, **named: Any) -> Any:
     """Call the last rank lost, whoever is there."""
     formed = control.formed
@@ -248,8 +238,6 @@ MUTANTS = [
     Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
     Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
            lambda p: p.closes_midway),
-    Mutant("every newcomer ends the round", leadership, "decide_change", every_newcomer_counts,
-           (I.UNDISTURBED,)),
     Mutant("a living member is called lost", leadership, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
     Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
