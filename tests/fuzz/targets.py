@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round
+from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import RdzvEtcdError, SettingsError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.etcd.tls import channel_credentials
@@ -34,6 +34,7 @@ _RECORD = Round(3, "run", ("a~1~x", "b~2~y"), _SETTINGS, "10.0.0.1", 29500, 0x7F
 _CLOSED = Round(
     3, "run", ("a~1~x",), _SETTINGS, "h", 1, 0x7F, 5, 9, ("c",), Closure("a", "done", True, 1.5)
 )
+_LARGE = Round(3, "run", (), _SETTINGS, "h", 1, 0x7F, 5, slices=Slices(300, 10, "run.2.9"))
 _NODE = NodeInfo("a~1~x", "10.0.0.1", 29500, 4, _SETTINGS, "rack1", "SIGTERM", 77)
 _ENDPOINTS = (
     "host", "h1:2379,h2:2379", "https://h1,https://h2:1", "[2001:db8::1]:2379", "http://[::1]/",
@@ -132,10 +133,15 @@ def targets() -> Iterator[dict[str, Shot]]:
                 lambda value: values.decode_round(KEYS.round, value),
                 values.encode_round(_RECORD),
                 values.encode_round(_CLOSED),
+                values.encode_round(_LARGE),
+            ),
+            "slice": _decodes(
+                lambda value: values.decode_slice(KEYS.slice(3, "run.2.9", 7), value),
+                values.encode_slice({"a~1~x": 0, "b~2~y": 299}),
             ),
             "change": _decodes(
                 lambda value: values.decode_change(KEYS.change, value),
-                values.encode_change(Change("run", 3, ("c",), {"a~1~x": "left"})),
+                values.encode_change(Change("run", 3, ("c",), {"a~1~x": "left"}, 2)),
             ),
             "leader": _decodes(
                 lambda value: values.decode_leader(KEYS.leader, value),

@@ -13,7 +13,7 @@ from tests.fuzz.targets import targets
 
 NAMES = (
     "endpoints", "configuration", "round", "change", "leader", "node", "store_value", "keys",
-    "job_keys", "tls_files",
+    "job_keys", "tls_files", "slice",
 )  # fmt: skip
 
 
