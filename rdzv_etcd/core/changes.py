@@ -10,6 +10,10 @@ from itertools import islice
 from rdzv_etcd.core.model import Change, Closure, Control, Loss, Nodes, Round
 from rdzv_etcd.core.waiting import sort_crowd
 
+ABSENCE_GRACE_S = 0.3
+"""How long a member may be without presence before that counts: now and then etcd revokes the lease
+of a node that has renewed it, which then puts its presence back (see ``group/presence.py``)."""
+
 NAMES_IN_CHANGE = 32
 """How many waiters, and how many lost members, a change names."""
 
@@ -36,19 +40,22 @@ def decide_change(
 
     Before ``trust_absence_s`` a member without presence is not called lost: the leader was cut off
     itself a moment ago, and the others may just be coming back (see docs: being lost is an act).
-    A newcomer is a reason only if the next world would be larger with it.
+    Nor is one whose presence went less than :data:`ABSENCE_GRACE_S` ago. A newcomer is a reason
+    only if the next world would be larger with it.
     """
     formed = control.formed
     if formed is None or control.open_change is not None:
         return Healthy()
     crowd = sort_crowd(control, nodes, formed.settings)
     lost = dict.fromkeys(crowd.leaving, Loss.LEFT.value)
-    absence_trusted = now_s >= trust_absence_s
-    if absence_trusted:
-        lost.update(dict.fromkeys(crowd.absent, Loss.EXPIRED.value))
-    live = len(crowd.expected) + len(crowd.returning)
-    if not absence_trusted:
-        live += len(crowd.absent)
+    may_return: list[float] = []
+    for node_id in crowd.absent:
+        until_s = max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)
+        if now_s < until_s:
+            may_return.append(until_s)
+        else:
+            lost[node_id] = Loss.EXPIRED.value
+    live = len(crowd.expected) + len(crowd.returning) + len(may_return)
     settings = formed.settings
     possible = min(settings.max_nodes, live + len(crowd.newcomers))
     grows = possible // settings.node_unit * settings.node_unit > formed.size
@@ -57,8 +64,8 @@ def decide_change(
         return Publish(
             _named_in_part(formed, [presence.info.node_id for presence in waiters], lost)
         )
-    if crowd.absent and not absence_trusted:
-        return Healthy(trust_absence_s, f"{len(crowd.absent)} members are not back yet")
+    if may_return:
+        return Healthy(min(may_return), f"{len(may_return)} members are not back yet")
     return Healthy()
 
 

@@ -215,6 +215,14 @@ class Nodes:
     present: Mapping[str, Presence] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     """Nodes that said good-bye before they went."""
+    since_s: float = 0.0
+    """When the view began, on the leader's clock."""
+    gone: Mapping[str, float] = field(default_factory=dict)
+    """When other nodes went, of those that went lately."""
+
+    def absent_since_s(self, node_id: str) -> float:
+        """Since when a node without presence has been seen to have none."""
+        return self.gone.get(node_id, self.since_s)
 
 
 _NOBODY = "nobody~"

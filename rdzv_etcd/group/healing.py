@@ -12,8 +12,9 @@ from dataclasses import replace
 from rdzv_etcd.core.changes import Recovery, decide_recovery
 from rdzv_etcd.core.model import NodeInfo, Round
 from rdzv_etcd.errors import EtcdError, LeaseExistsError, LeaseNotFoundError, RdzvEtcdError
-from rdzv_etcd.etcd.api import Get, Txn
+from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.presence import is_present
 from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.schema import requests
 
@@ -132,16 +133,10 @@ class Healing:
             # Refused, because things have changed meanwhile, or because this very write had been
             # applied before and its answer was lost; or there was nothing to put back but the
             # record, and another member was first.
-            if not await self._is_present(session):
+            if not await is_present(context, session):
                 context.session.lost(session)  # it carries nothing: start afresh
                 await context.etcd.revoke(session)
                 return False
         if standing.phase is Phase.MEMBER:  # a join that began meanwhile arrives by itself
             standing.arrived_with = session
         return True
-
-    async def _is_present(self, session: int) -> bool:
-        context = self._context
-        key = context.keys.node(self._standing.node_id)
-        result = await context.etcd.get(Get(key))
-        return any(kv.lease_id == session for kv in result.kvs)

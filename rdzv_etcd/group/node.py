@@ -14,7 +14,7 @@ from rdzv_etcd.core.changes import waiting_count
 from rdzv_etcd.core.model import Closure, Control
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
-from rdzv_etcd.group import leaving
+from rdzv_etcd.group import leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
 from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.healing import Healing
@@ -101,6 +101,7 @@ class Node:
         self._spawn(self._leadership.run(), "leadership")
         self._spawn(self._healing.run(), "healing")
         self._spawn(self._healing.keep_job_lease(), "job lease")
+        self._spawn(presence.watch_own(context, self._standing), "presence")
         self._spawn(leaving.step_aside(context, self._standing), "stepping aside")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -10,6 +10,9 @@ from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 
+_REMEMBERED_S = 10.0
+"""Who went longer ago is taken for gone since the view began: no decision waits that long."""
+
 
 def control_from(keys: JobKeys, result: GetResult) -> Control:
     """Build the control view from a read of ``keys.control``.
@@ -80,8 +83,8 @@ def nodes_from(
 ) -> Nodes:
     """Build the presence view from a read of ``keys.nodes``.
 
-    What is as it was in ``before`` keeps the time at which it was seen: a fresh read does not make
-    anybody's wait begin anew.
+    What is as it was in ``before`` keeps the time at which it was seen, or was seen to be gone: a
+    fresh read does not make anybody's wait begin anew.
     """
     present: dict[str, Presence] = {}
     known = {} if before is None else before.present
@@ -90,8 +93,12 @@ def nodes_from(
         earlier = known.get(node_id)
         same = earlier is not None and earlier.mod_revision == presence.mod_revision
         present[node_id] = earlier if earlier is not None and same else presence
-    left = frozenset() if before is None else before.left - present.keys()
-    return Nodes(result.revision, present, left)
+    if before is None:
+        return Nodes(result.revision, present, since_s=now_s)
+    missed = dict.fromkeys(known.keys() - present.keys(), now_s)
+    gone = {node_id: at_s for node_id, at_s in before.gone.items() if node_id not in present}
+    left = before.left - present.keys()
+    return Nodes(result.revision, present, left, before.since_s, missed | gone)
 
 
 def nodes_after(
@@ -100,6 +107,7 @@ def nodes_after(
     """Apply a watch batch; events that ``nodes`` includes already are skipped."""
     present = dict(nodes.present)
     left = set(nodes.left)
+    gone = {node_id: at_s for node_id, at_s in nodes.gone.items() if now_s - at_s < _REMEMBERED_S}
     for event in events:
         if event.kv.mod_revision <= nodes.revision:
             continue
@@ -107,11 +115,14 @@ def nodes_after(
         if event.kind is EventKind.PUT:
             (present[node_id],) = _presences(keys, (event.kv,), now_s)
             left.discard(node_id)
+            gone.pop(node_id, None)
         else:
-            gone = present.pop(node_id, None)
-            if gone is not None and gone.info.leaving is not None:
+            last = present.pop(node_id, None)
+            gone[node_id] = now_s
+            if last is not None and last.info.leaving is not None:
                 left.add(node_id)
-    return Nodes(max(nodes.revision, revision), present, frozenset(left))
+    revision = max(nodes.revision, revision)
+    return Nodes(revision, present, frozenset(left), nodes.since_s, gone)
 
 
 def _presences(keys: JobKeys, kvs: Iterable[KeyValue], now_s: float) -> Iterable[Presence]:

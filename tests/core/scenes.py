@@ -42,6 +42,7 @@ class Scene:
         self._revision = 100
         self._present: dict[str, Presence] = {}
         self._left: set[str] = set()
+        self._gone: dict[str, float] = {}
         record = None
         if members:
             record = Round(
@@ -83,9 +84,12 @@ class Scene:
         assert self.control.round is not None
         return self.new(words, NOW_S - 90, arrived_for=self.control.round.number)
 
-    def gone(self, words: str) -> Scene:
+    def gone(self, words: str, ago_s: float | None = None) -> Scene:
+        """Without presence: for ever, or for so long."""
         for name in names(words):
             del self._present[name]
+            if ago_s is not None:
+                self._gone[name] = NOW_S - ago_s
         return self
 
     def left(self, words: str) -> Scene:
@@ -133,7 +137,8 @@ class Scene:
 
     @property
     def nodes(self) -> Nodes:
-        return Nodes(self._revision, dict(self._present), frozenset(self._left))
+        present, left = dict(self._present), frozenset(self._left)
+        return Nodes(self._revision, present, left, gone=dict(self._gone))
 
     def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:
         patience = Patience(LAST_CALL_S, SETTLE_S, self.opened_s)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.core.changes import (
+    ABSENCE_GRACE_S,
     Healthy,
     Recovery,
     claim_delay_s,
@@ -69,6 +70,17 @@ def test_a_leader_that_was_cut_off_gives_the_others_time_to_come_back() -> None:
     assert isinstance(waiting, Healthy)
     assert waiting.until_s == NOW_S + 3.0
     assert "2 members are not back yet" in waiting.reason
+
+
+def test_who_went_a_moment_ago_may_be_putting_its_presence_back() -> None:
+    scene = Scene(2, 4, members="a b c").gone("b", ago_s=ABSENCE_GRACE_S / 2)
+    waiting = scene.change()
+    assert isinstance(waiting, Healthy)
+    assert waiting.until_s == pytest.approx(NOW_S + ABSENCE_GRACE_S / 2)
+    # It is not named with one that is gone for longer, and a good-bye is no reason to wait.
+    assert scene.gone("c").published() == ("", {"c": EXPIRED})
+    scene = Scene(2, 4, members="a b c").gone("b", ago_s=0.0)
+    assert scene.left("c").published() == ("", {"c": "left"})
 
 
 def test_absent_members_that_may_come_back_keep_their_seats() -> None:

@@ -465,6 +465,27 @@ def test_a_cut_shorter_than_the_lease_is_not_noticed() -> None:
     simulate(scenario, min_nodes=2, max_nodes=3)
 
 
+@pytest.mark.parametrize("whose", ["followers", "the leader's", "all"])
+def test_leases_taken_from_living_members_restart_nothing(whose: str) -> None:
+    """As a leader of etcd does that was paused and wakes up (etcd#15247)."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        for _ in range(5):
+            leader = job.leader
+            for node in nodes:
+                if whose == "all" or (node is leader) == (whose == "the leader's"):
+                    job.server.expire(node.node.context.session.lease_id)
+            await job.pass_time(job.loop.rng.uniform(1.0, TTL_S))
+        assert job.works("abc"), job.tell()
+        assert all(node.joins == 1 for node in nodes), job.tell()
+        assert not job.history.changes, job.tell()
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
+
+
 @LARGE_AND_SMALL
 def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:

@@ -14,6 +14,7 @@ from rdzv_etcd.core.model import (
     Leader,
     Loss,
     NodeInfo,
+    Nodes,
     Round,
     Slice,
     Slices,
@@ -22,6 +23,8 @@ from rdzv_etcd.core.slicing import assemble, cut
 from rdzv_etcd.etcd.api import (
     Compare,
     Delete,
+    Event,
+    EventKind,
     Get,
     GetResult,
     Put,
@@ -468,6 +471,27 @@ def test_a_fresh_read_makes_nobodys_wait_begin_anew(store: Store) -> None:
     store.arrive("a", 1)
     third = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 30.0, second)
     assert third.present["a"].seen_s == 30.0
+
+
+def test_a_view_tells_since_when_a_node_has_been_absent(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    nodes = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 10.0)
+    assert nodes.absent_since_s("never seen") == 10.0
+
+    def after(kind: EventKind, name: str, now_s: float) -> Nodes:
+        kv = next(iter(store.read(requests.read_nodes(store.keys)).kvs))
+        kv = replace(kv, key=store.keys.node(name), mod_revision=nodes.revision + 1)
+        return nodes_after(store.keys, nodes, kv.mod_revision, [Event(kind, kv)], now_s)
+
+    nodes = after(EventKind.DELETE, "a", 20.0)
+    assert nodes.absent_since_s("a") == 20.0
+    # A fresh read changes nothing, and notices who went while nobody watched.
+    empty = replace(store.read(requests.read_nodes(store.keys)), kvs=(), revision=nodes.revision)
+    nodes = nodes_from(store.keys, empty, 21.0, nodes)
+    assert [nodes.absent_since_s(name) for name in "abc"] == [20.0, 21.0, 10.0]
+    nodes = after(EventKind.DELETE, "c", 60.0)
+    assert dict(nodes.gone) == {"c": 60.0}  # the others went long ago
 
 
 def test_guards_look_at_the_record_as_it_was_read(store: Store) -> None:

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import closing
+from rdzv_etcd.core import changes, closing
 from rdzv_etcd.core.closing import Close
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group import leadership, node
+from rdzv_etcd.group import leadership, node, presence
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import decode_node
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Request
+from tests.group import test_scenarios
 from tests.group.test_scenarios import puts
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.test_mutants import (
@@ -225,3 +228,22 @@ def test_a_member_that_came_back_too_late_is_named() -> None:
         min_nodes=1,
         max_nodes=3,
     )
+
+
+async def _looks_away(context: NodeContext, standing: Standing) -> None:
+    """Never hear that one's own presence is gone."""
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "by"),
+    [(changes, "ABSENCE_GRACE_S", 0.0), (presence, "watch_own", _looks_away)],
+    ids=["the grace", "the watch"],
+)
+def test_a_living_member_whose_lease_was_taken(place: object, name: str, by: object) -> None:
+    """It puts its presence back at once, and nobody calls it lost within that time."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with swapped(place, name, by), pytest.raises(AssertionError):
+            test_scenarios.test_leases_taken_from_living_members_restart_nothing("followers")
+    finally:
+        logging.disable(logging.NOTSET)

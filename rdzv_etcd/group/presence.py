@@ -1,0 +1,56 @@
+"""A member's watch on its own presence: it hears at once if etcd takes that away, and puts it back.
+
+etcd may revoke the lease of a node that has renewed it in time: a leader of etcd that was paused
+believes for a moment after it wakes up that all leases have run out (etcd#15247; newer versions,
+3.5.30 too, check first, but not whether they were asleep). The next keep-alive would tell, up to a
+third of a TTL later, when the other members have long been told that this one is lost.
+"""
+
+from __future__ import annotations
+
+from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.etcd.api import EventKind, Get
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.standing import Phase, Standing
+
+_RETRY_S = 1.0
+
+
+async def watch_own(context: NodeContext, standing: Standing) -> None:
+    """Tell the session when its presence is gone, while this node is a member; until cancelled.
+
+    Begins when the node has been a member for the time between two keep-alives: when a round is
+    formed there are better things to do.
+    """
+    while standing.phase is not Phase.MEMBER:
+        await context.pulse.wait(when=lambda: standing.phase is Phase.MEMBER)
+    await context.clock.sleep(context.settings.timing.lease_ttl_s / 3)
+    while True:
+        try:
+            await _follow(context, standing)
+        except EtcdError:  # the keep-alives, which need etcd as well, say so
+            await context.clock.sleep(_RETRY_S)
+
+
+async def _follow(context: NodeContext, standing: Standing) -> None:
+    key = context.keys.node(standing.node_id)
+    watch = context.etcd.watch(key, start_revision=0)
+    try:
+        async for batch in watch:
+            if any(event.kind is EventKind.DELETE for event in batch.events):
+                await _check(context, standing)
+    finally:
+        await watch.close()
+
+
+async def _check(context: NodeContext, standing: Standing) -> None:
+    async with standing.presence_lock:  # what this node does to its presence itself is no news
+        session = context.session.lease_id
+        if standing.phase is Phase.MEMBER and session and not await is_present(context, session):
+            context.session.lost(session)
+
+
+async def is_present(context: NodeContext, session: int) -> bool:
+    """Tell whether this node's presence is there, on that session. Raises EtcdError."""
+    result = await context.etcd.get(Get(context.keys.node(context.identity.node_id)))
+    return any(kv.lease_id == session for kv in result.kvs)
