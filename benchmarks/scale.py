@@ -196,6 +196,7 @@ def _measure(plan: Plan, server: BenchmarkEtcd, args: argparse.Namespace) -> lis
             samples.append({"phase": SETUP, **meter.costs(begin, ready)})
             phase = FIRST
             samples.append({"phase": FIRST, **_first_round(meter, ready)})
+            meter.call("watch_own")
             # idle before the losses: a leader that has only just come trusts no absence for a TTL
             for phase in PHASES[2:]:
                 if phase not in args.phases:

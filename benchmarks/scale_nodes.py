@@ -65,6 +65,9 @@ class ScaleProcess:
         """Wait until every node here holds a rank of the next round; return what they hold."""
         raise NotImplementedError
 
+    def watch_own(self) -> None:
+        """Let each watch its own presence, as a member does some time after its first round."""
+
     def lose_alone(self) -> list[int]:
         return self._lose(self._plan.lost_alone)
 
@@ -192,10 +195,11 @@ class SimulatedNodes(ScaleProcess):
             for index, client in zip(share, itertools.cycle(clients), strict=False)
         ]
         streams = -(-len(share) // plan.watches_per_stream)
-        self._streams = [SharedWatch(channels[number % len(channels)]) for number in range(streams)]
-        self._tasks = [asyncio.ensure_future(stream.run()) for stream in self._streams]
+        shared = [SharedWatch(channels[number % len(channels)]) for number in range(2 * streams)]
+        self._streams, self._own_streams = shared[:streams], shared[streams:]
+        self._tasks = [asyncio.ensure_future(stream.run()) for stream in shared]
         self._leases = {node.lease_id: node for node in self._nodes}
-        self._watches: dict[int, tuple[SharedWatch, int]] = {}
+        self._watches: dict[int, list[tuple[SharedWatch, int]]] = {}
         gate = asyncio.Semaphore(_SETUP_AT_ONCE)
 
         async def set_up(number: int, node: SimulatedNode) -> None:
@@ -204,7 +208,7 @@ class SimulatedNodes(ScaleProcess):
                 stream = self._streams[number % streams]
                 watched = keys.control
                 watch_id, _ = await stream.open(watched.start, watched.end, node.note_events)
-                self._watches[node.index] = (stream, watch_id)
+                self._watches[node.index] = [(stream, watch_id)]
                 await node.read_control()
 
         await asyncio.gather(*(set_up(number, node) for number, node in enumerate(self._nodes)))
@@ -216,6 +220,15 @@ class SimulatedNodes(ScaleProcess):
     def follow(self) -> None:
         """Wait until all here have heard of the leader: it came before the clock starts."""
         self._loop.run(self._until(lambda node: node.knows_a_leader))
+
+    def watch_own(self) -> None:
+        self._loop.run(self._watch_own())
+
+    async def _watch_own(self) -> None:
+        for number, node in enumerate(self._nodes):
+            stream = self._own_streams[number % len(self._own_streams)]
+            watch_id, _ = await stream.open(node.presence_key, None, node.note_presence)
+            self._watches[node.index].append((stream, watch_id))
 
     def run(self) -> dict[str, Any]:
         return self._loop.run(self._join())
@@ -275,8 +288,8 @@ class SimulatedNodes(ScaleProcess):
         for node in dying:
             node.die()
             del self._leases[node.lease_id]
-            stream, watch_id = self._watches[node.index]
-            await stream.cancel(watch_id)
+            for stream, watch_id in self._watches[node.index]:
+                await stream.cancel(watch_id)
         return [node.lease_id for node in dying]
 
 

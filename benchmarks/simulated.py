@@ -20,7 +20,7 @@ from rdzv_etcd.core.changes import claim_delay_s, waiting_count
 from rdzv_etcd.core.model import Control, Leader, NodeInfo, Round
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd import codec
-from rdzv_etcd.etcd.api import GetResult, TxnResult
+from rdzv_etcd.etcd.api import EventKind, GetResult, TxnResult
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
@@ -96,6 +96,16 @@ class SimulatedNode:
             self._see(control_after(self._keys, self._control, revision, events))
         except RdzvEtcdError as error:
             self._fail(error)
+
+    @property
+    def presence_key(self) -> bytes:
+        return self._keys.node(self._standing.node_id)
+
+    def note_presence(self, response: Any) -> None:
+        """Take a watch response about this node's own presence."""
+        gone = any(codec.event(message).kind is EventKind.DELETE for message in response.events)
+        if gone and not self.is_gone:
+            self._fail(RuntimeError(f"the presence of {self._standing.node_id} is gone"))
 
     def _presence(self) -> NodeInfo:
         address = self._plan.address(self.index)

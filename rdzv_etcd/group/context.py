@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.model import Control
@@ -55,6 +56,15 @@ class NodeContext:
         what became of it: about a TTL, because within that it may be called lost anyway."""
         timing = self.settings.timing
         return min(self.settings.connection.request_timeout_s, max(5.0, timing.lease_ttl_s))
+
+    def show_written(self, revision: int, **news: Any) -> None:
+        """Put what this node has written at ``revision`` into the view, ahead of the watch.
+
+        If the watch was faster it has shown it, and perhaps what became of it since.
+        """
+        view = self.control.view
+        if revision > view.revision:
+            self.control.adopt(replace(view, **news))
 
     def take_control(self, result: TxnResult) -> None:
         """Adopt the control keys that came with a refused transaction, if they are news.

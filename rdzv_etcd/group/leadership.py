@@ -266,9 +266,7 @@ class Leadership:
             await context.control.refresh()
             return False
         change = decision.change
-        context.control.adopt(
-            replace(context.control.view, change=change, change_revision=result.revision)
-        )
+        context.show_written(result.revision, change=change, change_revision=result.revision)
         parts = [f"lost {display_name(node)} ({how})" for node, how in change.lost.items()]
         if change.waiters:
             parts.append(f"{display_names(change.waiters)} waiting")
@@ -319,9 +317,7 @@ class Leadership:
             return False
         self._job_lease.given_away()
         self._roster.note(record, members)
-        context.control.adopt(
-            replace(context.control.view, round=record, round_revision=result.revision)
-        )
+        context.show_written(result.revision, round=record, round_revision=result.revision)
         context.narrator.say(
             f"closed round {record.number} with {record.size} nodes: {decision.reason}"
         )

@@ -53,9 +53,7 @@ async def _put_marker(
         await context.control.refresh(timeout_s)  # whatever happened, it shows in the record
         return
     if result.succeeded:
-        context.control.adopt(
-            replace(context.control.view, round=closed, round_revision=result.revision)
-        )
+        context.show_written(result.revision, round=closed, round_revision=result.revision)
         context.narrator.say(f"closed the job: {reason}")
     else:
         context.take_control(result)

@@ -465,6 +465,22 @@ def test_a_cut_shorter_than_the_lease_is_not_noticed() -> None:
     simulate(scenario, min_nodes=2, max_nodes=3)
 
 
+def test_what_a_node_has_written_is_not_shown_after_what_became_of_it() -> None:
+    """A reply may come after the events of its own write, and of later ones."""
+
+    async def scenario(job: SimJob) -> None:
+        (node,) = job.start_all("a")
+        await job.until_works("a")
+        context = node.node.context
+        seen = context.control.view
+        context.show_written(seen.revision, round=None, round_revision=0)
+        assert context.control.view is seen
+        context.show_written(seen.revision + 1, round_revision=seen.revision + 1)
+        assert context.control.view.round_revision == seen.revision + 1
+
+    simulate(scenario, min_nodes=1, max_nodes=1)
+
+
 @pytest.mark.parametrize("whose", ["followers", "the leader's", "all"])
 def test_leases_taken_from_living_members_restart_nothing(whose: str) -> None:
     """As a leader of etcd does that was paused and wakes up (etcd#15247)."""
