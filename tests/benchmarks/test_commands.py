@@ -91,7 +91,7 @@ def test_scale(tmp_path: Path) -> None:
         "--heads=8",
         "--connections=1",
         "--slice-nodes=16",
-        "--lease-ttl=5",
+        "--lease-ttl=15",  # the real nodes among them must not lose theirs
         "--idle=1",
     )
     assert failures(document) == []

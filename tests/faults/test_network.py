@@ -82,7 +82,7 @@ def test_connections_break_while_nodes_work_and_while_they_wait(
     etcd: EtcdServer, bridge: FaultBridge, job: Job, fault: str
 ) -> None:
     """A broken connection, also one that nobody announced, costs neither a round nor the lease."""
-    nodes = job(bridge.endpoint, "3:4")
+    nodes = job(bridge.endpoint, "3:4", last_call_timeout=5)  # a watch must be back within it
     three = nodes.start("a", "b", "c")
     nodes.wait_for_world(three)
     before = [len(node.entries()) for node in three]

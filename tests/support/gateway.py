@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_TOKENS = 20
+"""How many tokens to try for one call: on a slow machine a short-lived one may be too old."""
+
 
 class GatewayError(Exception):
     """The server answered with an HTTP error; ``status`` and ``body`` are its words."""
@@ -89,11 +92,19 @@ class Gateway:
     def call(self, path: str, body: Mapping[str, object], *, timeout_s: float = 30.0) -> Any:
         """POST and return the decoded reply; raises :class:`GatewayError` or :class:`OSError`."""
         headers = {"Content-Type": "application/json"}
-        if self._login is not None and path != "/v3/auth/authenticate":
-            user, password = self._login
+        if self._login is None or path == "/v3/auth/authenticate":
+            return json.loads(self._fetch("POST", path, json.dumps(body), headers, timeout_s))
+        user, password = self._login
+        for _ in range(_TOKENS):
             reply = self.call("/v3/auth/authenticate", {"name": user, "password": password})
             headers["Authorization"] = reply["token"]
-        return json.loads(self._fetch("POST", path, json.dumps(body), headers, timeout_s))
+            try:
+                return json.loads(self._fetch("POST", path, json.dumps(body), headers, timeout_s))
+            except GatewayError as error:
+                if "invalid auth token" not in error.body:
+                    raise
+                expired = error
+        raise expired
 
     def get_text(self, path: str, *, timeout_s: float = 10.0) -> str:
         """GET, for ``/health`` and ``/metrics``."""
