@@ -84,11 +84,9 @@ class Joining:
             self._check_welcome()
             await self._check_not_late()
             large = standing.unread(context.control.view)
-            if large is not None:
-                await self._read_slice(large)
-            elif self._must_arrive():
+            if large is not None or self._must_arrive():
                 try:
-                    await self._arrive()
+                    await (self._arrive() if large is None else self._read_slice(large))
                 except EtcdNoSpaceError as error:
                     await self._wait_for_space(error)
             elif not await context.pulse.wait(self._deadline_s):
