@@ -33,7 +33,7 @@ from tests.sim.world import Scenario, SimJob, simulate
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-SEEDS = 150
+SEEDS = 300
 """Within so many lives a mutant must be noticed."""
 
 
