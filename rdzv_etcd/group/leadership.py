@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
-from heapq import nlargest
 
 from rdzv_etcd.core.changes import Publish, claim_delay_s, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
@@ -21,11 +19,9 @@ from rdzv_etcd.core.model import (
     Leader,
     Loss,
     Nodes,
-    Round,
     display_name,
     display_names,
 )
-from rdzv_etcd.core.slicing import slices_for
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -35,6 +31,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.drafting import Drafting
 from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.job_lease import JobLease
 from rdzv_etcd.group.roster import Roster
@@ -43,7 +40,6 @@ from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 
 _RETRY_S = 0.5
-_AUDITED = 32
 _QUICK_S = 0.001
 """A decision that took no longer is made at every change."""
 
@@ -56,7 +52,7 @@ class Leadership:
         self._standing = standing
         self._roster = Roster(context)
         self._job_lease = JobLease(context)
-        self._runs = 0
+        self._drafting = Drafting(context, standing, self._job_lease)
         self._opened: tuple[tuple[object, ...], float] = ((), 0.0)
 
     @property
@@ -106,10 +102,8 @@ class Leadership:
         except EtcdError:
             await context.clock.sleep(_RETRY_S)
             return
-        view = context.control.view
-        same = view.leader_revision == control.leader_revision
-        if same and result.revision >= view.revision:
-            context.control.adopt(replace(view, leader=None, leader_revision=0))
+        if context.control.view.leader_revision == control.leader_revision:
+            context.show_written(result.revision, leader=None, leader_revision=0)
 
     async def _claim(self) -> None:
         context = self._context
@@ -141,11 +135,8 @@ class Leadership:
     def note(self, leader: Leader, result: TxnResult) -> None:
         """Adopt what a claim told about who leads (``leader`` is this node's own proposal)."""
         known = requests.leader_after(leader, result)
-        if known is None:
-            return
-        feed = self._context.control
-        if result.revision >= feed.view.revision:
-            feed.adopt(replace(feed.view, leader=known[0], leader_revision=known[1]))
+        if known is not None:
+            self._context.show_written(result.revision, leader=known[0], leader_revision=known[1])
 
     async def _lead(self, fence: int) -> None:
         context = self._context
@@ -220,20 +211,18 @@ class Leadership:
         change = decide_change(control, nodes, now_s, trust_absence_s=trust_s)
         if isinstance(change, Publish):
             done = await self._publish(control, change)
-            news = feed.view is not nodes or not _same_keys(context.control.view, seen)
-            return now_s if done or news else now_s + _RETRY_S
-        waiting = self._decide_close(control, nodes, now_s)
-        if isinstance(waiting, Close):
-            # If it is refused, somebody arrived in this very moment, or the lead is gone: the
-            # watches will tell, if they have not done so already.
-            done = await self._close(control, nodes, waiting)
-            news = context.control.view is not seen or feed.view is not nodes
-            return now_s if done or news else now_s + _RETRY_S
-        if waiting is None:
-            return change.until_s
-        return _earliest(
-            change.until_s, waiting.until_s, context.narrator.progress(waiting.reason, now_s)
-        )
+        else:
+            closing = self._decide_close(control, nodes, now_s)
+            if closing is None:
+                return change.until_s
+            if isinstance(closing, KeepWaiting):
+                progress_s = context.narrator.progress(closing.reason, now_s)
+                return _earliest(change.until_s, closing.until_s, progress_s)
+            done = await self._close(control, nodes, closing)
+        # If it was refused, somebody came (back) in this very moment, or the lead is gone: the
+        # watches will tell, if they have not done so already.
+        news = feed.view is not nodes or not _same_keys(context.control.view, seen)
+        return now_s if done or news else now_s + _RETRY_S
 
     def _decide_close(
         self, control: Control, nodes: Nodes, now_s: float
@@ -299,9 +288,9 @@ class Leadership:
     async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
         """Publish the round; ``False`` if things are not as they were when it was decided."""
         context = self._context
-        record = await self._next_record(control, nodes, decision)
+        record = await self._drafting.next_record(control, nodes, decision)
         members = [node.node_id for node in decision.world]
-        audit = self._audit(control, nodes, record, decision)
+        audit = self._drafting.audit(control, nodes, record, decision, self._opened[1])
         if not await self._roster.publish(control, record, members):
             return False
         try:
@@ -322,80 +311,6 @@ class Leadership:
             f"closed round {record.number} with {record.size} nodes: {decision.reason}"
         )
         return True
-
-    async def _next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
-        before, formed = control.round, control.formed
-        epoch_base = self._first_epoch_base() if before is None else before.epoch_base
-        seen = (presence.info.epoch_seen for presence in nodes.present.values())
-        highest = max(control.epoch, self._standing.epoch_seen, *seen)
-        if epoch_base + max(control.revision, control.round_revision) < highest:
-            # Revisions began anew after a loss of data; epochs only grow.
-            epoch_base = highest
-        master, run = decision.world[0], self._run_after(formed)
-        edition = f"{run}.{control.leader_revision:x}.{nodes.revision:x}"
-        slices = slices_for(len(decision.world), self._context.settings.slice_nodes, edition)
-        members = tuple(node.node_id for node in decision.world)
-        return Round(
-            number=control.next_number,
-            run=run,
-            members=members if slices is None else (),
-            settings=self._context.settings.job if formed is None else formed.settings,
-            master_address=master.address,
-            master_port=master.port,
-            job_lease=formed.job_lease if formed is not None else await self._job_lease.get(),
-            epoch_base=epoch_base,
-            expelled=decision.expelled,
-            slices=slices,
-        )
-
-    def _first_epoch_base(self) -> int:
-        """An embedded etcd is new for every run, so its revisions alone would begin anew, and a
-        checkpoint of the last run would look newer than all of this one: count on from the time."""
-        if not self._context.settings.embed:
-            return 0
-        return int(self._context.clock.wall_s() * 1_000_000)
-
-    def _run_after(self, formed: Round | None) -> str:
-        """Name the run of the next round: a new one, never named before, unless the last round's
-        goes on.
-
-        It does not if its record was put back: that may have been done by who had been cut off and
-        did not know of later rounds, whose numbers must not be given out again.
-        """
-        if formed is not None and formed.epoch_fixed is None:
-            return formed.run
-        self._runs += 1
-        seed = self._context.identity.run_seed
-        return seed if self._runs == 1 else f"{seed}.{self._runs}"
-
-    def _audit(
-        self, control: Control, nodes: Nodes, record: Round, decision: Close
-    ) -> dict[str, object]:
-        now_s = self._context.clock.now_s()
-        change = control.open_change
-        arrivals = [nodes.present[node.node_id] for node in decision.world]
-        last = max(arrivals, key=lambda presence: presence.seen_s)
-        if record.slices is not None:  # the audit of a large world is about its slowest nodes
-            arrivals = nlargest(_AUDITED, arrivals, key=lambda presence: presence.seen_s)
-        waited = [
-            [presence.info.node_id, round(now_s - presence.seen_s, 3)] for presence in arrivals
-        ]
-        open_s = now_s - self._opened[1]
-        return {
-            "round": record.number,
-            "run": record.run,
-            "closed_by": self._context.identity.node_id,
-            "because": decision.reason,
-            "open_s": round(open_s, 3),
-            "size": record.size,
-            "waited_s": waited,
-            "last_arrival": last.info.node_id,
-            "last_arrival_after_s": round(max(0.0, last.seen_s - self._opened[1]), 3),
-            "expelled": list(decision.expelled),
-            "change": None
-            if change is None
-            else {"waiters": list(change.waiters), "lost": dict(change.lost)},
-        }
 
     # -- trouble --------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ async def watch_own(context: NodeContext, standing: Standing) -> None:
     """
     while standing.phase is not Phase.MEMBER:
         await context.pulse.wait(when=lambda: standing.phase is Phase.MEMBER)
-    await context.clock.sleep(context.settings.timing.lease_ttl_s / 3)
+    await context.clock.sleep(context.session.renewal_period_s)
     while True:
         try:
             await _follow(context, standing)

@@ -73,6 +73,11 @@ class Session:
             self._shaken_until_s = self._clock.now_s() + self._ttl_s
             self._pulse.beat()
 
+    @property
+    def renewal_period_s(self) -> float:
+        """The time from one keep-alive to the next."""
+        return self._ttl_s / 3
+
     def trust_absence_s(self) -> float:
         """From when on (on the clock) another node's missing lease means that *it* was lost.
 
@@ -94,7 +99,7 @@ class Session:
         """
         try:
             while True:
-                await self._clock.sleep(self._ttl_s / 3)
+                await self._clock.sleep(self.renewal_period_s)
                 if not self.lease_id:
                     await self._pulse.wait(when=lambda: self.lease_id != 0)
                 elif not (self._failures and self._renewals):  # one that failed is tried again

@@ -14,7 +14,7 @@ import pytest
 from rdzv_etcd.core import changes, closing
 from rdzv_etcd.core.closing import Close
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group import leadership, node, presence
+from rdzv_etcd.group import drafting, node, presence
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
@@ -44,7 +44,7 @@ MUTANTS = [
            without_guard(lambda guard: guard.range_end is not None), (Invariant.SEATS,)),
     Mutant("closed by who leads no more", requests, "close_round",
            without_guard(on(b"ctl/leader")), (Invariant.LEADER,)),
-    Mutant("epochs begin anew after a loss of data", leadership.Leadership, "_next_record",
+    Mutant("epochs begin anew after a loss of data", drafting.Drafting, "next_record",
            forgets_the_past, (Invariant.EPOCH,), wiped),
     Mutant("back although it was called lost meanwhile", requests, "restore_presence",
            without_guard(on(b"ctl/change")), (Invariant.EVICTED,)),

@@ -18,7 +18,7 @@ from rdzv_etcd.core import closing
 from rdzv_etcd.core.changes import Publish, Recovery
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
-from rdzv_etcd.group import healing, leadership, leaving, node, roster, session, standing
+from rdzv_etcd.group import drafting, healing, leadership, leaving, node, roster, session, standing
 from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
@@ -230,7 +230,7 @@ MUTANTS = [
            closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
     Mutant("a record put back gets a new epoch", requests, "restore_record", forms_anew,
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
-    Mutant("a run goes on after it was put back", leadership.Leadership, "_run_after", same_run,
+    Mutant("a run goes on after it was put back", drafting.Drafting, "_run_after", same_run,
            (I.SUCCESSION, I.ONE_WORLD), wiped),
     Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
            (I.EPOCH,), wiped),
@@ -370,7 +370,7 @@ def test_epochs_that_begin_anew_after_a_wipe_are_noticed() -> None:
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)
     with (
-        swapped(leadership.Leadership, "_next_record", forgets_the_past),
+        swapped(drafting.Drafting, "next_record", forgets_the_past),
         pytest.raises(AssertionError),
     ):
         simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tenacity
+
 _TOKENS = 20
 """How many tokens to try for one call: on a slow machine a short-lived one may be too old."""
 
@@ -26,6 +28,10 @@ class GatewayError(Exception):
         super().__init__(f"{path}: HTTP {status}: {body[:400]}")
         self.status = status
         self.body = body
+
+
+def _is_expired_token(error: BaseException) -> bool:
+    return isinstance(error, GatewayError) and "invalid auth token" in error.body
 
 
 @dataclass(frozen=True)
@@ -89,22 +95,19 @@ class Gateway:
         """Authenticate every later call (a fresh token each time: they may be short-lived)."""
         self._login = (user, password)
 
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(_is_expired_token),
+        stop=tenacity.stop_after_attempt(_TOKENS),
+        reraise=True,
+    )
     def call(self, path: str, body: Mapping[str, object], *, timeout_s: float = 30.0) -> Any:
         """POST and return the decoded reply; raises :class:`GatewayError` or :class:`OSError`."""
         headers = {"Content-Type": "application/json"}
-        if self._login is None or path == "/v3/auth/authenticate":
-            return json.loads(self._fetch("POST", path, json.dumps(body), headers, timeout_s))
-        user, password = self._login
-        for _ in range(_TOKENS):
+        if self._login is not None and path != "/v3/auth/authenticate":
+            user, password = self._login
             reply = self.call("/v3/auth/authenticate", {"name": user, "password": password})
             headers["Authorization"] = reply["token"]
-            try:
-                return json.loads(self._fetch("POST", path, json.dumps(body), headers, timeout_s))
-            except GatewayError as error:
-                if "invalid auth token" not in error.body:
-                    raise
-                expired = error
-        raise expired
+        return json.loads(self._fetch("POST", path, json.dumps(body), headers, timeout_s))
 
     def get_text(self, path: str, *, timeout_s: float = 10.0) -> str:
         """GET, for ``/health`` and ``/metrics``."""
