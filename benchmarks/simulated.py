@@ -220,15 +220,17 @@ class SimulatedNode:
         self._note_leader(result)
 
     def _note_leader(self, claimed: TxnResult) -> None:
-        known = requests.leader_after(Leader(self._standing.node_id, self._settings), claimed)
+        leader = Leader(self._standing.node_id, self._settings)
+        known = requests.leader_after(leader, claimed)
         if known is not None and claimed.revision >= self._control.revision:
             self._control = replace(self._control, leader=known[0], leader_revision=known[1])
         if claimed.succeeded:
-            self._claim = self._spawn(self._resign(claimed.revision))
+            mine = replace(self._control, leader=leader, leader_revision=claimed.revision)
+            self._claim = self._spawn(self._resign(mine))
 
-    async def _resign(self, fence: int) -> None:
+    async def _resign(self, control: Control) -> None:
         self.resigned += 1
-        await self._etcd.txn(requests.resign(self._keys, fence), repeatable=True)
+        await self._etcd.txn(requests.resign(self._keys, control), repeatable=True)
 
     # -- tasks ------------------------------------------------------------------------------------
 
