@@ -15,7 +15,7 @@ from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
 from benchmarks.fleet import Fleet, FleetError
 from benchmarks.plots import plot_agent
-from benchmarks.progress import progress
+from benchmarks.recording import recording
 from tests.support.processes import free_port
 
 NAME = "agent"
@@ -38,9 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     binary = choose_binary(args.etcd)
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
-    samples: list[dict[str, Any]] = []
     steps = args.repeat * (len(args.backends) + 2)
-    with progress("agent", steps) as advance:
+    with recording(args, NAME, environment, steps, show=print_summary, plot=plot_agent) as record:
         for _ in range(args.repeat):
             for backend in args.backends:
                 v2 = backend in V2_BACKENDS
@@ -50,16 +49,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 else:
                     with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
                         sample.update(_measure(backend, server, args))
-                samples.append(sample)
-                advance(backend)
+                record.samples.append(sample)
+                record.done(backend)
             for with_plugin in (True, False):
-                samples.append(_measure_worker(with_plugin))
-                advance("worker")
-    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
-    print_summary(document)
-    if args.plot is not None:
-        plot_agent(document, args.plot)
-    return document
+                record.samples.append(_measure_worker(with_plugin))
+                record.done("worker")
+    return record.document
 
 
 def _measure(backend: str, server: BenchmarkEtcd, args: argparse.Namespace) -> dict[str, Any]:

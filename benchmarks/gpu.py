@@ -21,7 +21,7 @@ from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
 from benchmarks.jobs import OWN_STORE, JobError, JobOptions, TracedAgent, TracedJob, phases
 from benchmarks.plots import plot_gpu
-from benchmarks.progress import progress
+from benchmarks.recording import recording
 from tests.support.processes import free_port
 
 NAME = "gpu"
@@ -57,10 +57,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.repeat)
         for backend in args.backends
     ]
-    samples: list[dict[str, Any]] = []
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        progress(NAME, len(parts)) as advance,
+        recording(args, NAME, environment, len(parts), show=print_summary, plot=plot_gpu) as record,
     ):
         for nodes, workers, backend in parts:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "workers": workers}
@@ -69,13 +68,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 sample["failed"] = f"etcd {binary.version} has no v2 API"
             else:
                 sample.update(_measure(sample, server, args))
-            samples.append(sample)
-            advance(f"{backend}, {nodes} nodes x {workers}")
-    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
-    print_summary(document)
-    if args.plot is not None:
-        plot_gpu(document, args.plot)
-    return document
+            record.samples.append(sample)
+            record.done(f"{backend}, {nodes} nodes x {workers}")
+    return record.document
 
 
 def _device(wanted: str) -> str:

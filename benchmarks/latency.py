@@ -17,7 +17,7 @@ from benchmarks.etcd_server import BenchmarkEtcd, Counters, choose_binary, runni
 from benchmarks.fleet import Fleet, FleetError, Make, Run
 from benchmarks.participants import BACKENDS, V2_BACKENDS, MakeHandlerNode
 from benchmarks.plots import plot_latency
-from benchmarks.progress import progress
+from benchmarks.recording import recording
 from tests.support.processes import free_port
 
 BARE = "bare"
@@ -53,10 +53,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for backend in args.backends
     ]
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
-    samples: list[dict[str, Any]] = []
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        progress("latency", len(rounds)) as advance,
+        recording(
+            args, NAME, environment, len(rounds), show=print_summary, plot=plot_latency
+        ) as record,
     ):
         for nodes, repeat, backend in rounds:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "repeat": repeat}
@@ -64,13 +65,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 sample["failed"] = f"etcd {binary.version} has no v2 API"
             else:
                 sample.update(measure(backend, nodes, server, args.limit, args.start))
-            samples.append(sample)
-            advance(f"{backend}, {nodes} nodes")
-    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
-    print_summary(document)
-    if args.plot is not None:
-        plot_latency(document, args.plot)
-    return document
+            record.samples.append(sample)
+            record.done(f"{backend}, {nodes} nodes")
+    return record.document
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Shows on the terminal how far a long run is."""
+"""Shows how far a long run is: a bar on a terminal, a line for each part elsewhere."""
 
 from __future__ import annotations
 
@@ -23,4 +23,10 @@ def progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda part: bar.update(task, advance=1, description=f"{what}: {part}")
+
+        def advance(part: str) -> None:
+            bar.update(task, advance=1, description=f"{what}: {part}")
+            if not console.is_terminal:
+                console.print(f"{what}: {bar.tasks[task].completed:g} of {total} done: {part}")
+
+        yield advance

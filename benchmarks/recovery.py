@@ -18,7 +18,7 @@ from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
 from benchmarks.jobs import OWN_STORE, PHASES, JobError, JobOptions, TracedAgent, TracedJob, phases
 from benchmarks.plots import plot_recovery
-from benchmarks.progress import progress
+from benchmarks.recording import recording
 from tests.support.processes import free_port
 
 NAME = "recovery"
@@ -58,10 +58,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for backend in args.backends
         if backend in _ONLY.get(case, BACKENDS)
     ]
-    samples: list[dict[str, Any]] = []
     with (
         running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server,
-        progress(NAME, len(parts)) as advance,
+        recording(
+            args, NAME, environment, len(parts), show=print_summary, plot=plot_recovery
+        ) as record,
     ):
         for case, backend in parts:
             sample: dict[str, Any] = {"case": case, "backend": backend}
@@ -69,13 +70,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 sample["failed"] = f"etcd {binary.version} has no v2 API"
             else:
                 sample.update(_measure(case, backend, server, args))
-            samples.append(sample)
-            advance(f"{case}, {backend}")
-    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
-    print_summary(document)
-    if args.plot is not None:
-        plot_recovery(document, args.plot)
-    return document
+            record.samples.append(sample)
+            record.done(f"{case}, {backend}")
+    return record.document
 
 
 def _measure(

@@ -19,7 +19,7 @@ from benchmarks.fleet import Fleet, FleetError, Run
 from benchmarks.loop_thread import LoopThread
 from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
 from benchmarks.plots import plot_scale
-from benchmarks.progress import progress
+from benchmarks.recording import recording
 from benchmarks.scale_bare import MakeBareProcess
 from benchmarks.scale_nodes import MakeScaleProcess
 from rdzv_etcd.etcd.client import EtcdClient
@@ -61,20 +61,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for repeat in range(args.repeat)
         for kind in args.kinds
     ]
-    samples: list[dict[str, Any]] = []
-    with progress(NAME, len(runs)) as advance:
+    with recording(
+        args, NAME, environment, len(runs), show=print_summary, plot=plot_scale
+    ) as record:
         for nodes, repeat, kind in runs:
             with running_etcd(binary, args.data, fsync=args.fsync) as server:
                 plan = _plan(args, server, nodes)
                 measure = _measure if kind == OURS else _measure_bare
                 for sample in measure(plan, server, args):
-                    samples.append({"kind": kind, "nodes": nodes, "repeat": repeat, **sample})
-            advance(f"{kind}, {nodes:,} nodes")
-    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
-    print_summary(document)
-    if args.plot is not None:
-        plot_scale(document, args.plot)
-    return document
+                    record.samples.append(
+                        {"kind": kind, "nodes": nodes, "repeat": repeat, **sample}
+                    )
+            record.done(f"{kind}, {nodes:,} nodes")
+    return record.document
 
 
 def _plan(args: argparse.Namespace, server: BenchmarkEtcd, nodes: int) -> Plan:

@@ -13,7 +13,7 @@ from benchmarks.environment import describe
 from benchmarks.etcd_server import choose_binary, running_etcd, speaks_v2
 from benchmarks.fleet import Fleet, FleetError, Make
 from benchmarks.plots import plot_store
-from benchmarks.progress import progress
+from benchmarks.recording import recording
 from benchmarks.store_clients import STORES, TCP, TORCH_ETCD
 from benchmarks.store_work import Adding, Agents, Operations, Waiting, Where
 from tests.support.processes import free_port
@@ -39,25 +39,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     binary = choose_binary(args.etcd)
     v2 = speaks_v2(binary)
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
-    samples: Samples = []
     with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
         parts = [(kind, measure) for measure in _measurements(args) for kind in args.stores]
-        with progress(NAME, len(parts)) as advance:
+        with recording(
+            args, NAME, environment, len(parts), show=print_summary, plot=plot_store
+        ) as record:
             for kind, measure in parts:
                 if kind == TORCH_ETCD and not v2:
-                    samples.append(
-                        {"store": kind, "failed": f"etcd {binary.version} has no v2 API"}
-                    )
+                    failed = f"etcd {binary.version} has no v2 API"
+                    record.samples.append({"store": kind, "failed": failed})
+                    record.done(kind)
                     continue
                 endpoint = f"127.0.0.1:{free_port()}" if kind == TCP else server.target
                 job = f"job-{uuid.uuid4().hex[:8]}"
-                samples += measure(Where(kind, endpoint, job, args.limit))
-                advance(kind)
-    document = results.write(args.json, NAME, environment, options.as_json(args), samples)
-    print_summary(document)
-    if args.plot is not None:
-        plot_store(document, args.plot)
-    return document
+                record.samples += measure(Where(kind, endpoint, job, args.limit))
+                record.done(kind)
+    return record.document
 
 
 def _measurements(args: argparse.Namespace) -> list[Callable[[Where], Samples]]:

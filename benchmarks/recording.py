@@ -1,0 +1,61 @@
+"""One run of a benchmark: its samples, how far it is, and what becomes of them at the end.
+
+Knows the options every benchmark has; what is measured is the benchmark's own affair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import options, results
+from benchmarks.progress import progress
+
+Document = dict[str, Any]
+
+
+@dataclass
+class Recording:
+    """The samples so far. Each part of the run ends with :meth:`done`."""
+
+    done: Callable[[str], None]
+    """Tell that a part has ended, and which."""
+    samples: list[Mapping[str, Any]] = field(default_factory=list)
+    document: Document = field(default_factory=dict)
+    """All of it, once the run has ended."""
+
+
+@contextlib.contextmanager
+def recording(
+    args: argparse.Namespace,
+    benchmark: str,
+    environment: Mapping[str, object],
+    parts: int,
+    *,
+    show: Callable[[Document], None],
+    plot: Callable[..., None],
+) -> Iterator[Recording]:
+    """Show how many of ``parts`` are done; at the end write, show and plot what was recorded.
+
+    If the run ends early, by Ctrl-C or an error, its samples are written to
+    ``FILE.unfinished.json`` and shown, and the exception goes on.
+    """
+    with progress(benchmark, parts) as advance:
+        record = Recording(advance)
+        path, finished = args.json, False
+        try:
+            yield record
+            finished = True
+        finally:
+            if not finished and path is not None:
+                path = path.with_suffix(".unfinished.json")
+            if finished or record.samples:
+                record.document = results.write(
+                    path, benchmark, environment, options.as_json(args), record.samples
+                )
+                show(record.document)
+    if args.plot is not None:
+        plot(record.document, args.plot)

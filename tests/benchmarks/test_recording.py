@@ -1,0 +1,88 @@
+"""What becomes of a run's samples: written and drawn at its end, kept if it ends early."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich", reason="needs the extra 'bench'")
+
+from benchmarks.recording import Recording, recording
+
+ENVIRONMENT = {"load_before": 0.0}
+
+
+class Run:
+    """A run of two parts, and what was shown and drawn of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "latency.json"
+        self.unfinished = folder / "latency.unfinished.json"
+        self.shown: list[dict[str, Any]] = []
+        self.drawn: list[Path] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        args = argparse.Namespace(json=self.file, plot=self.file.with_suffix(".svg"), repeat=2)
+        with recording(
+            args,
+            "latency",
+            ENVIRONMENT,
+            2,
+            show=self.shown.append,
+            plot=lambda _, path: self.drawn.append(path),
+        ) as record:
+            yield record
+
+    def is_cut_short_by(self, end: type[BaseException], samples: int = 1) -> None:
+        with self.recording() as record:
+            record.samples += [{"seconds": 1.0}] * samples
+            raise end
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_run_that_ends_is_written_shown_and_drawn(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with run.recording() as record:
+        for seconds in (1.0, 2.0):
+            record.samples.append({"seconds": seconds})
+            record.done(f"{seconds} s")
+    document = json.loads(run.file.read_text())
+    assert [sample["seconds"] for sample in document["results"]] == [1.0, 2.0]
+    assert document["settings"] == {"repeat": 2}
+    assert run.shown == [record.document] == [document]
+    assert run.drawn == [run.file.with_suffix(".svg")]
+    assert not run.unfinished.exists()
+    assert "latency: 1 of 2 done: 1.0 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_is_cut_short_keeps_its_samples_and_the_file_of_the_last_run(
+    run: Run, end: type[BaseException]
+) -> None:
+    run.file.write_text("the last run's")
+    with pytest.raises(end):
+        run.is_cut_short_by(end)
+    assert run.file.read_text() == "the last run's"
+    assert json.loads(run.unfinished.read_text())["results"] == [{"seconds": 1.0}]
+    assert len(run.shown) == 1
+    assert run.drawn == []
+
+
+def test_a_run_without_samples_writes_nothing(run: Run) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run.is_cut_short_by(KeyboardInterrupt, samples=0)
+    assert not run.file.exists()
+    assert not run.unfinished.exists()
+    assert run.shown == []
