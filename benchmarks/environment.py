@@ -21,7 +21,7 @@ def describe(*, etcd_version: str | None, data: Path | None, fsync: bool) -> dic
     found: dict[str, object] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],  # what follows names the distribution
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),

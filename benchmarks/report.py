@@ -105,8 +105,9 @@ def _latency(document: dict[str, Any]) -> str:
     rows = []
     for nodes in sizes:
         cells = [_spread(summary.get((name, nodes), {})) for name in known]
-        rows.append([str(nodes), *cells])
+        rows.append([str(nodes), *cells, _times_faster(summary, nodes)])
     header = ["nodes", *(f"`{name}`" if name != latency.BARE else "bare calls" for name in known)]
+    header.append("`etcd3` and the fastest of torch's")
     ours = [
         [
             str(nodes),
@@ -125,6 +126,17 @@ def _latency(document: dict[str, Any]) -> str:
         f"node; median (maximum).\n\n{table(header, rows)}\n"
         f"What one round of `etcd3` costs per node:\n\n{costs}"
     )
+
+
+def _times_faster(summary: dict[tuple[str, int], dict[str, Any]], nodes: int) -> str:
+    """Return how many times torch's fastest backend takes as long as ours, by the medians."""
+    medians = {
+        backend: row["median"]
+        for (backend, size), row in summary.items()
+        if size == nodes and backend != latency.BARE and "median" in row
+    }
+    ours = medians.pop("etcd3", None)
+    return f"1 : {min(medians.values()) / ours:.0f}" if ours and medians else "–"
 
 
 def _spread(row: dict[str, Any]) -> str:
