@@ -72,7 +72,7 @@ def _measure(backend: str, server: BenchmarkEtcd, args: argparse.Namespace) -> d
             told = fleet.call("tell", _SLACK_S)
             fleet.finish(_SLACK_S)
     except FleetError as error:
-        return {"failed": str(error)}
+        return results.failure(error)
     return {
         "processes": told,
         "idle_etcd": spent.as_json(),

@@ -134,9 +134,9 @@ class Fleet:
         while waiting:
             ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
             if not ready:
+                asked = len(waiting) + len(answers)
                 raise FleetError(
-                    f"{command}: {len(waiting)} of {len(waiting) + len(answers)} not done within "
-                    f"{timeout_s:g} s"
+                    f"{command}: {len(waiting)} of {asked} are not done within {timeout_s:g} s"
                 )
             answered: Any
             for answered in ready:

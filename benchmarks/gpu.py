@@ -170,7 +170,7 @@ def _after_kill(job: TracedJob, agents: Sequence[TracedAgent], limit_s: float) -
     try:
         job.await_steps(running, after_s=event_s, limit_s=limit_s)
     except JobError as error:
-        return {"failed": str(error)}
+        return results.failure(error)
     return phases(running, event_s)
 
 

@@ -230,7 +230,7 @@ class TracedJob:
             for agent in self.agents:
                 code = agent.process.poll()
                 if code is not None and not agent.expected_to_end:
-                    raise JobError(f"agent {agent.name} ended with code {code}: {agent.tail()}")
+                    raise JobError(f"agent {agent.name} ended with code {code}\n{agent.tail()}")
             if time.monotonic() > deadline_s:
                 raise JobError(f"not within {limit_s:g} s: {what}")
             time.sleep(0.05)  # files send no event; the moments measured are in them

@@ -87,7 +87,7 @@ def measure(
             spent = server.counters().since(before[0][0])
             fleet.finish(limit_s)
     except FleetError as error:
-        return {"failed": str(error)}
+        return results.failure(error)
     ranks = sorted(node.said["rank"] for node in runs)
     if ranks != list(range(nodes)):
         return {"failed": f"the ranks are {ranks}"}

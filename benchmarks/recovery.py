@@ -93,12 +93,12 @@ def _measure(
             agents, host = _start(job, case)
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
-            return {"failed": f"start: {error}"}
+            return {"failed": f"start: {results.failure(error)['failed']}"}
         try:
             event_s, running, victim = _hurt(case, job, agents, host, server)
             job.await_steps(running, after_s=event_s, limit_s=args.limit)
         except JobError as error:
-            return {"failed": str(error)}
+            return results.failure(error)
         return {**phases(running, event_s), "victim": victim}
 
 

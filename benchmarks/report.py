@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import agent, gpu, latency, plots, recovery, results, scale, store
+from benchmarks.jobs import OWN_STORE
 
 NAME = "report"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
@@ -156,10 +157,14 @@ def _recovery(document: dict[str, Any]) -> str:
         rows.append([recovery.CASES[case], *cells])
     ttl = document["settings"]["lease_ttl"]
     header = ["", *(f"`{name}`" for name in known)]
+    runs = max(row["runs"] for row in summary.values())
     return (
-        "**Recovery**: three agents (two before a node is added), one gloo worker each; until the "
-        f"new ranks are known / until the first step in the new world. `lease_ttl={ttl}`; every "
-        f"other setting is the default.\n\n{table(header, rows)}"
+        "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker each; "
+        "until the new ranks are known / until the first step in the new world. "
+        f"`lease_ttl={ttl}`; every other setting is the default. "
+        f"{'One run' if runs == 1 else f'Medians of {runs} runs'} each. `…{OWN_STORE}` is the same "
+        "backend with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for "
+        f"each other for ever.\n\n{table(header, rows)}"
     )
 
 
@@ -226,7 +231,9 @@ def _store(document: dict[str, Any]) -> str:
         [operation, *(results.seconds(row.get(name)) for name in stores)]
         for operation, row in store.summarize(document).items()
     ]
-    return "**Stores**, medians:\n\n" + table(["", *stores], rows)
+    reasons = sorted({s["failed"] for s in document["results"] if "failed" in s})
+    note = f"\n–: {'; '.join(reasons)}.\n" if reasons else ""
+    return "**Stores**, medians:\n\n" + table(["", *stores], rows) + note
 
 
 def _agent(document: dict[str, Any]) -> str:

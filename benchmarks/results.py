@@ -64,6 +64,18 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
+def failure(error: Exception) -> dict[str, str]:
+    """Return what a result file says of a measurement that failed; print all that is known.
+
+    Of an ended program's output the file keeps the last line: the rest is full of local paths.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if len(lines) == 1:
+        return {"failed": lines[0]}
+    console.print(str(error), highlight=False, markup=False)
+    return {"failed": f"{lines[0]}: {lines[-1].strip()}"}
+
+
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left")
     for column in header:

@@ -203,7 +203,7 @@ def _measure(plan: Plan, server: BenchmarkEtcd, args: argparse.Namespace) -> lis
                 part = _idle(meter, args.idle) if phase == IDLE else _loss(meter, phase)
                 samples.append({"phase": phase, **part})
     except (FleetError, WrongWorldError) as error:
-        samples.append({"phase": phase, "failed": str(error)})
+        samples.append({"phase": phase, **results.failure(error)})
     return samples
 
 
@@ -277,7 +277,7 @@ def _measure_bare(
             after = meter.read()
             return [{"phase": FIRST, **_run_times(meter, runs), **meter.costs(before, after)}]
     except (FleetError, WrongWorldError) as error:
-        return [{"phase": FIRST, "failed": str(error)}]
+        return [{"phase": FIRST, **results.failure(error)}]
 
 
 Row = dict[str, float]

@@ -130,7 +130,7 @@ def _run(make: Make, processes: int, where: Where) -> Any:
             runs = fleet.run(where.limit_s)
             fleet.finish(where.limit_s)
     except FleetError as error:
-        return str(error)
+        return results.failure(error)["failed"]
     return runs
 
 
