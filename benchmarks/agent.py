@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import options, results
 from benchmarks.agent_probe import NONE, MakeAgentProbe, MakeWorkerProbe
 from benchmarks.environment import describe
-from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
+from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.fleet import Fleet, FleetError
 from benchmarks.plots import plot_agent
 from benchmarks.recording import recording
@@ -45,15 +45,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 v2 = backend in V2_BACKENDS
                 sample: dict[str, Any] = {"what": "agent", "backend": backend}
                 if v2 and not speaks_v2(binary):
-                    sample["failed"] = f"etcd {binary.version} has no v2 API"
+                    sample["failed"] = no_v2(binary)
                 else:
                     with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
                         sample.update(_measure(backend, server, args))
-                record.samples.append(sample)
-                record.done(backend)
+                record.add(backend, sample)
             for with_plugin in (True, False):
-                record.samples.append(_measure_worker(with_plugin))
-                record.done("worker")
+                record.add("worker", _measure_worker(with_plugin))
     return record.document
 
 
@@ -72,7 +70,7 @@ def _measure(backend: str, server: BenchmarkEtcd, args: argparse.Namespace) -> d
             told = fleet.call("tell", _SLACK_S)
             fleet.finish(_SLACK_S)
     except FleetError as error:
-        return results.failure(error)
+        return {"failed": results.failure(error)}
     return {
         "processes": told,
         "idle_etcd": spent.as_json(),

@@ -176,6 +176,11 @@ def speaks_v2(binary: EtcdBinary) -> bool:
     return binary.knows("--enable-v2")
 
 
+def no_v2(binary: EtcdBinary) -> str:
+    """Why a backend that needs the v2 API was not measured."""
+    return f"etcd {binary.version} has no v2 API"
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     release, _, _ = version.partition("-")
     return tuple(int(part) for part in release.split(".") if part.isdigit())

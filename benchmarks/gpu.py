@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import options, results
 from benchmarks.environment import describe
-from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
+from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import OWN_STORE, JobError, JobOptions, TracedAgent, TracedJob, phases
 from benchmarks.plots import plot_gpu
 from benchmarks.recording import recording
@@ -65,11 +65,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "workers": workers}
             sample.update(device=device, collectives=_collectives(device, nodes * workers))
             if backend in V2_BACKENDS and not v2:
-                sample["failed"] = f"etcd {binary.version} has no v2 API"
+                sample["failed"] = no_v2(binary)
             else:
                 sample.update(_measure(sample, server, args))
-            record.samples.append(sample)
-            record.done(f"{backend}, {nodes} nodes x {workers}")
+            record.add(f"{backend}, {nodes} nodes x {workers}", sample)
     return record.document
 
 
@@ -170,7 +169,7 @@ def _after_kill(job: TracedJob, agents: Sequence[TracedAgent], limit_s: float) -
     try:
         job.await_steps(running, after_s=event_s, limit_s=limit_s)
     except JobError as error:
-        return results.failure(error)
+        return {"failed": results.failure(error)}
     return phases(running, event_s)
 
 

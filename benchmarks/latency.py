@@ -13,7 +13,14 @@ import psutil
 from benchmarks import options, results
 from benchmarks.bare import MakeBareNode
 from benchmarks.environment import describe
-from benchmarks.etcd_server import BenchmarkEtcd, Counters, choose_binary, running_etcd, speaks_v2
+from benchmarks.etcd_server import (
+    BenchmarkEtcd,
+    Counters,
+    choose_binary,
+    no_v2,
+    running_etcd,
+    speaks_v2,
+)
 from benchmarks.fleet import Fleet, FleetError, Make, Run
 from benchmarks.participants import BACKENDS, V2_BACKENDS, MakeHandlerNode
 from benchmarks.plots import plot_latency
@@ -62,11 +69,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for nodes, repeat, backend in rounds:
             sample: dict[str, Any] = {"backend": backend, "nodes": nodes, "repeat": repeat}
             if backend in V2_BACKENDS and not v2:
-                sample["failed"] = f"etcd {binary.version} has no v2 API"
+                sample["failed"] = no_v2(binary)
             else:
                 sample.update(measure(backend, nodes, server, args.limit, args.start))
-            record.samples.append(sample)
-            record.done(f"{backend}, {nodes} nodes")
+            record.add(f"{backend}, {nodes} nodes", sample)
     return record.document
 
 
@@ -87,7 +93,7 @@ def measure(
             spent = server.counters().since(before[0][0])
             fleet.finish(limit_s)
     except FleetError as error:
-        return results.failure(error)
+        return {"failed": results.failure(error)}
     ranks = sorted(node.said["rank"] for node in runs)
     if ranks != list(range(nodes)):
         return {"failed": f"the ranks are {ranks}"}

@@ -19,13 +19,17 @@ Document = dict[str, Any]
 
 @dataclass
 class Recording:
-    """The samples so far. Each part of the run ends with :meth:`done`."""
+    """The samples so far."""
 
-    done: Callable[[str], None]
-    """Tell that a part has ended, and which."""
+    advance: Callable[[str], None]
     samples: list[Mapping[str, Any]] = field(default_factory=list)
     document: Document = field(default_factory=dict)
     """All of it, once the run has ended."""
+
+    def add(self, part: str, *samples: Mapping[str, Any]) -> None:
+        """Take what ``part`` of the run measured; it has ended."""
+        self.samples += samples
+        self.advance(part)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import options, results
 from benchmarks.environment import describe
-from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, running_etcd, speaks_v2
+from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import OWN_STORE, PHASES, JobError, JobOptions, TracedAgent, TracedJob, phases
 from benchmarks.plots import plot_recovery
 from benchmarks.recording import recording
@@ -67,11 +67,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for case, backend in parts:
             sample: dict[str, Any] = {"case": case, "backend": backend}
             if backend in V2_BACKENDS and not v2:
-                sample["failed"] = f"etcd {binary.version} has no v2 API"
+                sample["failed"] = no_v2(binary)
             else:
                 sample.update(_measure(case, backend, server, args))
-            record.samples.append(sample)
-            record.done(f"{case}, {backend}")
+            record.add(f"{case}, {backend}", sample)
     return record.document
 
 
@@ -93,12 +92,12 @@ def _measure(
             agents, host = _start(job, case)
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
-            return {"failed": f"start: {results.failure(error)['failed']}"}
+            return {"failed": f"start: {results.failure(error)}"}
         try:
             event_s, running, victim = _hurt(case, job, agents, host, server)
             job.await_steps(running, after_s=event_s, limit_s=args.limit)
         except JobError as error:
-            return results.failure(error)
+            return {"failed": results.failure(error)}
         return {**phases(running, event_s), "victim": victim}
 
 

@@ -64,16 +64,16 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
-def failure(error: Exception) -> dict[str, str]:
+def failure(error: Exception) -> str:
     """Return what a result file says of a measurement that failed; print all that is known.
 
     Of an ended program's output the file keeps the last line: the rest is full of local paths.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if len(lines) == 1:
-        return {"failed": lines[0]}
+        return lines[0]
     console.print(str(error), highlight=False, markup=False)
-    return {"failed": f"{lines[0]}: {lines[-1].strip()}"}
+    return f"{lines[0]}: {lines[-1].strip()}"
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -68,11 +68,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             with running_etcd(binary, args.data, fsync=args.fsync) as server:
                 plan = _plan(args, server, nodes)
                 measure = _measure if kind == OURS else _measure_bare
-                for sample in measure(plan, server, args):
-                    record.samples.append(
-                        {"kind": kind, "nodes": nodes, "repeat": repeat, **sample}
-                    )
-            record.done(f"{kind}, {nodes:,} nodes")
+                samples = measure(plan, server, args)
+            about = {"kind": kind, "nodes": nodes, "repeat": repeat}
+            record.add(f"{kind}, {nodes:,} nodes", *({**about, **sample} for sample in samples))
     return record.document
 
 
@@ -203,7 +201,7 @@ def _measure(plan: Plan, server: BenchmarkEtcd, args: argparse.Namespace) -> lis
                 part = _idle(meter, args.idle) if phase == IDLE else _loss(meter, phase)
                 samples.append({"phase": phase, **part})
     except (FleetError, WrongWorldError) as error:
-        samples.append({"phase": phase, **results.failure(error)})
+        samples.append({"phase": phase, "failed": results.failure(error)})
     return samples
 
 
@@ -277,7 +275,7 @@ def _measure_bare(
             after = meter.read()
             return [{"phase": FIRST, **_run_times(meter, runs), **meter.costs(before, after)}]
     except (FleetError, WrongWorldError) as error:
-        return [{"phase": FIRST, **results.failure(error)}]
+        return [{"phase": FIRST, "failed": results.failure(error)}]
 
 
 Row = dict[str, float]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import options, results
 from benchmarks.environment import describe
-from benchmarks.etcd_server import choose_binary, running_etcd, speaks_v2
+from benchmarks.etcd_server import choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.fleet import Fleet, FleetError, Make
 from benchmarks.plots import plot_store
 from benchmarks.recording import recording
@@ -46,14 +46,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ) as record:
             for kind, measure in parts:
                 if kind == TORCH_ETCD and not v2:
-                    failed = f"etcd {binary.version} has no v2 API"
-                    record.samples.append({"store": kind, "failed": failed})
-                    record.done(kind)
+                    record.add(kind, {"store": kind, "failed": no_v2(binary)})
                     continue
                 endpoint = f"127.0.0.1:{free_port()}" if kind == TCP else server.target
                 job = f"job-{uuid.uuid4().hex[:8]}"
-                record.samples += measure(Where(kind, endpoint, job, args.limit))
-                record.done(kind)
+                record.add(kind, *measure(Where(kind, endpoint, job, args.limit)))
     return record.document
 
 
@@ -130,7 +127,7 @@ def _run(make: Make, processes: int, where: Where) -> Any:
             runs = fleet.run(where.limit_s)
             fleet.finish(where.limit_s)
     except FleetError as error:
-        return results.failure(error)["failed"]
+        return results.failure(error)
     return runs
 
 

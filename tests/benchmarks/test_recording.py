@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("rich", reason="needs the extra 'bench'")
 
 from benchmarks.recording import Recording, recording
+from benchmarks.results import failure
 
 ENVIRONMENT = {"load_before": 0.0}
 
@@ -56,8 +57,7 @@ def test_a_run_that_ends_is_written_shown_and_drawn(
 ) -> None:
     with run.recording() as record:
         for seconds in (1.0, 2.0):
-            record.samples.append({"seconds": seconds})
-            record.done(f"{seconds} s")
+            record.add(f"{seconds} s", {"seconds": seconds})
     document = json.loads(run.file.read_text())
     assert [sample["seconds"] for sample in document["results"]] == [1.0, 2.0]
     assert document["settings"] == {"repeat": 2}
@@ -86,3 +86,12 @@ def test_a_run_without_samples_writes_nothing(run: Run) -> None:
     assert not run.file.exists()
     assert not run.unfinished.exists()
     assert run.shown == []
+
+
+def test_of_a_program_that_ended_the_file_keeps_what_it_said_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = RuntimeError("agent a ended with code 1\n  File 'some/path'\nConnectionError: gone\n")
+    assert failure(error) == "agent a ended with code 1: ConnectionError: gone"
+    assert "some/path" in capsys.readouterr().out
+    assert failure(RuntimeError("not within 5 s")) == "not within 5 s"
