@@ -9,9 +9,10 @@ import asyncio
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.quiet import grpc
-from rdzv_etcd.etcd.server import Metadata, Server
+from rdzv_etcd.etcd.server import Server
 from rdzv_etcd.settings.model import Credentials
 
 # Refuses the call at once on a member without a leader, instead of letting it wait there.
@@ -34,6 +35,11 @@ class Authenticator:
     @property
     def can_renew(self) -> bool:
         return self._credentials is not None
+
+    @property
+    def current(self) -> Metadata | None:
+        """The metadata for a call; ``None`` if a token has to be got first."""
+        return self._metadata
 
     async def metadata(self, server: Server, limit_s: float) -> Metadata:
         """Return the metadata for a call, authenticating at ``server`` first if need be.

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from rdzv_etcd.etcd.channels import Metadata, bind
 from rdzv_etcd.etcd.quiet import grpc
-from rdzv_etcd.etcd.server import ClosedError, Metadata, Stream, bind
+from rdzv_etcd.etcd.server import ClosedError, Stream
 
 
 class BorrowedServer:
@@ -54,6 +55,14 @@ class BorrowedServer:
         if error is not None:
             raise error
         return call.result()
+
+    def worth_blocking(self) -> bool:
+        """Always: the channel is of the blocking kind."""
+        return True
+
+    def unary_here(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
+        self._require_open()
+        return self._calls[method](request, timeout=timeout_s, metadata=metadata)
 
     def stream(self, method: str, *, metadata: Metadata) -> Stream:
         self._require_open()

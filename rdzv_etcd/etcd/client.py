@@ -1,7 +1,8 @@
 """The real etcd: implements the port over gRPC.
 
 Knows which of etcd's calls answers which of the port's, and which policy each one gets. Must not
-know what the keys mean. Everything runs on one event loop: that of the first call.
+know what the keys mean. Everything runs on one event loop, that of the first call, but for the
+first attempt of a ``get`` or ``txn`` begun in its caller's thread (:mod:`rdzv_etcd.eager`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import api, codec, retry, stubs
 from rdzv_etcd.etcd.auth import Authenticator
 from rdzv_etcd.etcd.borrowed import BorrowedServer
+from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
 from rdzv_etcd.etcd.retry import Deadline
-from rdzv_etcd.etcd.server import AioServer, Metadata, Server
+from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.settings.model import Connection, Endpoint

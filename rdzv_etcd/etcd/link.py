@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd import retry
 from rdzv_etcd.etcd.auth import Authenticator
+from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
-from rdzv_etcd.etcd.server import ClosedError, Metadata, Server, Stream
+from rdzv_etcd.etcd.server import ClosedError, Server, Stream
 
 _CONNECT_LIMIT_S = 2.0
 """How long a connection may take while there are other endpoints to turn to."""
@@ -112,11 +114,15 @@ class Link:
     async def call_noting_doubt(
         self, kind: Kind, method: str, request: Any, timeout_s: float
     ) -> Outcome:
-        """Make one unary call; tell also whether an earlier attempt may have been applied."""
+        """Make one unary call; tell also whether an earlier attempt may have been applied.
+
+        In a coroutine that was begun in its caller's thread the first attempt blocks there.
+        """
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
         try:
-            return Outcome(await self._attempt(call), None, call.maybe_applied)
+            first_try = self._attempt_here if eager.here() else self._attempt
+            return Outcome(await first_try(call), None, call.maybe_applied)
         except AttemptError as failed:
             first = failed
         # The policy comes in only now: most calls succeed at once, and it costs as much as they do.
@@ -194,6 +200,29 @@ class Link:
             call.note(failed.endpoint, failed.fault)
             raise
 
+    async def _attempt_here(self, call: _Call) -> Any:
+        """Make an attempt that blocks the caller's thread, if there is all that it needs.
+
+        What follows from its failure concerns all calls, and so is drawn on the loop.
+        """
+        server, metadata = self._servers[self._current], self._auth.current
+        if self.closed or metadata is None or not server.worth_blocking():
+            await eager.to_loop()
+            return await self._attempt(call)
+        try:
+            return server.unary_here(
+                call.method, call.request, timeout_s=self._limit_s(call), metadata=metadata
+            )
+        except (ClosedError, grpc.RpcError) as error:
+            await eager.to_loop()
+            failed = self.failed(server, error, metadata)
+            call.note(failed.endpoint, failed.fault)
+            raise failed from error
+
+    def _limit_s(self, call: _Call) -> float:
+        limit_s = call.kind.shared_limit_s if self.has_alternatives else call.kind.attempt_limit_s
+        return min(limit_s, call.deadline.remaining_s())
+
     async def _send(self, call: _Call) -> Any:
         share_s = call.share_s()
         if call.failures and share_s <= 0:  # the policy stops after this
@@ -202,15 +231,10 @@ class Link:
             min(_CONNECT_LIMIT_S, share_s) if self.has_alternatives else share_s
         )
         metadata: Metadata | None = None
-        limit_s = call.kind.shared_limit_s if self.has_alternatives else call.kind.attempt_limit_s
-        limit_s = min(limit_s, call.deadline.remaining_s())
         try:
-            metadata = await self._auth.metadata(server, limit_s)
+            metadata = await self._auth.metadata(server, self._limit_s(call))
             return await server.unary(
-                call.method,
-                call.request,
-                timeout_s=min(limit_s, call.deadline.remaining_s()),
-                metadata=metadata,
+                call.method, call.request, timeout_s=self._limit_s(call), metadata=metadata
             )
         except (AttemptError, ClosedError, grpc.RpcError) as error:
             raise self.failed(server, error, metadata) from error

@@ -11,10 +11,8 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd.channels import OPTIONS, BlockingCalls, Metadata, bind
 from rdzv_etcd.etcd.quiet import grpc
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 class ClosedError(Exception):
@@ -48,6 +46,12 @@ class Server(Protocol):
         self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
     ) -> Any: ...
 
+    def worth_blocking(self) -> bool:
+        """Tell, when a call could be made either way, whether :meth:`unary_here` is cheaper."""
+
+    def unary_here(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
+        """Block the calling thread, which is not the loop's; raises as :meth:`unary` does."""
+
     def stream(self, method: str, *, metadata: Metadata) -> Stream: ...
 
     async def renew(self) -> None:
@@ -56,46 +60,7 @@ class Server(Protocol):
     async def close(self) -> None: ...
 
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    # etcd answers pings more frequent than --grpc-keepalive-min-time (5 s) with GOAWAY, and allows
-    # none on a connection without calls.
-    ("grpc.keepalive_time_ms", 6_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Later gRPC times a ping by this instead of the line above, and its default is a minute.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    # Without these two, gRPC stops pinging a quiet stream after two pings.
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_time_between_pings_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name: one connection attempt's limit
-    # Each client has its own connections, so that closing it closes them.
-    ("grpc.use_local_subchannel_pool", 1),
-    # etcd is infrastructure of the cluster; a proxy for the outside world is not the way to it.
-    ("grpc.enable_http_proxy", 0),
-    # The limit that counts is the server's; a reply must never be too large to be read.
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
-
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-
-
-def bind(channel: Any) -> dict[str, Any]:
-    """Return the calls this package uses, by name, on a channel of either kind."""
-    rpc = stubs.load()
-    kv, lease = rpc.KVStub(channel), rpc.LeaseStub(channel)
-    return {
-        "Range": kv.Range,
-        "Txn": kv.Txn,
-        "LeaseGrant": lease.LeaseGrant,
-        "LeaseRevoke": lease.LeaseRevoke,
-        "LeaseTimeToLive": lease.LeaseTimeToLive,
-        "LeaseKeepAlive": lease.LeaseKeepAlive,
-        "Watch": rpc.WatchStub(channel).Watch,
-        "Authenticate": rpc.AuthStub(channel).Authenticate,
-    }
 
 
 class _AioStream:
@@ -168,6 +133,7 @@ class AioServer:
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
         self._streams: WeakSet[_AioStream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
+        self._here = BlockingCalls(target, credentials, clock)
         self._closed = False
 
     async def ready(self, limit_s: float) -> bool:
@@ -197,6 +163,17 @@ class AioServer:
             del self._in_flight[call]
             await self._close_retired()
 
+    def worth_blocking(self) -> bool:
+        return self._here.worth_it()
+
+    def unary_here(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
+        try:
+            return self._here.call(method, request, timeout_s=timeout_s, metadata=metadata)
+        except (grpc.RpcError, ValueError):  # grpc's error for a call on a closed channel
+            if self._closed:
+                raise ClosedError("the client was closed") from None
+            raise
+
     def stream(self, method: str, *, metadata: Metadata) -> Stream:
         channel = self._open()
         stream = _AioStream(self._calls[method](metadata=metadata), channel)
@@ -208,6 +185,7 @@ class AioServer:
 
         Streams on it fail then, and are opened again on the new one by whoever holds them.
         """
+        self._here.renew()
         if self._channel is not None:
             self._retired.append(self._channel)
             self._channel = None
@@ -215,6 +193,7 @@ class AioServer:
 
     async def close(self) -> None:
         self._closed = True
+        self._here.close()
         for call in tuple(self._in_flight):
             call.cancel()
         channels = [*self._retired, *([self._channel] if self._channel is not None else [])]
@@ -228,10 +207,10 @@ class AioServer:
             raise ClosedError("the client is closed")
         if self._channel is None:
             if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+                self._channel = grpc.aio.insecure_channel(self._target, options=OPTIONS)
             else:
                 self._channel = grpc.aio.secure_channel(
-                    self._target, self._credentials, options=_OPTIONS
+                    self._target, self._credentials, options=OPTIONS
                 )
             self._calls = bind(self._channel)
         return self._channel

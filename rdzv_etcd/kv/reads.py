@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.api import Etcd, EventKind, Get, GetResult, KeyValue, Txn
@@ -62,6 +63,7 @@ class Reader:
                 break
             # Batches are read at different revisions; the oldest one misses nothing.
             revision = min(result.revision for result in results) + 1
+            await eager.to_loop()
             try:
                 await self._clock.wait_for(
                     self._follow(found, missing, revision), deadline.left_s()
@@ -79,6 +81,7 @@ class Reader:
 
         Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
         """
+        await eager.to_loop()
         return await self._clock.wait_for(self._first_put(key, end, revision), deadline.left_s())
 
     async def _first_put(self, key: bytes, end: bytes | None, revision: int) -> KeyValue:
@@ -138,6 +141,7 @@ async def side_by_side(coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all; if one fails, cancel the others and raise its error when they have ended."""
     if len(coros) == 1:
         return [await coros[0]]
+    await eager.to_loop()
     tasks = [asyncio.ensure_future(coro) for coro in coros]
     try:
         return await asyncio.gather(*tasks)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeAlias
 
 from rdzv_etcd.clock import Clock
@@ -106,7 +107,7 @@ class OnceWriter:
         self._lease_id = lease_id
         self._writer = writer
         self._free: list[_Slot] = []
-        self._made = 0
+        self._numbers = count(1)
 
     async def apply(self, body: Body, deadline: Deadline) -> Written:
         """Apply ``body`` exactly once and tell which branch was taken.
@@ -115,7 +116,7 @@ class OnceWriter:
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
         """
         while True:
-            slot = self._free.pop() if self._free else self._new_slot()
+            slot = self._take_slot()
             result = await self._send(slot, body, deadline)
             if result.succeeded:
                 slot.uses += 1
@@ -134,12 +135,13 @@ class OnceWriter:
 
     def unique(self) -> str:
         """Return a name that no call, of this or any other writer, has returned before."""
-        self._made += 1
-        return f"{self._writer}-{self._made}"
+        return f"{self._writer}-{next(self._numbers)}"
 
-    def _new_slot(self) -> _Slot:
-        self._made += 1
-        return _Slot(self._keys.marker(self._writer, self._made))
+    def _take_slot(self) -> _Slot:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return _Slot(self._keys.marker(self._writer, next(self._numbers)))
 
     async def _send(self, slot: _Slot, body: Body, deadline: Deadline) -> TxnResult:
         wrote = Put(slot.key, _WROTE, self._lease_id)

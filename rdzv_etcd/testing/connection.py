@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rdzv_etcd import eager
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -134,6 +135,7 @@ class MemoryConnection:
     async def _call(
         self, request: Request, timeout_s: float | None, *, repeatable: bool
     ) -> Response:
+        await eager.to_loop()
         self._require_open()
         limit_s = self._request_timeout_s if timeout_s is None else timeout_s
         call = _Call(request, repeatable, asyncio.get_running_loop().time() + limit_s)

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from rdzv_etcd.etcd import channels
 from rdzv_etcd.etcd.api import Etcd, Get
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
@@ -47,28 +48,59 @@ def nothing_left() -> Iterator[None]:
     check.check()
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Which etcd, ``None``: the in-memory one, and who sends the store's requests."""
+
+    binary: EtcdBinary | None
+    worth_calls: int
+
+    def __str__(self) -> str:
+        if self.binary is None:
+            return "memory"
+        return f"{self.binary.label}-{'loop' if self.worth_calls == BY_LOOP else 'here'}"
+
+
+BY_LOOP, HERE = 1_000_000, 1
+"""How many calls it takes until calls are made in their own thread: never, and from the second."""
+
+
 @pytest.fixture(
     scope="package",
-    params=[None, *find_binaries()],
-    ids=lambda binary: "memory" if binary is None else binary.label,
+    params=[
+        Setting(None, BY_LOOP),
+        *(Setting(binary, calls) for binary in find_binaries() for calls in (BY_LOOP, HERE)),
+    ],
+    ids=str,
 )
+def setting(request: pytest.FixtureRequest) -> Setting:
+    made: Setting = request.param
+    return made
+
+
+@pytest.fixture(scope="package")
 def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    setting: Setting, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer | None]:
     """A real server, or ``None`` for the in-memory etcd."""
-    binary: EtcdBinary | None = request.param
-    if binary is None:
+    if setting.binary is None:
         yield None
         return
-    real = EtcdServer(binary, tmp_path_factory.mktemp(f"store-{binary.label}"))
+    real = EtcdServer(setting.binary, tmp_path_factory.mktemp(f"store-{setting.binary.label}"))
     real.start_on_free_ports()
     yield real
     real.kill()
 
 
 @pytest.fixture
-def place(server: EtcdServer | None, job_id: str) -> Iterator[Place]:
+def place(
+    setting: Setting,
+    server: EtcdServer | None,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
+    monkeypatch.setattr(channels, "_WORTH_CALLS", setting.worth_calls)
     with ExitStack() as stack:
         runtime = stack.enter_context(Runtime.acquire())
         etcd = stack.enter_context(_connected(runtime, server))

@@ -9,12 +9,13 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from rdzv_etcd.etcd import channels
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings.model import Connection, Endpoint
 from rdzv_etcd.torch_plugin.store import EtcdStore
-from tests.store.conftest import GENEROUS
+from tests.store.conftest import BY_LOOP, GENEROUS, HERE
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
@@ -28,8 +29,15 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     return fresh_etcd()
 
 
-@pytest.fixture
-def store(leak_check: LeakCheck, server: EtcdServer, job_id: str) -> Iterator[EtcdStore]:
+@pytest.fixture(params=[BY_LOOP, HERE], ids=["loop", "here"])
+def store(
+    request: pytest.FixtureRequest,
+    leak_check: LeakCheck,
+    server: EtcdServer,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[EtcdStore]:
+    monkeypatch.setattr(channels, "_WORTH_CALLS", request.param)
     with Runtime.acquire() as runtime:
         client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
         lease_id = runtime.run(client.grant(600)).lease_id
