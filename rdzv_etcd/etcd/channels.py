@@ -60,6 +60,10 @@ _WORTH_WITHIN_S = 10.0
 """A connection costs as much as is saved by about six calls (1.2 ms of CPU here, some 0.5 at etcd,
 0.27 saved by each). An agent makes about four calls in a round: it does without."""
 
+_AT_ONCE = 4
+"""More threads that block at the same time wake each other up more than the one loop would: 4,096
+agents in 8 processes passed a barrier in 8.0 s with no limit, in 6.4 to 6.9 s by the loop."""
+
 
 class BlockingCalls:
     """Calls that block their thread, on a connection of their own, which the first one makes.
@@ -76,6 +80,7 @@ class BlockingCalls:
         self._clock = clock
         self._wanted_at_s: deque[float] = deque(maxlen=_WORTH_CALLS)
         self._lock = threading.Lock()
+        self._busy: set[int] = set()
         self._channel: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._closed = False
@@ -83,16 +88,22 @@ class BlockingCalls:
     def worth_it(self) -> bool:
         """Tell whether so many calls were wanted lately that they deserve a connection.
 
-        Asking counts as wanting one.
+        Asking counts as wanting one. While some threads block already, others should not.
         """
         now_s, earlier = self._clock.now_s(), tuple(self._wanted_at_s)
         self._wanted_at_s.append(now_s)
+        if len(self._busy) >= _AT_ONCE:
+            return False
         return len(earlier) == _WORTH_CALLS and now_s - earlier[0] <= _WORTH_WITHIN_S
 
     def call(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
         """Return the answer. Raises ``grpc.RpcError``; :class:`ValueError` if it is closed."""
         call = self._calls.get(method) or self._open()[method]
-        return call(request, timeout=timeout_s, metadata=metadata)
+        try:
+            self._busy.add(threading.get_ident())
+            return call(request, timeout=timeout_s, metadata=metadata)
+        finally:
+            self._busy.discard(threading.get_ident())
 
     def renew(self) -> None:
         """Let the next call make a new connection; the old one goes with the calls on it."""
