@@ -31,6 +31,7 @@ from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.etcd.watch import EtcdWatch
+from rdzv_etcd.etcd.watch_streams import WatchStreams
 from rdzv_etcd.settings.model import Connection, Endpoint
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
@@ -81,6 +82,7 @@ class EtcdClient:
         self._codec = Codec()
         self._link = Link(servers, auth, clock)
         self._keep_alive = KeepAlive(self._link)
+        self._streams = WatchStreams(self._link)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
 
     async def connect(self, probe: api.Get | None = None) -> None:
@@ -152,7 +154,13 @@ class EtcdClient:
     ) -> EtcdWatch:
         if self._link.closed:
             raise EtcdUnavailableError(_CLOSED)
-        watch = EtcdWatch(self._link, self._codec, (key, range_end), start_revision, self._revision)
+        watch = EtcdWatch(
+            self._streams,
+            self._codec,
+            (key, range_end),
+            start_revision,
+            self._revision,
+        )
         self._watches.add(watch)
         return watch
 
@@ -160,6 +168,7 @@ class EtcdClient:
         self._link.closed = True  # nothing that fails from here on is tried again
         for watch in tuple(self._watches):
             await watch.close()
+        await self._streams.close()
         await self._keep_alive.close()
         await self._link.close()
 

@@ -142,6 +142,11 @@ class Link:
         except (AttemptError, ClosedError) as error:
             raise self.failed(server, error) from error
 
+    def is_current(self, opened: OpenStream) -> bool:
+        """Tell whether :meth:`open` would choose the same endpoint and token now."""
+        same_server = self._servers[self._current] is opened.server
+        return same_server and self._auth.current is opened.metadata
+
     def failed(
         self, server: Server, error: BaseException, metadata: Metadata | None = None
     ) -> AttemptError:

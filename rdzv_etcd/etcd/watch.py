@@ -20,9 +20,10 @@ from rdzv_etcd.etcd import codec, retry
 from rdzv_etcd.etcd.api import WatchBatch
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text
-from rdzv_etcd.etcd.link import Link, OpenStream
+from rdzv_etcd.etcd.link import OpenStream
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError, Stream
+from rdzv_etcd.etcd.watch_streams import WatchStreams
 
 _OPEN_LIMIT_S = 5.0
 """How long an endpoint may take to confirm the watch before the next one is tried."""
@@ -39,19 +40,20 @@ class EtcdWatch:
 
     def __init__(
         self,
-        link: Link,
+        streams: WatchStreams,
         messages: Codec,
         key_range: tuple[bytes, bytes | None],
         start_revision: int,
         current_revision: Callable[[bytes], Awaitable[int]],
     ) -> None:
-        self._link = link
+        self._link = streams.link
+        self._streams = streams
         self._codec = messages
         self._key, self._range_end = key_range
         self._next_revision = start_revision
         self._current_revision = current_revision
         self._denied = False
-        self._pause = link.pause()
+        self._pause = self._link.pause()
         self._batches: deque[WatchBatch] = deque()
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
@@ -99,7 +101,13 @@ class EtcdWatch:
 
     async def _run(self) -> None:
         try:
-            await retry.endless(self._pause, self._link.clock)(self._follow)
+            try:
+                return await self._follow()
+            except AttemptError as failed:
+                first = failed
+            # The policy comes in only now: most watches never need it, and it is not cheap.
+            policy = retry.endless(self._pause, self._link.clock)
+            await policy(retry.after(first, self._follow))
         except AttemptError as failed:
             self._failure = failed.fault.error
         except EtcdError as error:
@@ -119,7 +127,7 @@ class EtcdWatch:
 
     async def _follow_from(self, start_revision: int) -> bool:
         """Follow one stream; ``False`` if it turns out that this watch has to catch up."""
-        opened = await self._link.open("Watch", _OPEN_LIMIT_S)
+        opened = await self._streams.open(_OPEN_LIMIT_S)
         try:
             revision = await self._confirm(opened.stream, start_revision)
             if 1 < start_revision == self._next_revision <= revision:
@@ -149,7 +157,7 @@ class EtcdWatch:
         behind is told apart by a linearizable read.
         """
         request = self._codec.watch(self._key, self._range_end, start_revision)
-        await self._link.clock.wait_for(stream.write(request), _OPEN_LIMIT_S)
+        await stream.write(request)
         created = await self._link.clock.wait_for(_next(stream), _OPEN_LIMIT_S)
         seen = self._next_revision - 1
         if created.header.revision < seen:
