@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.link import Link, OpenStream
 from rdzv_etcd.etcd.quiet import grpc
@@ -21,6 +22,10 @@ from rdzv_etcd.etcd.server import ClosedError
 _UNREAD_LIMIT = 1_000
 """A watch that leaves more responses unread is put off the stream, so that the others need not wait
 for it, nor memory grow. It resumes where it was."""
+
+_CANCEL_AFTER_S = 0.1
+"""Watches often end together, and with the last of them the stream, which tells etcd at once. In a
+barrier of 512 agents a process, cancelling each was a tenth of the work."""
 
 
 class WatchStreams:
@@ -37,7 +42,8 @@ class WatchStreams:
         async with self._opening:
             shared = self._current
             if shared is None or not shared.usable or not self.link.is_current(shared.opened):
-                shared = _SharedStream(await self.link.open("Watch", limit_s), self._ending)
+                opened = await self.link.open("Watch", limit_s)
+                shared = _SharedStream(opened, self.link.clock, self._ending)
                 self._current = shared
             return OpenStream(shared.opened.server, shared.opened.metadata, shared.lane())
 
@@ -51,15 +57,18 @@ class WatchStreams:
 class _SharedStream:
     """One stream; it ends when it breaks, or with the last of its watches."""
 
-    def __init__(self, opened: OpenStream, ending: set[asyncio.Task[None]]) -> None:
+    def __init__(self, opened: OpenStream, clock: Clock, ending: set[asyncio.Task[None]]) -> None:
         self.opened = opened
         self.usable = True
+        self._clock = clock
         self._lanes: set[_Lane] = set()
         self._asked: deque[_Lane] = deque()
         """In the order in which etcd will confirm them."""
         self._watching: dict[int, _Lane] = {}
         self._requests: deque[Any] = deque()
         self._writer: asyncio.Task[None] | None = None
+        self._unwanted: list[int] = []
+        self._canceller: asyncio.Task[None] | None = None
         self._ending = ending
         self._reader: asyncio.Task[None] | None = asyncio.create_task(
             self._read(), name="rdzv-etcd watch stream"
@@ -86,20 +95,21 @@ class _SharedStream:
             self._end()
         elif lane.watch_id in self._watching:
             del self._watching[lane.watch_id]
-            self._send_cancel(lane.watch_id)
+            self._cancel_soon(lane.watch_id)
 
     # -- the stream's side ------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Stop both tasks and let go of them, as a task may keep the connection alive."""
+        """Stop the tasks and let go of them, as a task may keep the connection alive."""
         self.usable = False
         self.opened.stream.cancel()
-        tasks = [task for task in (self._reader, self._writer) if task is not None]
-        self._reader = self._writer = None
+        tasks = (self._reader, self._writer, self._canceller)
+        self._reader = self._writer = self._canceller = None
         for task in tasks:
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
-            task.cancel()
+            if task is not None:
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+                task.cancel()
 
     async def _read(self) -> None:
         failure: BaseException = ClosedError("the watch stream was given up")
@@ -128,7 +138,7 @@ class _SharedStream:
                 self._watching[watch_id] = lane
                 lane.take(response)
             else:
-                self._send_cancel(watch_id)
+                self._cancel_soon(watch_id)
         else:
             receiver = self._watching.get(watch_id)
             if response.canceled:
@@ -136,10 +146,21 @@ class _SharedStream:
             if receiver is not None:
                 receiver.take(response)
 
-    def _send_cancel(self, watch_id: int) -> None:
+    def _cancel_soon(self, watch_id: int) -> None:
+        self._unwanted.append(watch_id)
+        if self._canceller is None:
+            self._canceller = asyncio.create_task(
+                self._cancel_unwanted(), name="rdzv-etcd watch cancels"
+            )
+
+    async def _cancel_unwanted(self) -> None:
+        await self._clock.sleep(_CANCEL_AFTER_S)
+        self._canceller = None
         rpc = stubs.load()
-        cancel = rpc.WatchCancelRequest(watch_id=watch_id)
-        self._send(rpc.WatchRequest(cancel_request=cancel))
+        for watch_id in self._unwanted:
+            cancel = rpc.WatchCancelRequest(watch_id=watch_id)
+            self._send(rpc.WatchRequest(cancel_request=cancel))
+        self._unwanted.clear()
 
     def _send(self, request: Any) -> None:
         """Send in a task of its own: gRPC cancels a stream whose writer is cancelled."""
