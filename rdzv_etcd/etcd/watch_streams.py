@@ -131,9 +131,12 @@ class _SharedStream:
         watch_id = response.watch_id
         if response.created:
             lane = self._asked.popleft()
-            if response.canceled:  # refused
+            if response.canceled:
                 lane.take(response)
-            elif lane in self._lanes:
+                # With the refusal etcd (seen: 3.5.1) forgets the stream's watch 0 as well, which
+                # would be silent for ever. So all others resume, on a stream of their own.
+                raise ClosedError("etcd refused another watch on the stream")
+            if lane in self._lanes:
                 lane.watch_id = watch_id
                 self._watching[watch_id] = lane
                 lane.take(response)

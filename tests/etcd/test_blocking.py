@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import pytest
 
 from rdzv_etcd import eager
-from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import (
     EtcdPermissionError,
     EtcdUnavailableError,
@@ -27,7 +26,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.settings.model import Connection, Credentials, Endpoint, Tls
 from tests.etcd.test_close import lender
-from tests.etcd.tools import PREFIX, connection, put
+from tests.etcd.tools import PREFIX, InOrder, connection, put
 from tests.support.certificates import Certificates
 from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
@@ -57,18 +56,11 @@ class Caller:
         return ended is not None
 
 
-class FirstInOrder(SystemClock):
-    """The first endpoint is the first one used."""
-
-    def jitter(self, upto_s: float) -> float:
-        return 0.0
-
-
 @contextmanager
 def calling(where: Connection | Any) -> Iterator[Caller]:
     with Runtime.acquire() as runtime:
         client = (
-            EtcdClient(where, FirstInOrder())
+            EtcdClient(where, InOrder())
             if isinstance(where, Connection)
             else EtcdClient.from_etcd3(where)
         )
@@ -109,7 +101,7 @@ def test_frequent_calls_are_answered_in_the_callers_thread(etcd_server: EtcdServ
 
 
 def test_rare_calls_need_no_connection_of_their_own(etcd_server: EtcdServer) -> None:
-    clock = FirstInOrder()
+    clock = InOrder()
     moments = [n * 5.0 for n in range(20)]
     clock.now_s = lambda: moments.pop(0)  # type: ignore[method-assign]
     calls = channels.BlockingCalls(f"127.0.0.1:{etcd_server.port}", None, clock)

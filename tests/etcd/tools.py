@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd import api
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.model import Connection, Credentials, Endpoint, Tls
@@ -66,26 +67,14 @@ async def client_of(*servers: EtcdServer, **options: Any) -> AsyncIterator[EtcdC
         await client.close()
 
 
-class InOrder:
+class InOrder(SystemClock):
     """The system's clock, without jitter: the first endpoint is the first one used."""
-
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
     def wall_s(self) -> float:
         raise AssertionError("the etcd layer has no use for wall-clock time")
 
     def jitter(self, upto_s: float) -> float:
         return 0.0
-
-    async def sleep(self, delay_s: float) -> None:
-        await asyncio.sleep(delay_s)
-
-    async def wait_for(self, awaitable: Awaitable[T], timeout_s: float | None) -> T:
-        try:
-            return await asyncio.wait_for(awaitable, timeout_s)
-        except asyncio.TimeoutError as error:
-            raise TimeoutError from error
 
 
 def put(name: bytes, value: bytes = b"1", lease_id: int = 0) -> api.Txn:

@@ -1,0 +1,195 @@
+"""Watches that share a stream do not disturb one another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import tenacity
+
+from rdzv_etcd.errors import CompactedError, EtcdPermissionError
+from rdzv_etcd.etcd import watch as watches
+from rdzv_etcd.etcd import watch_streams
+from rdzv_etcd.etcd.api import Watch
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings.model import Credentials
+from tests.etcd.test_watch import names
+from tests.etcd.tools import END, LIMIT_S, PREFIX, client_of, in_background, put, run
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+
+MANY = 20
+
+
+async def many(client: EtcdClient) -> list[Watch]:
+    """Watches of the tests' range that are known to be running."""
+    revision = (await client.txn(put(b"before"))).revision
+    made = [client.watch(PREFIX, END, start_revision=revision + 1) for _ in range(MANY)]
+    for watch in made:
+        await watch.ready()
+    return made
+
+
+async def count(server: EtcdServer, what: str, wanted: int) -> None:
+    """Wait until etcd has so many watchers or streams."""
+
+    name = f"etcd_debugging_mvcc_{what}_total"
+
+    async def there() -> bool:
+        return (await in_background(server.metrics)).total(name) == wanted
+
+    await until(there)
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Look every 20 ms: nobody tells the test of what it looks at."""
+    again = tenacity.retry_if_result(lambda found: not found)
+    stop = tenacity.stop_after_delay(LIMIT_S)
+    await tenacity.AsyncRetrying(retry=again, stop=stop, wait=tenacity.wait_fixed(0.02))(holds)
+
+
+def test_one_stream_is_enough(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            made = await many(client)
+            await count(server, "watch_stream", 1)
+            await count(server, "watcher", MANY)
+            for watch in made[::2]:
+                await watch.close()
+            await count(server, "watcher", MANY // 2)
+            await client.txn(put(b"after"))
+            for watch in made[1::2]:
+                assert await names(watch, 1) == [b"after"]
+            for watch in made:
+                await watch.close()
+            await count(server, "watcher", 0)
+            await count(server, "watch_stream", 0)
+            assert await names((await many(client))[0], 0) == []
+            await count(server, "watch_stream", 1)
+
+    run(scenario())
+
+
+def test_all_go_on_after_a_restart(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            made = await many(client)
+            await client.txn(put(b"one"))
+            await in_background(server.restart)
+            await client.txn(put(b"two"), repeatable=True)
+            for watch in made:
+                assert await names(watch, 2) == [b"one", b"two"]
+            await count(server, "watch_stream", 1)
+
+    run(scenario())
+
+
+def test_watches_may_be_closed_at_any_point(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    """Before they are asked for, before etcd has confirmed them, and right after."""
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            kept = (await many(client))[0]
+            for steps in range(30):
+                brief = client.watch(PREFIX, END, start_revision=1)
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                await brief.close()
+            await client.txn(put(b"after"))
+            assert await names(kept, 1) == [b"after"]
+            await count(server, "watcher", MANY)
+
+    run(scenario())
+
+
+def test_a_refused_watch_ends_alone(fresh_etcd: Callable[..., EtcdServer]) -> None:
+    server = fresh_etcd()
+    server.enable_auth()
+
+    async def scenario() -> None:
+        async with client_of(server, credentials=Credentials(USER, USER_PASSWORD)) as client:
+            made = await many(client)
+            refused = [client.watch(b"/elsewhere", start_revision=1) for _ in range(3)]
+            for watch in refused:
+                with pytest.raises(EtcdPermissionError):
+                    await asyncio.wait_for(watch.__anext__(), LIMIT_S)
+            made += [client.watch(PREFIX, END, start_revision=0)]
+            await made[-1].ready()
+            await client.txn(put(b"after"))
+            for watch in made:
+                assert await names(watch, 1) == [b"after"]
+
+    run(scenario())
+
+
+def test_a_watch_from_a_compacted_revision_ends_alone(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            made = await many(client)
+            revision = (await client.txn(put(b"one"))).revision
+            await in_background(lambda: server.gateway.compact(revision))
+            late = client.watch(PREFIX, END, start_revision=1)
+            with pytest.raises(CompactedError):
+                await asyncio.wait_for(late.__anext__(), LIMIT_S)
+            await client.txn(put(b"two"))
+            for watch in made:
+                assert await names(watch, 2) == [b"one", b"two"]
+
+    run(scenario())
+
+
+def test_a_slow_reader_holds_nobody_up_and_misses_nothing(
+    fresh_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_streams, "_UNREAD_LIMIT", 5)
+    monkeypatch.setattr(watches, "_BUFFERED_BATCHES", 5)
+    server = fresh_etcd()
+    puts = [b"%d" % n for n in range(50)]
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            made = await many(client)
+            quick, slow = made[0], made[1:]
+            reading = asyncio.create_task(names(quick, len(puts)))
+            for name in puts:
+                await client.txn(put(name))
+            assert await reading == puts
+            for watch in slow:
+                assert await names(watch, len(puts)) == puts
+
+    run(scenario())
+
+
+def test_a_stream_that_does_not_answer_is_given_up(
+    fresh_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "_OPEN_LIMIT_S", 0.3)
+    server = fresh_etcd()
+
+    async def scenario() -> None:
+        async with client_of(server) as client:
+            made = await many(client)
+            silent = client._streams._current
+            server.pause()
+            late = client.watch(PREFIX, END, start_revision=0)
+
+            async def given_up() -> bool:
+                return client._streams._current is not silent
+
+            await until(given_up)
+            server.resume()
+            await asyncio.wait_for(late.ready(), LIMIT_S)
+            await client.txn(put(b"after"), repeatable=True)
+            for watch in (*made, late):
+                assert (await names(watch, 1))[0] == b"after"
+
+    run(scenario())
