@@ -116,7 +116,9 @@ class Link:
     ) -> Outcome:
         """Make one unary call; tell also whether an earlier attempt may have been applied.
 
-        In a coroutine that was begun in its caller's thread the first attempt blocks there.
+        In a coroutine that was begun in its caller's thread the first attempt blocks there, if the
+        call may be repeated: there it is not known whether a connection exists, and so not whether
+        a request without an answer was sent.
         """
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
@@ -211,7 +213,8 @@ class Link:
         What follows from its failure concerns all calls, and so is drawn on the loop.
         """
         server, metadata = self._servers[self._current], self._auth.current
-        if self.closed or metadata is None or not server.worth_blocking():
+        repeatable = Verdict.UNKNOWN in call.kind.repeat_after
+        if self.closed or metadata is None or not (repeatable and server.worth_blocking()):
             await eager.to_loop()
             return await self._attempt(call)
         try:
