@@ -23,7 +23,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import api, codec, retry, stubs
 from rdzv_etcd.etcd.auth import Authenticator
 from rdzv_etcd.etcd.borrowed import BorrowedServer
-from rdzv_etcd.etcd.channels import Metadata
+from rdzv_etcd.etcd.channels import WORTH_CALLS, Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
@@ -47,10 +47,18 @@ class EtcdClient:
     and opens no connection.
     """
 
-    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Clock | None = None,
+        *,
+        worth_calls: int = WORTH_CALLS,
+    ) -> None:
+        """``worth_calls`` within ten seconds, begun in their callers' threads, and the next ones
+        block there, over a second connection; 0: all."""
         clock = SystemClock() if clock is None else clock
         self._setup(
-            _servers(connection, clock),
+            _servers(connection, clock, worth_calls),
             Authenticator(connection.credentials, clock),
             connection,
             clock,
@@ -201,10 +209,16 @@ class EtcdClient:
         return candidates[-1]
 
 
-def _servers(connection: Connection, clock: Clock) -> list[Server]:
+def _servers(connection: Connection, clock: Clock, worth_calls: int) -> list[Server]:
     scheme = "http" if connection.tls is None else "https"
     credentials = None if connection.tls is None else channel_credentials(connection.tls)
     return [
-        AioServer(f"{scheme}://{endpoint.target}", endpoint.target, credentials, clock)
+        AioServer(
+            f"{scheme}://{endpoint.target}",
+            endpoint.target,
+            credentials,
+            clock,
+            worth_calls=worth_calls,
+        )
         for endpoint in connection.endpoints
     ]

@@ -122,7 +122,13 @@ class AioServer:
     """An endpoint over ``grpc.aio``; the channel is made on first use, in the running loop."""
 
     def __init__(
-        self, name: str, target: str, credentials: grpc.ChannelCredentials | None, clock: Clock
+        self,
+        name: str,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        clock: Clock,
+        *,
+        worth_calls: int,
     ) -> None:
         self.name = name
         self._target = target
@@ -133,7 +139,7 @@ class AioServer:
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
         self._streams: WeakSet[_AioStream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
-        self._here = BlockingCalls(target, credentials, clock)
+        self._here = BlockingCalls(target, credentials, clock, worth_calls)
         self._closed = False
 
     async def ready(self, limit_s: float) -> bool:

@@ -27,7 +27,7 @@ from rdzv_etcd.etcd.watch_streams import WatchStreams
 
 _OPEN_LIMIT_S = 5.0
 """How long an endpoint may take to confirm the watch before the next one is tried."""
-_BUFFERED_BATCHES = 1_000
+BUFFERED_BATCHES = 1_000
 """What a slow reader may leave unread before the stream is left to gRPC's flow control."""
 
 
@@ -190,7 +190,7 @@ class EtcdWatch:
             return
         revision = events[-1].kv.mod_revision
         self._next_revision = revision + 1
-        while len(self._batches) >= _BUFFERED_BATCHES:
+        while len(self._batches) >= BUFFERED_BATCHES:
             self._drained.clear()
             await self._drained.wait()
         self._batches.append(WatchBatch(revision, events))

@@ -19,7 +19,7 @@ from rdzv_etcd.etcd.link import Link, OpenStream
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError
 
-_UNREAD_LIMIT = 1_000
+UNREAD_LIMIT = 1_000
 """A watch that leaves more responses unread is put off the stream, so that the others need not wait
 for it, nor memory grow. It resumes where it was."""
 
@@ -209,7 +209,7 @@ class _Lane:
     def take(self, response: Any) -> None:
         self._responses.append(response)
         self._changed.set()
-        if len(self._responses) > _UNREAD_LIMIT:
+        if len(self._responses) > UNREAD_LIMIT:
             self._shared.leave(self)
             self.fail(ClosedError("the watch fell behind"))
 

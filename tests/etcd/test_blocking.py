@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
+import tenacity
 
 from rdzv_etcd import eager
 from rdzv_etcd.errors import (
@@ -20,7 +21,7 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     OutcomeUnknownError,
 )
-from rdzv_etcd.etcd import channels, link
+from rdzv_etcd.etcd import channels
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
@@ -57,21 +58,16 @@ class Caller:
 
 
 @contextmanager
-def calling(where: Connection | Any) -> Iterator[Caller]:
+def calling(where: Connection | Any, worth_calls: int = 0) -> Iterator[Caller]:
+    """Calls are made in their own thread from the first on, unless ``worth_calls`` says later."""
     with Runtime.acquire() as runtime:
         client = (
-            EtcdClient(where, InOrder())
+            EtcdClient(where, InOrder(), worth_calls=worth_calls)
             if isinstance(where, Connection)
             else EtcdClient.from_etcd3(where)
         )
         yield Caller(runtime, client)
         runtime.run(client.close())
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second call is made here already."""
-    monkeypatch.setattr(channels, "_WORTH_CALLS", 1)
 
 
 @pytest.fixture
@@ -88,7 +84,7 @@ def at(*ports: int) -> Connection:
 
 def test_frequent_calls_are_answered_in_the_callers_thread(etcd_server: EtcdServer) -> None:
     """The first ones are not: they would not pay for another connection."""
-    with calling(connection(etcd_server)) as caller:
+    with calling(connection(etcd_server), channels.WORTH_CALLS) as caller:
         here = [caller.is_answered_here(caller.client.get(ANY)) for _ in range(20)]
         assert here == [False] * 8 + [True] * 12
         assert caller.is_answered_here(caller.client.txn(put(b"here", b"value"), repeatable=True))
@@ -103,7 +99,6 @@ def test_rare_calls_need_no_connection_of_their_own(etcd_server: EtcdServer) -> 
     assert not any(calls.worth_it() for _ in range(20))
 
 
-@pytest.mark.usefixtures("at_once")
 def test_on_a_loop_nothing_blocks(etcd_server: EtcdServer) -> None:
     with calling(connection(etcd_server)) as caller:
         threads = []
@@ -117,7 +112,6 @@ def test_on_a_loop_nothing_blocks(etcd_server: EtcdServer) -> None:
         assert threads == [(False, "rdzv-etcd")] * 3
 
 
-@pytest.mark.usefixtures("at_once")
 def test_many_threads_call_at_once(etcd_server: EtcdServer) -> None:
     """Each key is created by exactly one of the threads that try."""
     threads, keys = 8, 50
@@ -135,7 +129,6 @@ def test_many_threads_call_at_once(etcd_server: EtcdServer) -> None:
         assert sum(pool.map(create_all, range(threads))) == keys
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_failure_is_told_as_on_the_loop(
     etcd_server: EtcdServer, patient_etcd: EtcdServer
 ) -> None:
@@ -152,7 +145,6 @@ def test_a_failure_is_told_as_on_the_loop(
         assert caller.is_answered_here(caller.client.get(ANY))
 
 
-@pytest.mark.usefixtures("at_once")
 def test_an_expired_token_is_renewed(patient_etcd: EtcdServer) -> None:
     credentials = Credentials(USER, USER_PASSWORD)
     with calling(connection(patient_etcd, credentials=credentials)) as caller:
@@ -164,7 +156,6 @@ def test_an_expired_token_is_renewed(patient_etcd: EtcdServer) -> None:
         assert caller.is_answered_here(caller.client.get(ANY))
 
 
-@pytest.mark.usefixtures("at_once")
 def test_tls_is_used_here_too(mtls_etcd: EtcdServer, certificates: Certificates) -> None:
     tls = Tls(certificates.ca, certificates.client_cert, certificates.client_key)
     with calling(connection(mtls_etcd, tls=tls)) as caller:
@@ -180,7 +171,6 @@ def test_a_lent_client_is_used_at_once(etcd_server: EtcdServer) -> None:
     mine.close()
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("how", ["refusing", "silent"])
 def test_a_dead_endpoint_is_left_for_the_next(etcd_server: EtcdServer, how: str) -> None:
     """A guarded write, too, if the dead endpoint cannot have got it."""
@@ -188,29 +178,24 @@ def test_a_dead_endpoint_is_left_for_the_next(etcd_server: EtcdServer, how: str)
         dead = listener.getsockname()[1] if how == "silent" else free_port()
         with calling(at(dead, etcd_server.port)) as caller:
             dying = caller.client._link._servers[0]
-            dying.worth_blocking()  # so that the next call is made here, where nothing answers
             assert caller.call(caller.client.get(ANY)).revision > 0
             assert caller.client._link._servers[caller.client._link._current] is not dying
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_guarded_write_goes_by_the_loop(etcd_server: EtcdServer) -> None:
     """There a connection is made before it is sent; here it could not be told whether it was."""
     with calling(connection(etcd_server)) as caller:
-        for _ in range(3):
-            caller.call(caller.client.get(ANY))
+        caller.call(caller.client.get(ANY))
         assert not caller.is_answered_here(caller.client.txn(put(b"here")))
         assert caller.is_answered_here(caller.client.txn(put(b"here"), repeatable=True))
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_write_that_a_silent_server_may_have_got_is_in_doubt(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:
     server = fresh_etcd()
     with calling(connection(server)) as caller:
-        for _ in range(3):
-            caller.call(caller.client.get(ANY))
+        caller.call(caller.client.get(ANY))
         server.pause()
         with pytest.raises(OutcomeUnknownError):
             caller.call(caller.client.txn(put(b"here"), timeout_s=1.0, repeatable=True))
@@ -218,14 +203,12 @@ def test_a_write_that_a_silent_server_may_have_got_is_in_doubt(
         assert caller.call(caller.client.get(ANY)).revision > 0
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_server_that_comes_back_is_used_here_again(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:
     server = fresh_etcd()
     with calling(connection(server)) as caller:
-        for _ in range(3):
-            caller.call(caller.client.get(ANY))
+        caller.call(caller.client.get(ANY))
         server.restart()
         caller.call(caller.client.txn(put(b"here"), repeatable=True))
         deadline = threading.Event()
@@ -237,7 +220,6 @@ def test_a_server_that_comes_back_is_used_here_again(
         timer.join()
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_signal_interrupts_a_call_that_gets_no_answer(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:
@@ -251,8 +233,7 @@ def test_a_signal_interrupts_a_call_that_gets_no_answer(
 
     server = fresh_etcd()
     with calling(connection(server)) as caller:
-        for _ in range(3):
-            caller.call(caller.client.get(ANY))
+        caller.call(caller.client.get(ANY))
         server.pause()
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
@@ -267,26 +248,14 @@ def test_a_signal_interrupts_a_call_that_gets_no_answer(
         assert caller.call(caller.client.get(ANY)).revision > 0
 
 
-@pytest.mark.usefixtures("at_once")
-def test_closing_ends_a_call_that_gets_no_answer(
-    fresh_etcd: Callable[..., EtcdServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_ends_a_call_that_gets_no_answer(fresh_etcd: Callable[..., EtcdServer]) -> None:
     server = fresh_etcd()
-    sent = threading.Event()
-    real = link.Link._limit_s
-
-    def note(self: Any, call: Any) -> float:
-        sent.set()
-        return real(self, call)
-
     with calling(connection(server)) as caller:
-        for _ in range(3):
-            caller.call(caller.client.get(ANY))
+        caller.call(caller.client.get(ANY))
         server.pause()
-        monkeypatch.setattr(link.Link, "_limit_s", note)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(lambda: caller.call(caller.client.get(ANY)))
-            assert sent.wait(LIMIT_S)
+            until_it_blocks(caller)
             caller.runtime.run(caller.client.close())
             with pytest.raises(EtcdUnavailableError, match="closed"):
                 waiting.result(LIMIT_S)
@@ -295,7 +264,15 @@ def test_closing_ends_a_call_that_gets_no_answer(
         server.resume()
 
 
-@pytest.mark.usefixtures("at_once")
+def until_it_blocks(caller: Caller) -> None:
+    (server,) = caller.client._link._servers
+    again = tenacity.retry_if_result(lambda busy: not busy)
+    stop = tenacity.stop_after_delay(LIMIT_S)
+    tenacity.Retrying(retry=again, stop=stop, wait=tenacity.wait_fixed(0.01))(
+        lambda: set(server._here._busy)
+    )
+
+
 def test_it_leaves_nothing_and_starts_no_thread(etcd_server: EtcdServer) -> None:
     def use() -> None:
         with calling(connection(etcd_server)) as caller:

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 
-from rdzv_etcd.etcd import channels
 from rdzv_etcd.etcd.api import Etcd, Get
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
@@ -61,8 +60,8 @@ class Setting:
         return f"{self.binary.label}-{'loop' if self.worth_calls == BY_LOOP else 'here'}"
 
 
-BY_LOOP, HERE = 1_000_000, 1
-"""How many calls it takes until calls are made in their own thread: never, and from the second."""
+BY_LOOP, HERE = 1_000_000, 0
+"""How many calls it takes until calls are made in their own thread: never, and at once."""
 
 
 @pytest.fixture(
@@ -93,17 +92,11 @@ def server(
 
 
 @pytest.fixture
-def place(
-    setting: Setting,
-    server: EtcdServer | None,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
+def place(setting: Setting, server: EtcdServer | None, job_id: str) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
-    monkeypatch.setattr(channels, "_WORTH_CALLS", setting.worth_calls)
     with ExitStack() as stack:
         runtime = stack.enter_context(Runtime.acquire())
-        etcd = stack.enter_context(_connected(runtime, server))
+        etcd = stack.enter_context(_connected(runtime, server, setting.worth_calls))
         job = JobKeys("/rdzv_etcd", job_id)
         lease_id = runtime.run(etcd.grant(600)).lease_id
         yield Place(runtime, etcd, job.store(1), lease_id)
@@ -123,13 +116,14 @@ def store(place: Place) -> EtcdStore:
 
 
 @contextmanager
-def _connected(runtime: Runtime, server: EtcdServer | None) -> Iterator[Etcd]:
+def _connected(runtime: Runtime, server: EtcdServer | None, worth_calls: int) -> Iterator[Etcd]:
     if server is None:
         memory, etcd = runtime.run(_memory())
         yield etcd
         runtime.run(memory.close())
     else:
-        client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
+        where = Connection((Endpoint(server.host, server.port),))
+        client = EtcdClient(where, worth_calls=worth_calls)
         yield client
         runtime.run(client.close())
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from rdzv_etcd.etcd import channels
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import JobKeys
@@ -31,15 +30,12 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture(params=[BY_LOOP, HERE], ids=["loop", "here"])
 def store(
-    request: pytest.FixtureRequest,
-    leak_check: LeakCheck,
-    server: EtcdServer,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, leak_check: LeakCheck, server: EtcdServer, job_id: str
 ) -> Iterator[EtcdStore]:
-    monkeypatch.setattr(channels, "_WORTH_CALLS", request.param)
     with Runtime.acquire() as runtime:
-        client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
+        client = EtcdClient(
+            Connection((Endpoint(server.host, server.port),)), worth_calls=request.param
+        )
         lease_id = runtime.run(client.grant(600)).lease_id
         keys = JobKeys("/rdzv_etcd", job_id).store(1)
         yield EtcdStore(client, runtime, keys, lease_id, timeout=GENEROUS)
