@@ -17,7 +17,7 @@ def _version(binary: EtcdBinary) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def agents() -> Iterator[Agents]:
+def agents(tmp_path: Path) -> Iterator[Agents]:  # their output is there, and is read in the end
     started = Agents()
     yield started
     started.close()
