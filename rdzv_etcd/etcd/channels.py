@@ -15,7 +15,7 @@ from rdzv_etcd.etcd.quiet import grpc
 
 Metadata = tuple[tuple[str, str], ...]
 
-OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS: tuple[tuple[str, int], ...] = (
     # etcd answers pings more frequent than --grpc-keepalive-min-time (5 s) with GOAWAY, and allows
     # none on a connection without calls.
     ("grpc.keepalive_time_ms", 6_000),
@@ -37,6 +37,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+
+
+def open_channel(kind: Any, target: str, credentials: grpc.ChannelCredentials | None) -> Any:
+    """Return a channel, encrypted if there are credentials; ``kind``: ``grpc`` or ``grpc.aio``."""
+    if credentials is None:
+        return kind.insecure_channel(target, options=_OPTIONS)
+    return kind.secure_channel(target, credentials, options=_OPTIONS)
 
 
 def bind(channel: Any) -> dict[str, Any]:
@@ -128,11 +135,6 @@ class BlockingCalls:
             if self._closed:
                 raise ValueError("closed")
             if self._channel is None:
-                if self._credentials is None:
-                    self._channel = grpc.insecure_channel(self._target, options=OPTIONS)
-                else:
-                    self._channel = grpc.secure_channel(
-                        self._target, self._credentials, options=OPTIONS
-                    )
+                self._channel = open_channel(grpc, self._target, self._credentials)
                 self._calls = bind(self._channel)
             return self._calls

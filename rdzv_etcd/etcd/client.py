@@ -163,11 +163,7 @@ class EtcdClient:
         if self._link.closed:
             raise EtcdUnavailableError(_CLOSED)
         watch = EtcdWatch(
-            self._streams,
-            self._codec,
-            (key, range_end),
-            start_revision,
-            self._revision,
+            self._streams, self._codec, (key, range_end), start_revision, self._revision
         )
         self._watches.add(watch)
         return watch

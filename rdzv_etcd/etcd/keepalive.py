@@ -13,6 +13,7 @@ from rdzv_etcd.errors import EtcdUnavailableError
 from rdzv_etcd.etcd import retry, stubs
 from rdzv_etcd.etcd.faults import AttemptError, Verdict, unavailable
 from rdzv_etcd.etcd.link import Link, OpenStream
+from rdzv_etcd.etcd.outbox import Outbox
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import ClosedError
@@ -32,22 +33,20 @@ class KeepAlive:
         Raises :class:`EtcdUnavailableError` if no reply came in time, and authentication errors.
         """
         deadline = Deadline(self._link.clock, timeout_s)
+
+        def policy() -> retry.Policy:
+            return retry.bounded(
+                retry.KEEP_ALIVE, deadline, self._link.pause(), self._link.clock, lambda: False
+            )
+
         try:
-            return await self._attempt(lease_id, deadline)
-        except AttemptError as failed:
-            first = failed
-        policy = retry.bounded(
-            retry.KEEP_ALIVE, deadline, self._link.pause(), self._link.clock, lambda: False
-        )
-        try:
-            ttl_s: int = await policy(retry.after(first, self._attempt), lease_id, deadline)
+            return await retry.attempts(policy, self._attempt, lease_id, deadline)
         except AttemptError as failed:
             if failed.fault.verdict is Verdict.FINAL:
                 raise failed.fault.error from None
             raise EtcdUnavailableError(
                 f"keep-alive of lease {lease_id:016x} not answered within {timeout_s:g} s: {failed}"
             ) from None
-        return ttl_s
 
     async def close(self) -> None:
         if self._live is not None:
@@ -55,9 +54,7 @@ class KeepAlive:
             self._live = None
 
     async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
-        kind = retry.KEEP_ALIVE
-        limit_s = kind.shared_limit_s if self._link.has_alternatives else kind.attempt_limit_s
-        limit_s = min(limit_s, deadline.remaining_s())
+        limit_s = self._link.attempt_limit_s(retry.KEEP_ALIVE, deadline)
         exchange = await self._exchange(limit_s)
         try:
             return await self._link.clock.wait_for(
@@ -92,15 +89,11 @@ class _Exchange:
         self.opened = opened
         self._link = link
         self._waiting: defaultdict[int, deque[asyncio.Future[int]]] = defaultdict(deque)
-        self._requests: asyncio.Queue[int] = asyncio.Queue()
+        self._requests = Outbox(opened.stream, "rdzv-etcd keep-alive requests")
         self._failure: AttemptError | None = None
         self.ended = False
         self._reader: asyncio.Task[None] | None = asyncio.create_task(
             self._read(), name="rdzv-etcd keep-alive replies"
-        )
-        # Writing is a task of its own because gRPC cancels a stream whose writer is cancelled.
-        self._writer: asyncio.Task[None] | None = asyncio.create_task(
-            self._write(), name="rdzv-etcd keep-alive requests"
         )
 
     async def ask(self, lease_id: int) -> int:
@@ -109,26 +102,18 @@ class _Exchange:
             raise self._failure
         reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[lease_id].append(reply)
-        self._requests.put_nowait(lease_id)
+        self._requests.send(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
         return await reply
 
     async def close(self) -> None:
         """End both tasks and let go of them: a cancelled task keeps the traceback, that the call,
         and that its connection, until the garbage collector comes by."""
-        tasks = [task for task in (self._reader, self._writer) if task is not None]
-        self._reader = self._writer = None
+        tasks = [task for task in (self._reader, self._requests.stop()) if task is not None]
+        self._reader = None
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-    async def _write(self) -> None:
-        try:
-            while True:
-                lease_id = await self._requests.get()
-                await self.opened.stream.write(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
-        except (grpc.RpcError, ClosedError):
-            self.opened.stream.cancel()  # the reader learns why, and tells all who wait
 
     async def _read(self) -> None:
         stream = self.opened.stream
@@ -143,8 +128,7 @@ class _Exchange:
         finally:
             self.ended = True
             stream.cancel()
-            if self._writer is not None:
-                self._writer.cancel()
+            self._requests.stop()
             self._fail(
                 AttemptError(unavailable(Verdict.UNKNOWN, "closed"), self.opened.server.name)
             )

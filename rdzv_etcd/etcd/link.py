@@ -107,6 +107,11 @@ class Link:
     def has_alternatives(self) -> bool:
         return len(self._servers) > 1
 
+    def attempt_limit_s(self, kind: Kind, deadline: Deadline) -> float:
+        """Return how long one attempt may take from now on."""
+        limit_s = kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
+        return min(limit_s, deadline.remaining_s())
+
     async def call(self, kind: Kind, method: str, request: Any, timeout_s: float) -> Any:
         """Make one unary call as its kind allows. Raises only :class:`EtcdError`."""
         return (await self.call_noting_doubt(kind, method, request, timeout_s)).result()
@@ -122,15 +127,12 @@ class Link:
         """
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
+
+        def policy() -> retry.Policy:
+            return retry.bounded(kind, deadline, self.pause(), self.clock, call.hopeless)
+
         try:
-            first_try = self._attempt_here if eager.here() else self._attempt
-            return Outcome(await first_try(call), None, call.maybe_applied)
-        except AttemptError as failed:
-            first = failed
-        # The policy comes in only now: most calls succeed at once, and it costs as much as they do.
-        policy = retry.bounded(kind, deadline, self.pause(), self.clock, call.hopeless)
-        try:
-            message: Any = await policy(retry.after(first, self._attempt), call)
+            message = await retry.attempts(policy, self._attempt, call)
             return Outcome(message, None, call.maybe_applied)
         except AttemptError as failed:
             return Outcome(None, _last_word(call, failed), call.maybe_applied)
@@ -201,6 +203,8 @@ class Link:
         raise AttemptError(fault, server.name)
 
     async def _attempt(self, call: _Call) -> Any:
+        if eager.here():
+            return await self._attempt_here(call)
         try:
             return await self._send(call)
         except AttemptError as failed:
@@ -219,17 +223,16 @@ class Link:
             return await self._attempt(call)
         try:
             return server.unary_here(
-                call.method, call.request, timeout_s=self._limit_s(call), metadata=metadata
+                call.method,
+                call.request,
+                timeout_s=self.attempt_limit_s(call.kind, call.deadline),
+                metadata=metadata,
             )
         except (ClosedError, grpc.RpcError) as error:
             await eager.to_loop()
             failed = self.failed(server, error, metadata)
             call.note(failed.endpoint, failed.fault)
             raise failed from error
-
-    def _limit_s(self, call: _Call) -> float:
-        limit_s = call.kind.shared_limit_s if self.has_alternatives else call.kind.attempt_limit_s
-        return min(limit_s, call.deadline.remaining_s())
 
     async def _send(self, call: _Call) -> Any:
         share_s = call.share_s()
@@ -240,9 +243,14 @@ class Link:
         )
         metadata: Metadata | None = None
         try:
-            metadata = await self._auth.metadata(server, self._limit_s(call))
+            metadata = await self._auth.metadata(
+                server, self.attempt_limit_s(call.kind, call.deadline)
+            )
             return await server.unary(
-                call.method, call.request, timeout_s=self._limit_s(call), metadata=metadata
+                call.method,
+                call.request,
+                timeout_s=self.attempt_limit_s(call.kind, call.deadline),
+                metadata=metadata,
             )
         except (AttemptError, ClosedError, grpc.RpcError) as error:
             raise self.failed(server, error, metadata) from error

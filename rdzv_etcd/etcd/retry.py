@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import tenacity
 
@@ -16,6 +16,7 @@ from rdzv_etcd.etcd.faults import AttemptError, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Policy: TypeAlias = tenacity.AsyncRetrying
 
 _NOT_DONE = frozenset({Verdict.NOT_SENT, Verdict.REFUSED, Verdict.STALE_TOKEN})
 
@@ -84,21 +85,32 @@ class Pause:
         return longest / 2 + self._clock.jitter(longest / 2)
 
 
-def after(first: AttemptError, attempt: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return ``attempt`` for a policy that is told of a first attempt made without it."""
-    failures = [first]
+async def attempts(
+    policy: Callable[[], Policy],
+    attempt: Callable[P, Awaitable[T]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Make the first attempt, and let ``policy`` decide about others if it fails.
+
+    The policy comes in only then: most attempts succeed at once, and it costs as much as they do.
+    """
+    try:
+        return await attempt(*args, **kwargs)
+    except AttemptError as failed:
+        failures = [failed]
 
     async def again(*args: P.args, **kwargs: P.kwargs) -> T:
         if failures:
             raise failures.pop()
         return await attempt(*args, **kwargs)
 
-    return again
+    return await policy()(again, *args, **kwargs)
 
 
 def bounded(
     kind: Kind, deadline: Deadline, pause: Pause, clock: Clock, give_up: Callable[[], bool]
-) -> tenacity.AsyncRetrying:
+) -> Policy:
     """Return the policy of one call: until it succeeds, its kind forbids it, or time is up."""
     return tenacity.AsyncRetrying(
         sleep=clock.sleep,
@@ -113,7 +125,7 @@ def bounded(
     )
 
 
-def endless(pause: Pause, clock: Clock) -> tenacity.AsyncRetrying:
+def endless(pause: Pause, clock: Clock) -> Policy:
     """Return the policy of a watch: it outlives every outage, and ends with any other error."""
     return tenacity.AsyncRetrying(
         sleep=clock.sleep,

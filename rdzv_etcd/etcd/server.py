@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.etcd.channels import OPTIONS, BlockingCalls, Metadata, bind
+from rdzv_etcd.etcd.channels import BlockingCalls, Metadata, bind, open_channel
 from rdzv_etcd.etcd.quiet import grpc
 
 
@@ -212,12 +212,7 @@ class AioServer:
         if self._closed:
             raise ClosedError("the client is closed")
         if self._channel is None:
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._target, options=OPTIONS)
-            else:
-                self._channel = grpc.aio.secure_channel(
-                    self._target, self._credentials, options=OPTIONS
-                )
+            self._channel = open_channel(grpc.aio, self._target, self._credentials)
             self._calls = bind(self._channel)
         return self._channel
 

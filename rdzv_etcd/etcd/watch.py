@@ -101,13 +101,7 @@ class EtcdWatch:
 
     async def _run(self) -> None:
         try:
-            try:
-                return await self._follow()
-            except AttemptError as failed:
-                first = failed
-            # The policy comes in only now: most watches never need it, and it is not cheap.
-            policy = retry.endless(self._pause, self._link.clock)
-            await policy(retry.after(first, self._follow))
+            await retry.attempts(lambda: retry.endless(self._pause, self._link.clock), self._follow)
         except AttemptError as failed:
             self._failure = failed.fault.error
         except EtcdError as error:

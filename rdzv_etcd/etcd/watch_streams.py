@@ -16,6 +16,7 @@ from typing import Any
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.link import Link, OpenStream
+from rdzv_etcd.etcd.outbox import Outbox
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError
 
@@ -65,8 +66,7 @@ class _SharedStream:
         self._asked: deque[_Lane] = deque()
         """In the order in which etcd will confirm them."""
         self._watching: dict[int, _Lane] = {}
-        self._requests: deque[Any] = deque()
-        self._writer: asyncio.Task[None] | None = None
+        self._requests = Outbox(opened.stream, "rdzv-etcd watch requests")
         self._unwanted: list[int] = []
         self._canceller: asyncio.Task[None] | None = None
         self._ending = ending
@@ -82,7 +82,7 @@ class _SharedStream:
     def ask(self, lane: _Lane, request: Any) -> None:
         """Ask for the lane's watch; the answer is the lane's first response."""
         self._asked.append(lane)
-        self._send(request)
+        self._requests.send(request)
 
     def leave(self, lane: _Lane) -> None:
         """Forget the lane, and end its watch."""
@@ -103,8 +103,8 @@ class _SharedStream:
         """Stop the tasks and let go of them, as a task may keep the connection alive."""
         self.usable = False
         self.opened.stream.cancel()
-        tasks = (self._reader, self._writer, self._canceller)
-        self._reader = self._writer = self._canceller = None
+        tasks = (self._reader, self._requests.stop(), self._canceller)
+        self._reader = self._canceller = None
         for task in tasks:
             if task is not None:
                 self._ending.add(task)
@@ -162,23 +162,8 @@ class _SharedStream:
         rpc = stubs.load()
         for watch_id in self._unwanted:
             cancel = rpc.WatchCancelRequest(watch_id=watch_id)
-            self._send(rpc.WatchRequest(cancel_request=cancel))
+            self._requests.send(rpc.WatchRequest(cancel_request=cancel))
         self._unwanted.clear()
-
-    def _send(self, request: Any) -> None:
-        """Send in a task of its own: gRPC cancels a stream whose writer is cancelled."""
-        self._requests.append(request)
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write(), name="rdzv-etcd watch requests")
-
-    async def _write(self) -> None:
-        try:
-            while self._requests:
-                await self.opened.stream.write(self._requests.popleft())
-        except (grpc.RpcError, ClosedError):
-            self.opened.stream.cancel()  # the reader learns why, and tells all watches
-        finally:
-            self._writer = None
 
 
 class _Lane:

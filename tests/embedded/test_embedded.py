@@ -9,10 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +21,7 @@ from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.probe import Answer, probe
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint, Settings, settings_from_config
+from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary, EtcdServer
@@ -61,13 +60,6 @@ def environment(binary: Path | str, scratch: Path, **more: str) -> dict[str, str
     return {**os.environ, "RDZV_ETCD_BINARY": str(binary), "TMPDIR": str(scratch), **more}
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def has_ended(process: psutil.Process) -> bool:
     """Ended, or a zombie: who adopts orphans may take its time to reap them."""
     try:
@@ -77,7 +69,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def wait_for_end(process: psutil.Process) -> None:
-    wait_until(lambda: has_ended(process), f"{process} has not ended")
+    wait_until(f"{process} has ended", lambda: has_ended(process))
 
 
 @pytest.fixture
@@ -216,7 +208,7 @@ def test_of_four_starters_exactly_one_starts_it(
     answers = [agent.supervisor() for agent in four]
     assert sum(answer is not None for answer in answers) == 1
     assert probe(Endpoint("127.0.0.1", port), 5) is Answer.ETCD
-    wait_until(lambda: len(supervisors()) == 1, "the losers' supervisors have not ended")
+    wait_until("the losers' supervisors have ended", lambda: len(supervisors()) == 1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -248,8 +240,8 @@ def test_a_crashed_etcd_comes_back_with_its_data(
     (etcd,) = psutil.Process(started.supervisor_pid).children()
     etcd.kill()
     wait_until(
+        "etcd was restarted",
         lambda: has_ended(etcd) and probe(Endpoint("127.0.0.1", port), 5) is Answer.ETCD,
-        "etcd was not restarted",
     )
     assert gateway.keys()[b"k"].lease_id == lease_id
     assert psutil.pid_exists(started.supervisor_pid)
@@ -286,7 +278,7 @@ def test_a_node_elsewhere_waits_until_it_is_started(
         lock.bind(f"\0rdzv-etcd-embedded-{port}")
         waiter = threading.Thread(target=lambda: outcome.append(ensure()))
         waiter.start()
-        wait_until(lambda: "waiting up to 60 s for the etcd at" in caplog.text, "no log line")
+        wait_until("a log line", lambda: "waiting up to 60 s for the etcd at" in caplog.text)
         assert outcome == []
     waiter.join()
     assert outcome[0] is not None  # nobody kept the lock any more, so it started one itself

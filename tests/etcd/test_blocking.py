@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-import tenacity
 
 from rdzv_etcd import eager
 from rdzv_etcd.errors import (
@@ -27,7 +26,8 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.settings.model import Connection, Credentials, Endpoint, Tls
 from tests.etcd.test_close import lender
-from tests.etcd.tools import PREFIX, InOrder, connection, put
+from tests.etcd.tools import LIMIT_S, PREFIX, InOrder, connection, put
+from tests.library.nodes import wait_until
 from tests.support.certificates import Certificates
 from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 KEY = PREFIX + b"here"
 ANY = Get(KEY)
-LIMIT_S = 60.0
 
 
 class Caller:
@@ -255,22 +254,13 @@ def test_closing_ends_a_call_that_gets_no_answer(fresh_etcd: Callable[..., EtcdS
         server.pause()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(lambda: caller.call(caller.client.get(ANY)))
-            until_it_blocks(caller)
+            wait_until("a thread blocks", lambda: caller.client._link._servers[0]._here._busy)
             caller.runtime.run(caller.client.close())
             with pytest.raises(EtcdUnavailableError, match="closed"):
                 waiting.result(LIMIT_S)
         with pytest.raises(EtcdUnavailableError, match="closed"):
             caller.call(caller.client.get(ANY))
         server.resume()
-
-
-def until_it_blocks(caller: Caller) -> None:
-    (server,) = caller.client._link._servers
-    again = tenacity.retry_if_result(lambda busy: not busy)
-    stop = tenacity.stop_after_delay(LIMIT_S)
-    tenacity.Retrying(retry=again, stop=stop, wait=tenacity.wait_fixed(0.01))(
-        lambda: set(server._here._busy)
-    )
 
 
 def test_it_leaves_nothing_and_starts_no_thread(etcd_server: EtcdServer) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
-import tenacity
 
 from rdzv_etcd.errors import CompactedError, EtcdPermissionError
 from rdzv_etcd.etcd import watch as watches
@@ -15,10 +14,16 @@ from rdzv_etcd.etcd.api import Watch
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.model import Credentials
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, LIMIT_S, PREFIX, client_of, in_background, put, run
+from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
+from tests.library.nodes import wait_until
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 MANY = 20
+
+
+@pytest.fixture
+def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
+    return fresh_etcd()
 
 
 async def many(client: EtcdClient) -> list[Watch]:
@@ -34,23 +39,12 @@ async def count(server: EtcdServer, what: str, wanted: int) -> None:
     """Wait until etcd has so many watchers or streams."""
 
     name = f"etcd_debugging_mvcc_{what}_total"
-
-    async def there() -> bool:
-        return (await in_background(server.metrics)).total(name) == wanted
-
-    await until(there)
+    await in_background(
+        lambda: wait_until(f"{wanted} {what}", lambda: server.metrics().total(name) == wanted)
+    )
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Look every 20 ms: nobody tells the test of what it looks at."""
-    again = tenacity.retry_if_result(lambda found: not found)
-    stop = tenacity.stop_after_delay(LIMIT_S)
-    await tenacity.AsyncRetrying(retry=again, stop=stop, wait=tenacity.wait_fixed(0.02))(holds)
-
-
-def test_one_stream_is_enough(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
+def test_one_stream_is_enough(server: EtcdServer) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             made = await many(client)
@@ -72,9 +66,7 @@ def test_one_stream_is_enough(fresh_etcd: Callable[..., EtcdServer]) -> None:
     run(scenario())
 
 
-def test_all_go_on_after_a_restart(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
+def test_all_go_on_after_a_restart(server: EtcdServer) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             made = await many(client)
@@ -88,9 +80,8 @@ def test_all_go_on_after_a_restart(fresh_etcd: Callable[..., EtcdServer]) -> Non
     run(scenario())
 
 
-def test_watches_may_be_closed_at_any_point(fresh_etcd: Callable[..., EtcdServer]) -> None:
+def test_watches_may_be_closed_at_any_point(server: EtcdServer) -> None:
     """Before they are asked for, before etcd has confirmed them, and right after."""
-    server = fresh_etcd()
 
     async def scenario() -> None:
         async with client_of(server) as client:
@@ -107,8 +98,7 @@ def test_watches_may_be_closed_at_any_point(fresh_etcd: Callable[..., EtcdServer
     run(scenario())
 
 
-def test_a_refused_watch_ends_alone(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
+def test_a_refused_watch_ends_alone(server: EtcdServer) -> None:
     server.enable_auth()
 
     async def scenario() -> None:
@@ -117,7 +107,7 @@ def test_a_refused_watch_ends_alone(fresh_etcd: Callable[..., EtcdServer]) -> No
             refused = [client.watch(b"/elsewhere", start_revision=1) for _ in range(3)]
             for watch in refused:
                 with pytest.raises(EtcdPermissionError):
-                    await asyncio.wait_for(watch.__anext__(), LIMIT_S)
+                    await soon(watch.__anext__())
             made += [client.watch(PREFIX, END, start_revision=0)]
             await made[-1].ready()
             await client.txn(put(b"after"))
@@ -127,11 +117,7 @@ def test_a_refused_watch_ends_alone(fresh_etcd: Callable[..., EtcdServer]) -> No
     run(scenario())
 
 
-def test_a_watch_from_a_compacted_revision_ends_alone(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
-
+def test_a_watch_from_a_compacted_revision_ends_alone(server: EtcdServer) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             made = await many(client)
@@ -139,7 +125,7 @@ def test_a_watch_from_a_compacted_revision_ends_alone(
             await in_background(lambda: server.gateway.compact(revision))
             late = client.watch(PREFIX, END, start_revision=1)
             with pytest.raises(CompactedError):
-                await asyncio.wait_for(late.__anext__(), LIMIT_S)
+                await soon(late.__anext__())
             await client.txn(put(b"two"))
             for watch in made:
                 assert await names(watch, 2) == [b"one", b"two"]
@@ -147,10 +133,7 @@ def test_a_watch_from_a_compacted_revision_ends_alone(
     run(scenario())
 
 
-def test_a_slow_reader_holds_nobody_up_and_misses_nothing(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
+def test_a_slow_reader_holds_nobody_up_and_misses_nothing(server: EtcdServer) -> None:
     puts = [b"%d" % n for n in range(watches.BUFFERED_BATCHES + watch_streams.UNREAD_LIMIT + 100)]
 
     async def scenario() -> None:
@@ -165,24 +148,18 @@ def test_a_slow_reader_holds_nobody_up_and_misses_nothing(
     run(scenario())
 
 
-def test_a_stream_that_does_not_answer_is_given_up(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
-
+def test_a_stream_that_does_not_answer_is_given_up(server: EtcdServer) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             made = await many(client)
             silent = client._streams._current
             server.pause()
             late = client.watch(PREFIX, END, start_revision=0)
-
-            async def given_up() -> bool:
-                return client._streams._current is not silent
-
-            await until(given_up)
+            await in_background(
+                lambda: wait_until("given up", lambda: client._streams._current is not silent)
+            )
             server.resume()
-            await asyncio.wait_for(late.ready(), LIMIT_S)
+            await soon(late.ready())
             await client.txn(put(b"after"), repeatable=True)
             for watch in (*made, late):
                 assert (await names(watch, 1))[0] == b"after"
