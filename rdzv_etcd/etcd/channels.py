@@ -37,13 +37,19 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+_BLOCKING_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Only what may be repeated is sent there, and the loop repeats it: a twelfth of a call's CPU.
+    ("grpc.enable_retries", 0),
+    ("grpc.minimal_stack", 1),
+)
 
 
 def open_channel(kind: Any, target: str, credentials: grpc.ChannelCredentials | None) -> Any:
     """Return a channel, encrypted if there are credentials; ``kind``: ``grpc`` or ``grpc.aio``."""
+    options = _OPTIONS + _BLOCKING_OPTIONS if kind is grpc else _OPTIONS
     if credentials is None:
-        return kind.insecure_channel(target, options=_OPTIONS)
-    return kind.secure_channel(target, credentials, options=_OPTIONS)
+        return kind.insecure_channel(target, options=options)
+    return kind.secure_channel(target, credentials, options=options)
 
 
 def bind(channel: Any) -> dict[str, Any]:
