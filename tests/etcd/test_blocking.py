@@ -23,6 +23,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import channels
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.server import AioServer
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.settings.model import Connection, Credentials, Endpoint, Tls
 from tests.etcd.test_close import lender
@@ -254,7 +255,9 @@ def test_closing_ends_a_call_that_gets_no_answer(fresh_etcd: Callable[..., EtcdS
         server.pause()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(lambda: caller.call(caller.client.get(ANY)))
-            wait_until("a thread blocks", lambda: caller.client._link._servers[0]._here._busy)
+            (endpoint,) = caller.client._link._servers
+            assert isinstance(endpoint, AioServer)
+            wait_until("a thread blocks", lambda: endpoint._here._busy)
             caller.runtime.run(caller.client.close())
             with pytest.raises(EtcdUnavailableError, match="closed"):
                 waiting.result(LIMIT_S)

@@ -10,8 +10,8 @@ import pytest
 from rdzv_etcd.errors import CompactedError, EtcdPermissionError
 from rdzv_etcd.etcd import watch as watches
 from rdzv_etcd.etcd import watch_streams
-from rdzv_etcd.etcd.api import Watch
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.settings.model import Credentials
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
@@ -26,7 +26,7 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     return fresh_etcd()
 
 
-async def many(client: EtcdClient) -> list[Watch]:
+async def many(client: EtcdClient) -> list[EtcdWatch]:
     """Watches of the tests' range that are known to be running."""
     revision = (await client.txn(put(b"before"))).revision
     made = [client.watch(PREFIX, END, start_revision=revision + 1) for _ in range(MANY)]

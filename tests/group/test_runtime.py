@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -128,7 +128,7 @@ def test_errors_on_either_side_reach_the_caller_and_tidying_is_done(runtime: Run
 
 def test_waiting_without_the_loop_is_a_mistake_that_is_named(runtime: Runtime) -> None:
     class Something:
-        def __await__(self) -> Iterator[str]:
+        def __await__(self) -> Generator[str]:
             yield "a bell"
 
     async def wait() -> None:

@@ -20,7 +20,7 @@ from rdzv_etcd.settings.config import settings_from_config
 
 LIMIT_S = 60.0
 """For what must happen, on whatever machine."""
-ALONE = {"last_call_timeout": 0.2}
+ALONE: dict[str, Any] = {"last_call_timeout": 0.2}
 """For a node that is to form a first round without others, although there is room for them."""
 
 
@@ -49,7 +49,7 @@ def node_settings(
     nodes: str,
     *,
     environ: Mapping[str, str] | None = None,
-    **config: object,
+    **config: Any,
 ) -> Settings:
     """The same as :class:`Settings`; ``environ`` may have user and password."""
     return settings_from_config(

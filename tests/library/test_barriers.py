@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_names_may_be_anything_and_do_not_meet(
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
         join_all(nodes)
         for name in ("a", "a/arrived", "../b", "gespeichert: größe", "0"):
-            at_once([lambda node=node, name=name: node.barrier(name, LIMIT_S) for node in nodes])
+            at_once([partial(node.barrier, name, LIMIT_S) for node in nodes])
         with pytest.raises(BarrierTimeoutError):
             nodes[0].barrier("a/", 0.2)
 
@@ -98,7 +99,7 @@ def test_a_name_may_be_used_again_in_the_next_round(
             join_all(nodes)
             with pytest.raises(BarrierTimeoutError):
                 nodes[0].barrier("saved", 0.2)
-            at_once([lambda node=node: node.barrier("saved", LIMIT_S) for node in nodes])
+            at_once([partial(node.barrier, "saved", LIMIT_S) for node in nodes])
 
 
 def test_it_needs_a_round(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +50,7 @@ def test_a_callers_own_etcd3_client(
         Group(settings) as other,
     ):
         assert {world.size for world in join_all([lent, other])} == {2}
-        at_once([lambda node=node: node.barrier("saved", LIMIT_S) for node in (lent, other)])
+        at_once([partial(node.barrier, "saved", LIMIT_S) for node in (lent, other)])
         keys = [meta.key for _, meta in own.get_prefix(job_root(job_id).decode() + "nodes/")]
         assert len(keys) == 2
     assert list(own.get_prefix(job_root(job_id).decode())) == []
@@ -122,7 +124,7 @@ def guarded_etcd(fresh_etcd: Callable[..., EtcdServer], certificates: Certificat
     return server
 
 
-def _files(certificates: Certificates) -> dict[str, str]:
+def _files(certificates: Certificates) -> dict[str, Any]:
     return {"ca_cert": str(certificates.ca), "cert": str(certificates.client_combined)}
 
 
@@ -138,7 +140,10 @@ def test_tls_and_a_user_who_may_touch_the_prefix_only(
     (tmp_path / "user").write_text(USER + "\n")
     (tmp_path / "password").write_text(USER_PASSWORD + "\n")
     files = _files(certificates)
-    from_files = {"user_file": str(tmp_path / "user"), "password_file": str(tmp_path / "password")}
+    from_files: dict[str, Any] = {
+        "user_file": str(tmp_path / "user"),
+        "password_file": str(tmp_path / "password"),
+    }
     with (
         Group(node_settings(guarded_etcd, job_id, "1:3", environ=LOGIN, **files)) as one,
         Group(node_settings(guarded_etcd, job_id, "1:3", **files, **from_files)) as two,

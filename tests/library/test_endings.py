@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_success_asks_nobody_to_join_again(
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
         join_all(nodes)
-        at_once([lambda node=node: node.close(succeeded=True, reason="done") for node in nodes])
+        at_once([partial(node.close, succeeded=True, reason="done") for node in nodes])
         assert [node.waiting_count() for node in nodes] == [0, 0]
         closures = [node.closure() for node in nodes]
         assert [closure is not None and closure.succeeded for closure in closures] == [True, True]

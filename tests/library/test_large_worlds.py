@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from rdzv_etcd.errors import BarrierTimeoutError, RendezvousFailedError
@@ -40,7 +42,7 @@ def test_a_barrier_of_a_large_world_names_who_is_missing(
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "3", slice_nodes=1), 3) as nodes:
         join_all(nodes)
-        at_once([lambda node=node: node.barrier("one", LIMIT_S) for node in nodes])
+        at_once([partial(node.barrier, "one", LIMIT_S) for node in nodes])
         with pytest.raises(BarrierTimeoutError, match="2 of 3 members are missing"):
             nodes[0].barrier("two", 0.3)
 
@@ -49,10 +51,10 @@ def test_a_spare_of_a_large_world_takes_a_seat_that_becomes_free(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "3", slice_nodes=1), 4) as nodes:
-        waiting = at_once([lambda node=node: _seat(node) for node in nodes[:3]])
+        waiting = at_once([partial(_seat, node) for node in nodes[:3]])
         assert sorted(waiting) == [0, 1, 2]
         nodes[0].leave()
-        ranks = at_once([lambda node=node: _next_seat(node) for node in nodes[1:]])
+        ranks = at_once([partial(_next_seat, node) for node in nodes[1:]])
         assert sorted(ranks) == [0, 1, 2]
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.utils import store as store_util
@@ -29,12 +30,21 @@ print(store.add("visits", 1), store.num_keys())
 
 def _visit(info: RendezvousInfo) -> tuple[int, int]:
     """Use the round's TCPStore from another process, as a worker does, without a prefix."""
-    where = [info.bootstrap_store_info.master_addr, str(info.bootstrap_store_info.master_port)]
+    address, port = _master(info)
     done = subprocess.run(
-        [sys.executable, "-c", _CLIENT, *where], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _CLIENT, address, str(port)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     visits, keys = done.stdout.split()
     return int(visits), int(keys)
+
+
+def _master(info: RendezvousInfo) -> tuple[str, int]:
+    where = info.bootstrap_store_info
+    assert where is not None
+    return where.master_addr, where.master_port
 
 
 def test_three_handlers_agree(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
@@ -42,10 +52,7 @@ def test_three_handlers_agree(leak_check: LeakCheck, etcd_server: EtcdServer, jo
         infos = join_all(made)
         assert sorted(info.rank for info in infos) == [0, 1, 2]
         assert {info.world_size for info in infos} == {3}
-        masters = {
-            (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port)
-            for info in infos
-        }
+        masters = {_master(info) for info in infos}
         assert len(masters) == 1
         assert masters.pop()[0] == "127.0.0.1"
         assert [handler.num_nodes_waiting() for handler in made] == [0, 0, 0]
@@ -100,7 +107,7 @@ def test_the_agents_exit_barrier_over_the_store(
         infos = join_all(made)
         at_once(
             [
-                lambda info=info: store_util.barrier(info.store, 3, "exit", barrier_timeout=LIMIT_S)
+                partial(store_util.barrier, info.store, 3, "exit", barrier_timeout=LIMIT_S)
                 for info in infos
             ]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -58,7 +59,7 @@ def test_success_closes_the_job_and_leaves(
     """All agents finish at about the same time; each is told that etcd knows."""
     with handlers(etcd_server, job_id, "3", 3) as made:
         join_all(made)
-        done = at_once([lambda h=h: shut_down_after(h, None) for h in made])
+        done = at_once([partial(shut_down_after, h, None) for h in made])
         assert done == [True] * 3
         closed = closed_marker(etcd_server, job_id)
         assert closed is not None
@@ -161,7 +162,7 @@ def test_the_same_id_works_again(
         with handlers(etcd_server, job_id, "2", 2) as made:
             assert {info.world_size for info in join_all(made)} == {2}
             assert not any(handler.is_closed() for handler in made)
-            at_once([lambda h=h: shut_down_after(h, error) for h in made])
+            at_once([partial(shut_down_after, h, error) for h in made])
     assert closed_marker(etcd_server, job_id) is not None
 
 

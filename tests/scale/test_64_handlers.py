@@ -49,7 +49,7 @@ class Fleet:
 
     def _answers(self) -> list[str]:
         with ThreadPoolExecutor(PROCESSES) as pool:
-            lines = list(pool.map(lambda worker: worker.stdout.readline(), self._workers))  # type: ignore[union-attr]
+            lines = list(pool.map(_line, self._workers))
         assert all(lines), "a worker has ended"
         return lines
 
@@ -63,7 +63,14 @@ class Fleet:
         joins = [join for line in self.tell("join") for join in json.loads(line)]
         assert sorted(rank for _, _, rank, _ in joins) == list(range(NODES))
         assert {size for _, _, _, size in joins} == {NODES}
-        return max(end for _, end, _, _ in joins) - max(begin for begin, _, _, _ in joins)
+        last_begin_s: float = max(begin for begin, _, _, _ in joins)
+        last_end_s: float = max(end for _, end, _, _ in joins)
+        return last_end_s - last_begin_s
+
+
+def _line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    return worker.stdout.readline()
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class History:
     formed: list[Formed] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     closures: list[Closure] = field(default_factory=list)
-    changes: list[tuple[float, object]] = field(default_factory=list)
+    changes: list[tuple[float, Change]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     wiped_s: float | None = None
     """When etcd first lost its data. Nodes that come afterwards, or were cut off, cannot know what

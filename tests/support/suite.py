@@ -42,7 +42,7 @@ def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     """
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - xdist may be missing
 
-    class Scheduler(LoadScopeScheduling):
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist is untyped
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
