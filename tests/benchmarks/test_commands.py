@@ -174,6 +174,24 @@ def test_report(tmp_path: Path) -> None:
     assert main([*arguments, "--check"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--etcd={}/missing", "missing cannot be executed: No such file"),
+        ("--etcd=/bin/true", "/bin/true --version does not look like etcd's"),
+        ("--data={}/missing", "missing is not a folder"),
+        ("--data=/dev/shm", "/dev/shm is in memory"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["latency", option.format(tmp_path)])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_readme_without_markers_is_refused(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("nothing to see\n")

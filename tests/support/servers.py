@@ -54,11 +54,11 @@ def find_binaries() -> tuple[EtcdBinary, ...]:
     """Return the binaries under test: ``RDZV_ETCD_TEST_BINARIES``, or all that are installed."""
     listed = os.environ.get(BINARIES_VARIABLE, "")
     if listed:
-        return tuple(_examine(Path(item)) for item in listed.split(":") if item)
+        return tuple(examine(Path(item)) for item in listed.split(":") if item)
     found: dict[str, EtcdBinary] = {}
     for path in (_on_path(), _packaged()):
         if path is not None:
-            binary = _examine(path)
+            binary = examine(path)
             found.setdefault(binary.version, binary)
     return tuple(found.values())
 
@@ -81,8 +81,12 @@ def _packaged() -> Path | None:
     return path if path.exists() else None
 
 
-def _examine(path: Path) -> EtcdBinary:
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+def examine(path: Path) -> EtcdBinary:
+    """Return the executable with its version. Raises :class:`ValueError` if it is no etcd."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be executed: {error.strerror}") from error
     match = re.search(r"etcd Version:\s*(\S+)", done.stdout)
     if match is None:
         raise ValueError(f"{path} --version does not look like etcd's: {done.stdout!r}")
