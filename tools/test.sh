@@ -43,8 +43,11 @@ fetch_etcd() {
         # Other sources of this machine may be broken; only the one with etcd has to work.
         apt-get update -qq || say "apt-get update had problems; going on"
     fi
-    (cd "$folder/download" && apt-get -qq -o APT::Sandbox::User=root download etcd-server) || return 1
-    dpkg-deb -x "$folder"/download/etcd-server_*.deb "$folder" && rm -rf "$folder/download"
+    (cd "$folder/download" && apt-get -qq -o APT::Sandbox::User=root download etcd-server etcd-client) ||
+        return 1
+    local package
+    for package in "$folder"/download/*.deb; do dpkg-deb -x "$package" "$folder" || return 1; done
+    rm -rf "$folder/download"
     "$folder/usr/bin/etcd" --version >/dev/null
 }
 

@@ -35,8 +35,7 @@ class DocumentedEtcd:
         for documented, real in ((ADDRESS, self.server.target), (MOUNTED, str(self.secret))):
             assert documented in preamble
             preamble = preamble.replace(documented, real)
-        own = self.server.binary.path.with_name("etcdctl")
-        folder = own.parent if own.exists() else Path(str(shutil.which("etcdctl"))).parent
+        folder = _folder_of_etcdctl(self.server.binary.path)
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", preamble + script],
             cwd=self.secret,
@@ -50,6 +49,14 @@ class DocumentedEtcd:
     def as_root(self) -> dict[str, str]:
         password = (self.secret / "root.password").read_text().strip()
         return {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": password}
+
+
+def _folder_of_etcdctl(etcd: Path) -> Path:
+    """The server's own, or another one: Debian has it in a package apart from the server's."""
+    beside = (path.with_name("etcdctl") for path in (etcd, *(b.path for b in find_binaries())))
+    found = next(filter(Path.exists, beside), None) or shutil.which("etcdctl")
+    assert found is not None, f"no etcdctl beside {etcd} nor on PATH"
+    return Path(found).parent
 
 
 def set_up(server: EtcdServer, certificates: Certificates, folder: Path) -> DocumentedEtcd:
