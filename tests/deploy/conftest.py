@@ -19,6 +19,7 @@ from tests.support.servers import EtcdServer, find_binaries
 
 ADDRESS = "etcd.rdzv.svc:2379"
 """The etcd's address in the document and the examples."""
+_BINARIES = find_binaries()
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,10 @@ class DocumentedEtcd:
 
 def _folder_of_etcdctl(etcd: Path) -> Path:
     """The server's own, or another one: Debian has it in a package apart from the server's."""
-    beside = (path.with_name("etcdctl") for path in (etcd, *(b.path for b in find_binaries())))
-    found = next(filter(Path.exists, beside), None) or shutil.which("etcdctl")
+    for folder in (etcd.parent, *(other.path.parent for other in _BINARIES)):
+        if (folder / "etcdctl").exists():
+            return folder
+    found = shutil.which("etcdctl")
     assert found is not None, f"no etcdctl beside {etcd} nor on PATH"
     return Path(found).parent
 
@@ -88,7 +91,7 @@ def documented_etcd(
 @pytest.fixture
 def newest_documented_etcd(certificates: Certificates, tmp_path: Path) -> Iterator[DocumentedEtcd]:
     """The same of the newest version, for what need not be shown on every version."""
-    binary = max(find_binaries(), key=lambda it: [int(n) for n in re.findall(r"\d+", it.version)])
+    binary = max(_BINARIES, key=lambda it: [int(n) for n in re.findall(r"\d+", it.version)])
     server = EtcdServer(binary, tmp_path, certificates=certificates).start_on_free_ports()
     yield set_up(server, certificates, tmp_path)
     server.kill()

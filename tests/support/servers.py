@@ -88,7 +88,7 @@ def examine(path: Path) -> EtcdBinary:
     except OSError as error:
         raise ValueError(f"{path} cannot be executed: {error.strerror}") from error
     match = re.search(r"etcd Version:\s*(\S+)", done.stdout)
-    if match is None:
+    if done.returncode != 0 or match is None:
         raise ValueError(f"{path} --version does not look like etcd's: {done.stdout!r}")
     return EtcdBinary(path, match[1])
 
