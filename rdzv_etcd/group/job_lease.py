@@ -16,12 +16,16 @@ class JobLease:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
         self._granting: asyncio.Task[LeaseGrant] | None = None
+        self._renewed_s = 0.0
+        self._is_in_doubt = False
 
     def begin(self) -> asyncio.Task[LeaseGrant]:
         """Begin to grant the lease, unless that is under way or done."""
         granting = self._granting
         if granting is None or (granting.done() and granting.exception() is not None):
             context = self._context
+            self._forget()
+            self._renewed_s = context.clock.now_s()
             granting = asyncio.ensure_future(
                 context.etcd.grant(
                     context.settings.timing.job_ttl_s, timeout_s=context.urgent_limit_s
@@ -32,12 +36,30 @@ class JobLease:
         return granting
 
     async def get(self) -> int:
-        """Return its id; raises EtcdError."""
-        return (await asyncio.shield(self.begin())).lease_id
+        """Return its id; renew it first if the wait for the first round was long.
+
+        Raises EtcdError.
+        """
+        lease_id = (await asyncio.shield(self.begin())).lease_id
+        context = self._context
+        now_s = context.clock.now_s()
+        if now_s - self._renewed_s > context.settings.timing.job_ttl_s / 3:
+            if not await context.etcd.keep_alive(lease_id, timeout_s=context.urgent_limit_s):
+                self._forget()  # it ran out during the wait
+                lease_id = (await asyncio.shield(self.begin())).lease_id
+            self._renewed_s = now_s
+        return lease_id
+
+    def in_doubt(self) -> None:
+        """Note that a round may use it or not: nobody knows what became of the write.
+
+        The next attempt offers it again, so that no second lease is left behind.
+        """
+        self._is_in_doubt = True
 
     def given_away(self) -> None:
-        """It is a round's now, or may be: then it expires if it is not."""
-        self._granting = None
+        """Note that it is a round's now, or is gone."""
+        self._forget()
 
     async def drop(self) -> None:
         """Revoke it if no round uses it. If this is cancelled, call it again."""
@@ -45,12 +67,17 @@ class JobLease:
         if granting is None:
             return
         limit_s = self._context.farewell_limit_s
-        with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
-            # Shielded: of a grant that was cut off nobody would know the id.
-            grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
-            await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
+        if not self._is_in_doubt:  # if it is: a round may live on it, and it expires if none does
+            with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
+                # Shielded: of a grant that was cut off nobody would know the id.
+                grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
+                await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
         if self._granting is granting:
-            self._granting = None
+            self._forget()
+
+    def _forget(self) -> None:
+        self._granting = None
+        self._is_in_doubt = False
 
 
 def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:

@@ -299,7 +299,7 @@ class Leadership:
                 timeout_s=context.urgent_limit_s,
             )
         except OutcomeUnknownError:
-            self._job_lease.given_away()
+            self._job_lease.in_doubt()
             await context.control.refresh()  # whatever happened, it shows in the record
             return True
         if not result.succeeded:

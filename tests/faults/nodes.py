@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rdzv_etcd.group.standing import World
+from rdzv_etcd.settings import Timing
 from tests.faults.history import Told, check_history
 from tests.library.nodes import node_options, wait_until
 from tests.support.gateway import GatewayError
@@ -276,8 +277,12 @@ def left_in(store: Store, job_id: str) -> list[str]:
 
 
 def assert_nothing_left(store: Store, job_id: str) -> None:
-    """Wait until etcd holds no key and no lease of the job; a marker needs its ``closed_ttl``."""
-    deadline_s = time.monotonic() + LIMIT_S
+    """Wait until etcd holds no key and no lease of the job.
+
+    A marker needs its ``closed_ttl``, and a job lease its TTL if nobody could know what became of
+    the write that gave it to a round; a new leader of etcd starts either anew.
+    """
+    deadline_s = time.monotonic() + LIMIT_S + Timing().job_ttl_s
     while left := left_in(store, job_id):
         assert time.monotonic() < deadline_s, f"etcd still holds {left}"
         time.sleep(0.05)  # a lease that expires tells nobody who holds none of its keys

@@ -59,6 +59,17 @@ def test_a_full_world_is_formed_at_once() -> None:
     simulate(scenario, min_nodes=4, max_nodes=4)
 
 
+def test_a_world_is_formed_at_once_however_long_its_first_node_waited() -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start("a")
+        # The lease that was granted ahead for the job is about to run out, or has done so.
+        await job.pass_time(job.loop.rng.uniform(0.3, 3.0) * TIMING.job_ttl_s)
+        job.start("b")
+        assert await job.until_works("ab") < SOON_S / 2
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
 def test_an_elastic_world_is_formed_after_the_last_call() -> None:
     async def scenario(job: SimJob) -> None:
         job.start_all("abc")
@@ -831,6 +842,26 @@ def test_a_lost_message_costs_time_and_nothing_else(what: str, lost: str) -> Non
         await leaving
 
     simulate(scenario, min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("fate", ["late", "reply lost"])
+def test_a_round_whose_closing_got_no_answer_leaves_no_second_lease(fate: str) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = [job.make(name) for name in "abc"]
+        for node in nodes:
+            await job.on(node, node.node.start())
+            link, closings = node.connection.link, job.loop.rng.choice([1, 2])
+            if fate == "late":  # perhaps when another attempt has been made
+                delay_s = job.loop.rng.uniform(0.5, 2.5) * TTL_S
+                link.hold_requests(delay_s, closings, puts(job.keys.round))
+            else:
+                link.drop_replies(closings, puts(job.keys.round))
+            node.agent = job.on(node, node.run())
+        await job.until_works("abc", 300)
+        sessions = {node.node.context.session.lease_id for node in nodes}
+        assert set(job.server.leases()) - sessions == {job.history.formed[-1].record.job_lease}
+
+    simulate(scenario, min_nodes=3, max_nodes=3)
 
 
 def test_a_leave_whose_good_bye_gets_no_answer_still_ends_the_session() -> None:
