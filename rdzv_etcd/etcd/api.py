@@ -8,7 +8,7 @@ Sources: etcd v3 API, https://etcd.io/docs/v3.5/learning/api/
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
@@ -95,6 +95,14 @@ class Txn:
     guards: tuple[Compare, ...]
     success: tuple[Op, ...]
     failure: tuple[Op, ...] = ()
+
+    def puts(self) -> Iterator[Put]:
+        """Yield every put of either branch, those of nested transactions included."""
+        for op in (*self.success, *self.failure):
+            if isinstance(op, Put):
+                yield op
+            elif isinstance(op, Txn):
+                yield from op.puts()
 
 
 Op: TypeAlias = "Get | Put | Delete | Txn"

@@ -194,7 +194,7 @@ class EtcdClient:
 
     async def _missing_lease(self, request: api.Txn, deadline: Deadline) -> int:
         """Find out which of a transaction's leases is gone; etcd does not say."""
-        candidates = sorted(codec.lease_ids(request))
+        candidates = sorted({put.lease_id for put in request.puts() if put.lease_id})
         for lease_id in candidates[:-1]:
             message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
             response = await self._link.call(

@@ -134,17 +134,6 @@ def event(message: Any) -> api.Event:
     return api.Event(kind, key_value(message.kv))
 
 
-def lease_ids(request: api.Txn) -> set[int]:
-    """Return the leases that a transaction attaches keys to, nested transactions included."""
-    found: set[int] = set()
-    for op in (*request.success, *request.failure):
-        if isinstance(op, api.Put) and op.lease_id:
-            found.add(op.lease_id)
-        elif isinstance(op, api.Txn):
-            found |= lease_ids(op)
-    return found
-
-
 def _op_result(message: Any, revision: int) -> api.OpResult:
     kind = message.WhichOneof("response")
     if kind == "response_range":

@@ -35,17 +35,10 @@ def check_txn(request: Txn, limits: Limits) -> None:
     _check_shape(request, limits.max_txn_ops)
     _writes_of(request.success)
     _writes_of(request.failure)
-    if puts_anything(request) and _size(request) > limits.max_request_bytes:
+    if any(request.puts()) and _size(request) > limits.max_request_bytes:
         raise RequestTooLargeError(
             f"etcdserver: request is too large: more than {limits.max_request_bytes} bytes"
         )
-
-
-def puts_anything(request: Txn) -> bool:
-    """Tell whether any branch puts a key; such transactions are refused when space is out."""
-    return any(
-        isinstance(op, Put) or (isinstance(op, Txn) and puts_anything(op)) for op in _ops(request)
-    )
 
 
 def _ops(request: Txn) -> Iterator[Op]:

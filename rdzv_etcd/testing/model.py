@@ -41,7 +41,7 @@ from rdzv_etcd.etcd.api import (
     Txn,
     TxnResult,
 )
-from rdzv_etcd.testing.checks import Limits, check_get, check_txn, puts_anything
+from rdzv_etcd.testing.checks import Limits, check_get, check_txn
 from rdzv_etcd.testing.requests import (
     Compact,
     Compacted,
@@ -118,7 +118,7 @@ class Model:
 
     def _step_txn(self, request: Txn) -> TxnResult:
         check_txn(request, self.limits)
-        if self.no_space and puts_anything(request):
+        if self.no_space and any(request.puts()):
             raise EtcdNoSpaceError("etcdserver: mvcc: database space exceeded")
         # etcd evaluates the guards of nested transactions, too, before it applies anything.
         path = _Path.of(request, self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,14 +15,9 @@ from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer, find_bina
 
 def _versions() -> list[object]:
     """Every version under test; all but the newest are for the complete run."""
-
-    def order(binary: EtcdBinary) -> tuple[int, ...]:
-        return tuple(int(number) for number in re.findall(r"\d+", binary.version))
-
-    ordered = sorted(find_binaries(), key=order, reverse=True)
     return [
         pytest.param(binary, id=binary.label, marks=[pytest.mark.slow_faults] if place else [])
-        for place, binary in enumerate(ordered)
+        for place, binary in enumerate(find_binaries())
     ]
 
 

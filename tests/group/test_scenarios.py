@@ -17,7 +17,7 @@ from rdzv_etcd.errors import (
     JoinTimeoutError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.api import Op, Put, Txn
+from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
@@ -33,13 +33,8 @@ SOON_S = 1.0
 def puts(key: bytes) -> Match:
     """Match the transactions that may put ``key``."""
 
-    def writes(op: Op) -> bool:
-        if isinstance(op, Txn):
-            return any(writes(each) for each in (*op.success, *op.failure))
-        return isinstance(op, Put) and op.key == key
-
     def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and writes(request)
+        return isinstance(request, Txn) and any(put.key == key for put in request.puts())
 
     return matching
 

@@ -51,16 +51,24 @@ class EtcdBinary:
 
 
 def find_binaries() -> tuple[EtcdBinary, ...]:
-    """Return the binaries under test: ``RDZV_ETCD_TEST_BINARIES``, or all that are installed."""
+    """Return the binaries under test: ``RDZV_ETCD_TEST_BINARIES``, or all that are installed.
+
+    The newest comes first.
+    """
     listed = os.environ.get(BINARIES_VARIABLE, "")
     if listed:
-        return tuple(examine(Path(item)) for item in listed.split(":") if item)
+        paths = [Path(item) for item in listed.split(":") if item]
+    else:
+        paths = [path for path in (_on_path(), _packaged()) if path is not None]
     found: dict[str, EtcdBinary] = {}
-    for path in (_on_path(), _packaged()):
-        if path is not None:
-            binary = examine(path)
-            found.setdefault(binary.version, binary)
-    return tuple(found.values())
+    for binary in map(examine, paths):
+        found.setdefault(binary.version, binary)
+    return tuple(sorted(found.values(), key=_release, reverse=True))
+
+
+def _release(binary: EtcdBinary) -> tuple[int, ...]:
+    release, _, _ = binary.version.partition("-")
+    return tuple(int(part) for part in release.split(".") if part.isdigit())
 
 
 def _on_path() -> Path | None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
+from tests.support.servers import EtcdServer, find_binaries
 from tests.torchrun.agents import Agents
-
-
-def _version(binary: EtcdBinary) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", binary.version))
 
 
 @pytest.fixture
@@ -26,8 +21,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:  # their output is there, and is
 @pytest.fixture
 def newest_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
     """An etcd of the newest version under test, for what need not be shown on every version."""
-    newest = max(find_binaries(), key=_version)
-    server = EtcdServer(newest, tmp_path).start_on_free_ports()
+    server = EtcdServer(find_binaries()[0], tmp_path).start_on_free_ports()
     yield server
     server.stop()
 
