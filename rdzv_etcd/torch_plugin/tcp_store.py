@@ -14,13 +14,24 @@ from rdzv_etcd.group.bootstrap import Bootstrap
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
-def serve_tcp_store(bootstrap: Bootstrap, timeout: timedelta = DEFAULT_TIMEOUT) -> TCPStore:
+def serve_tcp_store(
+    bootstrap: Bootstrap, timeout: timedelta = DEFAULT_TIMEOUT, *, use_libuv: bool = True
+) -> TCPStore:
     """Serve a fresh, empty ``TCPStore`` on the socket; clients that connected before are served.
 
     The descriptor belongs to torch from now on: it closes it, and with it gives the port back, when
-    the last reference to the store is gone. Raises ``torch.distributed.DistError``.
+    the last reference to the store is gone. ``use_libuv`` asks for torch's newer server, which in
+    torch 2.6 cannot be given a socket; there it is the older one, as without it. Raises
+    ``torch.distributed.DistError``.
     """
-    port = bootstrap.port
+    port, descriptor = bootstrap.port, bootstrap.detach()
+    try:
+        return _serve(port, descriptor, timeout, use_libuv=use_libuv)
+    except NotImplementedError:  # torch 2.6; it has not touched the socket yet
+        return _serve(port, descriptor, timeout, use_libuv=False)
+
+
+def _serve(port: int, descriptor: int, timeout: timedelta, *, use_libuv: bool) -> TCPStore:
     return TCPStore(
         # The store's own client: the published address may lead through a NAT that does not
         # lead back, and the socket listens on every address.
@@ -29,5 +40,6 @@ def serve_tcp_store(bootstrap: Bootstrap, timeout: timedelta = DEFAULT_TIMEOUT) 
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=bootstrap.detach(),
+        master_listen_fd=descriptor,
+        use_libuv=use_libuv,
     )

@@ -31,13 +31,14 @@ def open_descriptors() -> int:
     return int(psutil.Process().num_fds())
 
 
-def test_it_serves_on_the_socket_and_a_client_that_came_before_it() -> None:
+@pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "torch 2.6"])
+def test_it_serves_on_the_socket_and_a_client_that_came_before_it(use_libuv: bool) -> None:
     offered = bootstrap()
     with socket.create_connection(("127.0.0.1", offered.port), timeout=10) as early_probe:
         assert early_probe.getpeername()[1] == offered.port
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(lambda: connect(offered.port).get("key"))
-        store = serve_tcp_store(offered)
+        store = serve_tcp_store(offered, use_libuv=use_libuv)
         assert store.port == offered.port
         store.set("key", "value")
         assert early.result(60) == b"value"
