@@ -31,6 +31,19 @@ class Certificates:
     foreign_key: Path
 
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 def make_certificates(folder: Path, *, client_name: str = "") -> Certificates:
     """Write a CA, a server certificate for 127.0.0.1, ::1 and localhost, and client certificates.
 
@@ -62,6 +75,10 @@ def _authority(name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(name, key, _name(name))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+    # From Python 3.13 on ssl wants the purpose of an authority's key told, and the key identified.
+    builder = builder.add_extension(_SIGNS_CERTIFICATES, True)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = builder.add_extension(identifier, False)
     return builder.sign(key, hashes.SHA256()), key
 
 
@@ -77,6 +94,8 @@ def _leaf(
     builder = _builder(name, key, issuer.subject)
     builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(both), False)
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    builder = builder.add_extension(issued_by, False)
     return builder.sign(issuer_key, hashes.SHA256())
 
 
