@@ -10,6 +10,7 @@ import multiprocessing
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tests.sim.faults import plan
 from tests.sim.lives import outcome_of
@@ -29,7 +30,8 @@ def main() -> int:
     failed, rounds = [], 0
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
-        for outcome in pool.map(outcome_of, seeds, chunksize=5):
+        outcomes = partial(outcome_of, traced=given.traces)
+        for outcome in pool.map(outcomes, seeds, chunksize=5):
             rounds += outcome.rounds
             if given.traces:
                 print(f"seed {outcome.seed}: {outcome.trace}")
