@@ -52,13 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     suite.put_long_first(config, items)
 
 
-_BINARIES = find_binaries()
 _SERVERS = ("etcd_server", "fresh_etcd", "fresh_cluster", "tls_etcd", "mtls_etcd", "auth_etcd")
 
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param(b, id=b.label) for b in _BINARIES] or [pytest.param(None, id="no-etcd")],
+    params=[pytest.param(b, id=b.label) for b in find_binaries()]
+    or [pytest.param(None, id="no-etcd")],
 )
 def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
     """One etcd version; a test that uses it runs once per version."""

@@ -47,7 +47,7 @@ class Healing:
         """Renew the job's shared lease at a slow rate while this node is a member, or waits.
 
         A round that lost a member may wait for a replacement longer than the lease lives. The
-        leader renews at once, because the lease may be as old as its wait for the first round; the
+        leader renews at once, because the lease may have aged while the round was being closed; the
         others have time, and better things to do in the moment a round is formed.
         """
         context, standing = self._context, self._standing

@@ -18,7 +18,6 @@ from tests.support.servers import EtcdServer, find_binaries
 
 ADDRESS = "etcd.rdzv.svc:2379"
 """The etcd's address in the document and the examples."""
-_BINARIES = find_binaries()
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class DocumentedEtcd:
 
 def _folder_of_etcdctl(etcd: Path) -> Path:
     """The server's own, or another one: Debian has it in a package apart from the server's."""
-    for folder in (etcd.parent, *(other.path.parent for other in _BINARIES)):
+    for folder in (etcd.parent, *(other.path.parent for other in find_binaries())):
         if (folder / "etcdctl").exists():
             return folder
     found = shutil.which("etcdctl")
@@ -90,6 +89,6 @@ def documented_etcd(
 @pytest.fixture
 def newest_documented_etcd(certificates: Certificates, tmp_path: Path) -> Iterator[DocumentedEtcd]:
     """The same of the newest version, for what need not be shown on every version."""
-    server = EtcdServer(_BINARIES[0], tmp_path, certificates=certificates).start_on_free_ports()
-    yield set_up(server, certificates, tmp_path)
+    server = EtcdServer(find_binaries()[0], tmp_path, certificates=certificates)
+    yield set_up(server.start_on_free_ports(), certificates, tmp_path)
     server.kill()

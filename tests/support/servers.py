@@ -50,10 +50,11 @@ class EtcdBinary:
         return re.search(rf"^\s*{re.escape(flag)}\b", self._help, re.MULTILINE) is not None
 
 
+@functools.cache
 def find_binaries() -> tuple[EtcdBinary, ...]:
     """Return the binaries under test: ``RDZV_ETCD_TEST_BINARIES``, or all that are installed.
 
-    The newest comes first.
+    The newest comes first. Each is asked for its version once in a process.
     """
     listed = os.environ.get(BINARIES_VARIABLE, "")
     if listed:
