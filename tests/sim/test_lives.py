@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
+from tests.sim import lives
 from tests.sim.faults import plan
-from tests.sim.lives import FOUND_BEFORE_WORK, live
+from tests.sim.lives import FOUND_BEFORE_WORK, live, outcome_of
 
 FOUND = (521, 663)
 """Seeds that have found a defect, before there were slices, and faults that aim."""
@@ -38,6 +40,26 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     traces = [_traces_of_a_process(hash_seed) for hash_seed in ("1", "2")]
     assert traces[0] == traces[1]
     assert len(set(traces[0].splitlines())) == 6
+
+
+def test_a_life_that_goes_round_in_circles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def circles(_seed: int, *, traced: bool) -> lives.Trace:
+        while True:
+            pass
+
+    monkeypatch.setattr(lives, "LONGEST_CPU_S", 0.2)
+    monkeypatch.setattr(lives, "live", circles)
+    assert outcome_of(1).failure == "SimulationTimeoutError: not done after 0.2 s of CPU time"
+
+
+def test_a_life_that_gets_no_processor_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(_seed: int, *, traced: bool) -> lives.Trace:
+        assert not threading.Event().wait(5 * lives.LONGEST_CPU_S)
+        return lives.Trace(rounds=3)
+
+    monkeypatch.setattr(lives, "LONGEST_CPU_S", 0.2)
+    monkeypatch.setattr(lives, "live", starved)
+    assert outcome_of(1).failure is None
 
 
 def _traces_of_a_process(hash_seed: str) -> str:
