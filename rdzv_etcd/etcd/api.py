@@ -224,10 +224,18 @@ class Etcd(Protocol):
         :class:`~rdzv_etcd.errors.EtcdUnavailableError` if no reply came in time.
         """
 
-    def watch(self, key: bytes, range_end: bytes | None = None, *, start_revision: int) -> Watch:
+    def watch(
+        self,
+        key: bytes,
+        range_end: bytes | None = None,
+        *,
+        start_revision: int,
+        puts_only: bool = False,
+    ) -> Watch:
         """Watch ``[key, range_end)`` (or one key) from ``start_revision``, inclusive.
 
         0 means from now on, that is from when :meth:`Watch.ready` returns at the latest.
+        ``puts_only``: without deletions, which makes catching up cheaper.
 
         Returns at once; errors appear when iterating.
         """

@@ -158,12 +158,22 @@ class EtcdClient:
         return await self._keep_alive.renew(lease_id, self._timeout_s(timeout_s))
 
     def watch(
-        self, key: bytes, range_end: bytes | None = None, *, start_revision: int
+        self,
+        key: bytes,
+        range_end: bytes | None = None,
+        *,
+        start_revision: int,
+        puts_only: bool = False,
     ) -> EtcdWatch:
         if self._link.closed:
             raise EtcdUnavailableError(_CLOSED)
         watch = EtcdWatch(
-            self._streams, self._codec, (key, range_end), start_revision, self._revision
+            self._streams,
+            self._codec,
+            (key, range_end),
+            start_revision,
+            self._revision,
+            puts_only=puts_only,
         )
         self._watches.add(watch)
         return watch

@@ -35,22 +35,20 @@ class Codec:
     # -- requests ---------------------------------------------------------------------------------
 
     def get(self, request: api.Get) -> Any:
-        return self.rpc.RangeRequest(
-            key=request.key,
-            range_end=request.range_end or b"",
-            limit=request.limit,
-            keys_only=request.keys_only,
-            count_only=request.count_only,
-        )
+        return self.rpc.RangeRequest(**_range_fields(request))
 
     def txn(self, request: api.Txn) -> Any:
-        return self.rpc.TxnRequest(
-            compare=[self._compare(guard) for guard in request.guards],
-            success=[self._op(op) for op in request.success],
-            failure=[self._op(op) for op in request.failure],
-        )
+        # Half the time of making a message object for every part.
+        return self.rpc.TxnRequest(**_txn_fields(request))
 
-    def watch(self, key: bytes, range_end: bytes | None, start_revision: int) -> Any:
+    def watch(
+        self,
+        key: bytes,
+        range_end: bytes | None,
+        start_revision: int,
+        *,
+        puts_only: bool = False,
+    ) -> Any:
         """Build the request that opens a watch.
 
         Progress notifications (every ten minutes) let a quiet watch move its resume point on, so
@@ -61,40 +59,56 @@ class Codec:
             range_end=range_end or b"",
             start_revision=start_revision,
             progress_notify=True,
+            filters=(self.rpc.WatchCreateRequest.NODELETE,) if puts_only else (),
         )
         return self.rpc.WatchRequest(create_request=create)
 
-    def _compare(self, guard: api.Compare) -> Any:
-        target, field = _TARGETS[guard.target]
-        operand: dict[str, Any] = {field: guard.operand}
-        return self.rpc.Compare(
-            result=_RELATIONS[guard.relation],
-            target=target,
-            key=guard.key,
-            range_end=guard.range_end or b"",
-            **operand,
-        )
 
-    def _op(self, op: api.Op) -> Any:
-        if isinstance(op, api.Get):
-            return self.rpc.RequestOp(request_range=self.get(op))
-        if isinstance(op, api.Put):
-            return self.rpc.RequestOp(
-                request_put=self.rpc.PutRequest(
-                    key=op.key,
-                    value=op.value,
-                    lease=op.lease_id,
-                    ignore_value=op.ignore_value,
-                    ignore_lease=op.ignore_lease,
-                )
-            )
-        if isinstance(op, api.Delete):
-            return self.rpc.RequestOp(
-                request_delete_range=self.rpc.DeleteRangeRequest(
-                    key=op.key, range_end=op.range_end or b""
-                )
-            )
-        return self.rpc.RequestOp(request_txn=self.txn(op))
+def _txn_fields(request: api.Txn) -> dict[str, Any]:
+    return {
+        "compare": [_compare_fields(guard) for guard in request.guards],
+        "success": [_op_fields(op) for op in request.success],
+        "failure": [_op_fields(op) for op in request.failure],
+    }
+
+
+def _compare_fields(guard: api.Compare) -> dict[str, Any]:
+    target, field = _TARGETS[guard.target]
+    return {
+        "result": _RELATIONS[guard.relation],
+        "target": target,
+        "key": guard.key,
+        "range_end": guard.range_end or b"",
+        field: guard.operand,
+    }
+
+
+def _range_fields(request: api.Get) -> dict[str, Any]:
+    return {
+        "key": request.key,
+        "range_end": request.range_end or b"",
+        "limit": request.limit,
+        "keys_only": request.keys_only,
+        "count_only": request.count_only,
+    }
+
+
+def _op_fields(op: api.Op) -> dict[str, Any]:
+    if isinstance(op, api.Get):
+        return {"request_range": _range_fields(op)}
+    if isinstance(op, api.Put):
+        return {
+            "request_put": {
+                "key": op.key,
+                "value": op.value,
+                "lease": op.lease_id,
+                "ignore_value": op.ignore_value,
+                "ignore_lease": op.ignore_lease,
+            }
+        }
+    if isinstance(op, api.Delete):
+        return {"request_delete_range": {"key": op.key, "range_end": op.range_end or b""}}
+    return {"request_txn": _txn_fields(op)}
 
 
 # -- responses ------------------------------------------------------------------------------------

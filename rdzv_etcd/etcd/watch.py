@@ -45,6 +45,8 @@ class EtcdWatch:
         key_range: tuple[bytes, bytes | None],
         start_revision: int,
         current_revision: Callable[[bytes], Awaitable[int]],
+        *,
+        puts_only: bool,
     ) -> None:
         self._link = streams.link
         self._streams = streams
@@ -52,6 +54,7 @@ class EtcdWatch:
         self._key, self._range_end = key_range
         self._next_revision = start_revision
         self._current_revision = current_revision
+        self._puts_only = puts_only
         self._denied = False
         self._pause = self._link.pause()
         self._batches: deque[WatchBatch] = deque()
@@ -115,7 +118,8 @@ class EtcdWatch:
             # etcd (seen: 3.4.23, 3.5.1) accepts a watch from the very revision that it has
             # compacted to, but has forgotten its deletions. So a watch that has to catch up begins
             # one revision earlier, which `_deliver` drops. One that has not sees all live; asked
-            # for an earlier revision it would wait for the next catch-up, up to 100 ms.
+            # for an earlier revision it would wait for the next catch-up, up to 100 ms. Who wants
+            # no deletions need not begin again: the puts of that revision are kept.
             if await self._follow_from(self._next_revision - 1):
                 return
 
@@ -124,7 +128,8 @@ class EtcdWatch:
         opened = await self._streams.open(_OPEN_LIMIT_S)
         try:
             revision = await self._confirm(opened.stream, start_revision)
-            if 1 < start_revision == self._next_revision <= revision:
+            behind = 1 < start_revision == self._next_revision <= revision
+            if behind and not self._puts_only:
                 return False
             self._note_confirmed(revision)
             self._pause.good()
@@ -150,7 +155,9 @@ class EtcdWatch:
         it gets there. The confirmation carries the member's revision; a member that merely lags
         behind is told apart by a linearizable read.
         """
-        request = self._codec.watch(self._key, self._range_end, start_revision)
+        request = self._codec.watch(
+            self._key, self._range_end, start_revision, puts_only=self._puts_only
+        )
         await stream.write(request)
         created = await self._link.clock.wait_for(_next(stream), _OPEN_LIMIT_S)
         seen = self._next_revision - 1

@@ -50,7 +50,7 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
     if count.count >= world.size:
         await etcd.txn(Txn((), (Put(done, b"", world.job_lease),)), repeatable=True)
         return
-    watch = etcd.watch(done, start_revision=arrived.revision + 1)
+    watch = etcd.watch(done, start_revision=arrived.revision + 1, puts_only=True)
     try:
         await context.clock.wait_for(_first_of(watch, node, world, name), timeout_s)
     except TimeoutError as error:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
-from rdzv_etcd.etcd.api import Etcd, EventKind, Get, GetResult, KeyValue, Txn
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue, Txn
 from rdzv_etcd.kv.writes import Deadline
 
 T = TypeVar("T")
@@ -85,12 +85,10 @@ class Reader:
         return await self._clock.wait_for(self._first_put(key, end, revision), deadline.left_s())
 
     async def _first_put(self, key: bytes, end: bytes | None, revision: int) -> KeyValue:
-        watch = self._etcd.watch(key, end, start_revision=revision)
+        watch = self._etcd.watch(key, end, start_revision=revision, puts_only=True)
         try:
             async for batch in watch:
-                for event in batch.events:
-                    if event.kind is EventKind.PUT:
-                        return event.kv
+                return batch.events[0].kv
         finally:
             await watch.close()
         raise WatchLostError("the watch was closed")
@@ -101,11 +99,10 @@ class Reader:
         """Watch from ``revision`` until nothing is missing."""
         first, last = min(missing), max(missing)
         end = None if first == last else last + b"\x00"
-        watch = self._etcd.watch(first, end, start_revision=revision)
+        watch = self._etcd.watch(first, end, start_revision=revision, puts_only=True)
         try:
             async for batch in watch:
-                puts = (event.kv for event in batch.events if event.kind is EventKind.PUT)
-                _take(found, missing, puts)
+                _take(found, missing, (event.kv for event in batch.events))
                 if not missing:
                     return
         finally:

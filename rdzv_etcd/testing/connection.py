@@ -98,10 +98,17 @@ class MemoryConnection:
         return response.ttl_s
 
     def watch(
-        self, key: bytes, range_end: bytes | None = None, *, start_revision: int
+        self,
+        key: bytes,
+        range_end: bytes | None = None,
+        *,
+        start_revision: int,
+        puts_only: bool = False,
     ) -> MemoryWatch:
         self._require_open()
-        watch = MemoryWatch(self._server, self, (key, range_end), start_revision)
+        watch = MemoryWatch(
+            self._server, self, (key, range_end), start_revision, puts_only=puts_only
+        )
         self._watches.append(watch)
         return watch
 

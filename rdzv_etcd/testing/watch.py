@@ -21,7 +21,7 @@ from rdzv_etcd.errors import (
     InvalidRequestError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd.api import Event, WatchBatch
+from rdzv_etcd.etcd.api import Event, EventKind, WatchBatch
 
 if TYPE_CHECKING:
     from rdzv_etcd.testing.connection import MemoryConnection
@@ -46,11 +46,14 @@ class MemoryWatch:
         connection: MemoryConnection,
         key_range: tuple[bytes, bytes | None],
         start_revision: int,
+        *,
+        puts_only: bool,
     ) -> None:
         self._server = server
         self._connection = connection
         self._key, self._range_end = key_range
         self._next_revision = start_revision
+        self._puts_only = puts_only
         self._queue: deque[_Message] = deque()
         self._wakeup: asyncio.Future[None] | None = None
         self._lost = False
@@ -110,7 +113,8 @@ class MemoryWatch:
         try:
             # One revision more than needed, as the real client asks for it: etcd accepts a watch
             # from the revision it has compacted to, but has forgotten the deletions made by it.
-            revisions = list(server.model.history(max(1, self._next_revision - 1)))
+            start = self._next_revision if self._puts_only else self._next_revision - 1
+            revisions = list(server.model.history(max(1, start)))
         except CompactedError as error:
             self._send(error)
             return
@@ -180,6 +184,8 @@ class MemoryWatch:
         self._wake()
 
     def _has(self, event: Event) -> bool:
+        if self._puts_only and event.kind is EventKind.DELETE:
+            return False
         key, end = event.kv.key, self._range_end
         if not end:
             return key == self._key

@@ -148,9 +148,11 @@ class Lab:
         guard = Compare(self.key(name), target, relation, operand, range_end)
         return (await self.etcd.txn(Txn((guard,), ()))).succeeded
 
-    def watch(self, *, start_revision: int) -> Watch:
+    def watch(self, *, start_revision: int, puts_only: bool = False) -> Watch:
         """Watch everything under ``root``."""
-        return self.etcd.watch(self.root, self.end, start_revision=start_revision)
+        return self.etcd.watch(
+            self.root, self.end, start_revision=start_revision, puts_only=puts_only
+        )
 
 
 async def events_of(watch: Watch, count: int) -> list[Event]:

@@ -208,6 +208,42 @@ async def test_a_watch_from_the_compacted_revision_does_not_miss_its_deletion(la
     await watch.close()
 
 
+@pytest.mark.parametrize("begun", ["before", "afterwards"])
+async def test_a_watch_may_leave_out_deletions(lab: Lab, begun: str) -> None:
+    start = await lab.revision() + 1
+    watch = lab.watch(start_revision=start, puts_only=True)
+    if begun == "before":
+        await soon(watch.ready())
+    else:
+        await watch.close()
+    for value in (b"1", b"2"):
+        await lab.put("a", value)
+        await lab.delete("a")
+    if begun == "afterwards":
+        watch = lab.watch(start_revision=start, puts_only=True)
+    await lab.put("a", b"3")
+    events = await events_of(watch, 3)
+    assert [(event.kind, event.kv.value) for event in events] == [
+        (EventKind.PUT, value) for value in (b"1", b"2", b"3")
+    ]
+    await watch.close()
+
+
+async def test_a_watch_without_deletions_sees_the_put_of_the_compacted_revision(lab: Lab) -> None:
+    before = await lab.revision()
+    compacted = await lab.put("a", b"kept")
+    lab.operator.compact(compacted)
+    await lab.delete("a")
+    await lab.put("a", b"later")
+    watch = lab.watch(start_revision=compacted, puts_only=True)
+    assert [event.kv.value for event in await events_of(watch, 2)] == [b"kept", b"later"]
+    await watch.close()
+    watch = lab.watch(start_revision=before, puts_only=True)
+    with pytest.raises(CompactedError):
+        await next_batch(watch)
+    await watch.close()
+
+
 async def test_compaction_does_not_disturb_a_watch_that_is_up_to_date(lab: Lab) -> None:
     watch = lab.watch(start_revision=await lab.revision() + 1)
     await lab.put("a", b"1")

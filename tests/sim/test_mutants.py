@@ -57,6 +57,8 @@ class Mutant:
     """What it may be noticed as: the first broken promise depends on the life."""
     lives: Callable[[Any], bool] = lambda _plan: True
     """Which lives can notice it at all, to save time."""
+    noticed_by: int = 0
+    """A life that was seen to notice it, lived first to save time."""
 
 
 def without_guard(which: Callable[[Compare], bool]) -> Callable[..., Txn]:
@@ -212,7 +214,7 @@ def two_or_more(what: Any) -> bool:
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
     Mutant("closed over another record", requests, "close_round",
-           without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD, I.RANKS)),
+           without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD, I.RANKS), noticed_by=192),
     Mutant("published by who leads no more", requests, "publish_change",
            without_guard(on(b"ctl/leader")), (I.LEADER,)),
     Mutant("a member that is back is called lost", requests, "publish_change",
@@ -233,11 +235,11 @@ MUTANTS = [
     Mutant("a run goes on after it was put back", drafting.Drafting, "_run_after", same_run,
            (I.SUCCESSION, I.ONE_WORLD), wiped),
     Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
-           (I.EPOCH,), wiped),
+           (I.EPOCH,), wiped, noticed_by=213),
     Mutant("back in spite of a change", healing, "decide_recovery", ignores_changes, (I.EVICTED,)),
     Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
     Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
-           lambda p: p.closes_midway),
+           lambda p: p.closes_midway, noticed_by=110),
     Mutant("a living member is called lost", leadership, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
     Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
@@ -252,7 +254,7 @@ MUTANTS = [
     Mutant("a large world without one of its slices", roster, "cut",
            lambda original, *args: original(*args)[:-1], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
-           lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,)),
+           lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,), noticed_by=28),
 ]  # fmt: skip
 
 
@@ -268,7 +270,8 @@ def test_a_broken_protocol_is_noticed(mutant: Mutant) -> None:
 
 
 def noticed(mutant: Mutant) -> tuple[int, Invariant]:
-    for seed in [seed for seed in range(4 * SEEDS) if mutant.lives(plan(seed))][:SEEDS]:
+    seeds = [seed for seed in range(4 * SEEDS) if mutant.lives(plan(seed))][:SEEDS]
+    for seed in sorted(seeds, key=lambda seed: seed != mutant.noticed_by):
         try:
             live(seed)
         except InvariantError as error:
