@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Awaitable, Callable
 
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError, EtcdUnavailableError
-from rdzv_etcd.etcd.api import Get, GetResult, Put, Txn, Watch
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
@@ -50,9 +52,11 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
     if count.count >= world.size:
         await etcd.txn(Txn((), (Put(done, b"", world.job_lease),)), repeatable=True)
         return
-    watch = etcd.watch(done, start_revision=arrived.revision + 1, puts_only=True)
+    # From now on, and another read, because etcd lets a watch that has to catch up wait 100 ms.
+    watch = etcd.watch(done, start_revision=0, puts_only=True)
+    passed = functools.partial(_passed, watch, etcd, done, arrived.revision)
     try:
-        await context.clock.wait_for(_first_of(watch, node, world, name), timeout_s)
+        await context.clock.wait_for(_first_of(passed, node, world, name), timeout_s)
     except TimeoutError as error:
         missing = await _missing(context, place, world)
         raise BarrierTimeoutError(
@@ -67,8 +71,10 @@ def _end(place: KeyRange) -> bytes:
     return place.start + _ARRIVED[:-1] + bytes([_ARRIVED[-1] + 1])
 
 
-async def _first_of(watch: Watch, node: Node, world: World, name: str) -> None:
-    passing = asyncio.ensure_future(_next(watch))
+async def _first_of(
+    passed: Callable[[], Awaitable[None]], node: Node, world: World, name: str
+) -> None:
+    passing = asyncio.ensure_future(passed())
     breaking = asyncio.ensure_future(node.changed())
     try:
         await asyncio.wait({passing, breaking}, return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +91,10 @@ async def _first_of(watch: Watch, node: Node, world: World, name: str) -> None:
         await asyncio.wait({passing, breaking})
 
 
-async def _next(watch: Watch) -> None:
+async def _passed(watch: Watch, etcd: Etcd, done: bytes, revision: int) -> None:
+    """Return when ``done`` has been put, which it was not at ``revision``."""
+    if await watch.ready() != revision and (await etcd.get(Get(done, count_only=True))).count:
+        return
     async for _ in watch:
         return
     raise EtcdUnavailableError("the connection was closed while this node was at a barrier")

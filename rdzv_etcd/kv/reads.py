@@ -1,14 +1,13 @@
 """Reads of the round's store: many keys at once, and waiting until keys are there.
 
 Knows batches, watches and deadlines; knows nothing of what the values mean. Waiting is one read and
-a watch from the revision of that read; nothing is polled, and what the watch brings is not read a
-second time.
+a watch; nothing is polled, and what the watch brings is not read a second time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from rdzv_etcd import eager
@@ -21,6 +20,10 @@ T = TypeVar("T")
 
 BATCH_OPERATIONS = 100
 """Operations in one transaction; etcd's limit is 128 (--max-txn-ops), guards and nesting count."""
+
+QUICK_ANSWER_S = 0.05
+"""Who gets answers this quickly reads once more rather than let a watch catch up, which etcd does
+every 100 ms. Where everything takes long the second read would only make it longer."""
 
 _NAMED_KEYS = 16
 
@@ -55,18 +58,25 @@ class Reader:
         """
         found: dict[bytes, KeyValue] = {}
         missing = dict.fromkeys(keys)
-        while missing:
+
+        async def read() -> int:
             reads = [Get(key, keys_only=not values) for key in missing]
             results = await self._read_all(reads, deadline)
             _take(found, missing, (kv for result in results for kv in result.kvs))
+            # Batches are read at different revisions; the oldest one misses nothing.
+            return min(result.revision for result in results)
+
+        while missing:
+            began_s = self._clock.now_s()
+            revision = await read()
             if not missing:
                 break
-            # Batches are read at different revisions; the oldest one misses nothing.
-            revision = min(result.revision for result in results) + 1
+            quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
             await eager.to_loop()
             try:
                 await self._clock.wait_for(
-                    self._follow(found, missing, revision), deadline.left_s()
+                    self._follow(found, missing, revision, read if quick else None),
+                    deadline.left_s(),
                 )
             except WatchLostError:
                 continue  # read again: that is all a lost watch asks for
@@ -94,13 +104,26 @@ class Reader:
         raise WatchLostError("the watch was closed")
 
     async def _follow(
-        self, found: dict[bytes, KeyValue], missing: dict[bytes, None], revision: int
+        self,
+        found: dict[bytes, KeyValue],
+        missing: dict[bytes, None],
+        revision: int,
+        read: Callable[[], Awaitable[int]] | None,
     ) -> None:
-        """Watch from ``revision`` until nothing is missing."""
+        """Watch what happens after ``revision`` until nothing is missing.
+
+        With ``read`` watch from now on, and call it if something has happened in between: what a
+        watch has to catch up comes up to 100 ms late.
+        """
         first, last = min(missing), max(missing)
         end = None if first == last else last + b"\x00"
-        watch = self._etcd.watch(first, end, start_revision=revision, puts_only=True)
+        start = revision + 1 if read is None else 0
+        watch = self._etcd.watch(first, end, start_revision=start, puts_only=True)
         try:
+            if read is not None and await watch.ready() != revision:
+                await read()
+                if not missing:
+                    return
             async for batch in watch:
                 _take(found, missing, (event.kv for event in batch.events))
                 if not missing:

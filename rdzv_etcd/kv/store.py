@@ -13,7 +13,8 @@ revision; only that, ``append`` and ``compare_set`` are repeated when somebody e
 
 Requests: one for set, delete, check, num_keys, get of a present key, add (two if the amount is
 new to the counter), compare_set (two on a counter), append to a new key (two otherwise); one per
-100 keys for multi_get and multi_set, and one watch when something has to be waited for.
+100 keys for multi_get and multi_set. When something has to be waited for, one watch, and another
+read if something was written before the watch began.
 
 All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
 by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`.

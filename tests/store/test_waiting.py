@@ -1,0 +1,116 @@
+"""Waiting for keys: nothing is missed, and nothing is read twice without need."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rdzv_etcd.errors import StoreTimeoutError
+from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.kv.reads import QUICK_ANSWER_S
+from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.testing import Applied, MemoryEtcd
+from tests.store.simulated import LIMIT_S, next_request, open_store, simulate
+
+
+def watched_reads(server: MemoryEtcd, name: str) -> list[Applied]:
+    """Return a list that grows with every read that comes over the connection."""
+    reads: list[Applied] = []
+
+    def observe(applied: Applied) -> None:
+        if applied.source == name and isinstance(applied.request, Get):
+            reads.append(applied)
+
+    server.observers.append(observe)
+    return reads
+
+
+@pytest.mark.parametrize(
+    ("answer_s", "reads_made"), [(0.002, 2), (2 * QUICK_ANSWER_S, 1)], ids=["quick", "slow"]
+)
+def test_what_is_set_between_the_read_and_the_watch_is_not_missed(
+    answer_s: float, reads_made: int
+) -> None:
+    """Who gets answers quickly reads it; otherwise the watch catches up."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        other, _ = await open_store(server, "other")
+        etcd.link.delay(answer_s / 2)
+        reads = watched_reads(server, "writer")
+        read = next_request(server)
+        waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
+        await read
+        await other.set("key", b"value", LIMIT_S)
+        assert await waiting == b"value"
+        assert len(reads) == reads_made
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("answer_s", [0.002, 2 * QUICK_ANSWER_S], ids=["quick", "slow"])
+def test_nothing_is_read_again_if_nothing_has_happened(answer_s: float) -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        other, _ = await open_store(server, "other")
+        etcd.link.delay(answer_s / 2)
+        reads = watched_reads(server, "writer")
+        waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        await other.set("key", b"value", LIMIT_S)
+        assert await waiting == b"value"
+        assert len(reads) == 1
+
+    simulate(scenario)
+
+
+def test_what_else_happens_meanwhile_does_not_end_the_wait() -> None:
+    """Keys of the same store before, between and after those that are waited for."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, _ = await open_store(server)
+        other, _ = await open_store(server, "other")
+        waiting = asyncio.ensure_future(store.multi_get(["b", "d"], LIMIT_S))
+        for key in "acbe":
+            await other.set(key, key.encode(), LIMIT_S)
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
+        await other.delete("b", LIMIT_S)  # it has been there
+        await other.set("d", b"d", LIMIT_S)
+        assert await waiting == [b"b", b"d"]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("answer_s", [0.002, 2 * QUICK_ANSWER_S], ids=["quick", "slow"])
+def test_a_wait_that_nobody_ends_names_what_is_missing(answer_s: float) -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        etcd.link.delay(answer_s / 2)
+        await store.set("here", b"", LIMIT_S)
+        with pytest.raises(StoreTimeoutError, match=r"keys: gone$"):
+            await store.wait(["here", "gone"], 3.0)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_wait_for_each_other_and_write_meanwhile(seed: int) -> None:
+    """As torch's agents do: each sets its own key, and waits for those of all others."""
+
+    async def act(store: KeyValueStore, index: int) -> list[bytes]:
+        await store.set(f"rank/{index}", b"%d" % index, LIMIT_S)
+        return await store.multi_get([f"rank/{i}" for i in range(12)], LIMIT_S)
+
+    async def scenario(server: MemoryEtcd) -> None:
+        stores = []
+        for index in range(12):
+            store, etcd = await open_store(server, f"agent-{index}")
+            etcd.link.delay(0.0, 4 * QUICK_ANSWER_S / (1 + index % 3 * 4))
+            stores.append(store)
+        answers = await asyncio.gather(*(act(store, i) for i, store in enumerate(stores)))
+        assert answers == [[b"%d" % i for i in range(12)]] * 12
+
+    simulate(scenario, seed)
