@@ -7,7 +7,12 @@ import functools
 from collections.abc import Awaitable, Callable
 
 from rdzv_etcd.core.model import display_names
-from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError, EtcdUnavailableError
+from rdzv_etcd.errors import (
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    EtcdUnavailableError,
+    RevisionRegressedError,
+)
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.node import Node
@@ -93,8 +98,12 @@ async def _first_of(
 
 async def _passed(watch: Watch, etcd: Etcd, done: bytes, revision: int) -> None:
     """Return when ``done`` has been put, which it was not at ``revision``."""
-    if await watch.ready() != revision and (await etcd.get(Get(done, count_only=True))).count:
-        return
+    if await watch.ready() != revision:
+        found = await etcd.get(Get(done, count_only=True))
+        if found.count:
+            return
+        if found.revision < revision:  # the arrivals are gone, so nobody will put it
+            raise RevisionRegressedError(revision, found.revision)
     async for _ in watch:
         return
     raise EtcdUnavailableError("the connection was closed while this node was at a barrier")

@@ -15,12 +15,15 @@ from rdzv_etcd.errors import (
     JobClosedError,
     JobSettingsMismatchError,
     JoinTimeoutError,
+    RevisionRegressedError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
+from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Grant, Request
 from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, simulate
@@ -561,6 +564,30 @@ def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
         await job.until(lambda: job.nodes["d"].error is not None, "the spare ends", 5)
 
     simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+
+
+@pytest.mark.parametrize("wiped_after_s", [0.15, 0.25, 5.0])
+def test_who_is_at_a_barrier_learns_that_its_arrival_was_wiped(wiped_after_s: float) -> None:
+    """Also if that happens before its watch begins: nobody would ever let it through."""
+
+    async def scenario(job: SimJob) -> None:
+        node = job.start_all("abc")[0]
+        await job.until_works("abc")
+        assert node.world is not None
+        node.connection.link.delay(0.1)  # the arrival is applied after that, known after 0.2 s
+        arrivals = job.keys.barriers.start
+
+        def observe(applied: Applied) -> None:
+            request = applied.request
+            if isinstance(request, Txn) and any(p.key.startswith(arrivals) for p in request.puts()):
+                job.server.observers.remove(observe)
+                job.server.call_later(wiped_after_s, job.server.wipe)
+
+        job.server.observers.append(observe)
+        with pytest.raises(RevisionRegressedError):
+            await job.on(node, wait_at_barrier(node.node, node.world, "saved", 3600))
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
 
 
 @LARGE_AND_SMALL
