@@ -13,7 +13,7 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn, Watch
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
@@ -57,9 +57,7 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
     if count.count >= world.size:
         await etcd.txn(Txn((), (Put(done, b"", world.job_lease),)), repeatable=True)
         return
-    # From now on, and another read, because etcd lets a watch that has to catch up wait 100 ms.
-    watch = etcd.watch(done, start_revision=0, puts_only=True)
-    passed = functools.partial(_passed, watch, etcd, done, arrived.revision)
+    passed = functools.partial(_passed, etcd, done, arrived.revision)
     try:
         await context.clock.wait_for(_first_of(passed, node, world, name), timeout_s)
     except TimeoutError as error:
@@ -68,8 +66,6 @@ async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float)
             f"barrier {name!r} of round {world.round}: after {timeout_s:g} s "
             f"{len(missing)} of {world.size} members are missing ({display_names(missing)})"
         ) from error
-    finally:
-        await watch.close()
 
 
 def _end(place: KeyRange) -> bytes:
@@ -96,16 +92,21 @@ async def _first_of(
         await asyncio.wait({passing, breaking})
 
 
-async def _passed(watch: Watch, etcd: Etcd, done: bytes, revision: int) -> None:
+async def _passed(etcd: Etcd, done: bytes, revision: int) -> None:
     """Return when ``done`` has been put, which it was not at ``revision``."""
-    if await watch.ready() != revision:
-        found = await etcd.get(Get(done, count_only=True))
-        if found.count:
+    # From now on, and another read, because etcd lets a watch that has to catch up wait 100 ms.
+    watch = etcd.watch(done, start_revision=0, puts_only=True)
+    try:
+        if await watch.ready() != revision:
+            found = await etcd.get(Get(done, count_only=True))
+            if found.count:
+                return
+            if found.revision < revision:  # the arrivals are gone, so nobody will put it
+                raise RevisionRegressedError(revision, found.revision)
+        async for _ in watch:
             return
-        if found.revision < revision:  # the arrivals are gone, so nobody will put it
-            raise RevisionRegressedError(revision, found.revision)
-    async for _ in watch:
-        return
+    finally:
+        await watch.close()
     raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
 
 

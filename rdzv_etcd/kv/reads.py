@@ -54,6 +54,8 @@ class Reader:
     ) -> dict[bytes, KeyValue]:
         """Return all keys as soon as each has been there; ``values=False`` may leave values empty.
 
+        Not seen is what comes and goes before the first read or, where answers are quick, between
+        that and the beginning of the watch.
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
         """
         found: dict[bytes, KeyValue] = {}

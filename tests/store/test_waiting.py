@@ -7,23 +7,10 @@ import asyncio
 import pytest
 
 from rdzv_etcd.errors import StoreTimeoutError
-from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.kv.reads import QUICK_ANSWER_S
 from rdzv_etcd.kv.store import KeyValueStore
-from rdzv_etcd.testing import Applied, MemoryEtcd
+from rdzv_etcd.testing import MemoryEtcd
 from tests.store.simulated import LIMIT_S, next_request, open_store, simulate
-
-
-def watched_reads(server: MemoryEtcd, name: str) -> list[Applied]:
-    """Return a list that grows with every read that comes over the connection."""
-    reads: list[Applied] = []
-
-    def observe(applied: Applied) -> None:
-        if applied.source == name and isinstance(applied.request, Get):
-            reads.append(applied)
-
-    server.observers.append(observe)
-    return reads
 
 
 @pytest.mark.parametrize(
@@ -38,13 +25,12 @@ def test_what_is_set_between_the_read_and_the_watch_is_not_missed(
         store, etcd = await open_store(server)
         other, _ = await open_store(server, "other")
         etcd.link.delay(answer_s / 2)
-        reads = watched_reads(server, "writer")
         read = next_request(server)
         waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
         await read
         await other.set("key", b"value", LIMIT_S)
         assert await waiting == b"value"
-        assert len(reads) == reads_made
+        assert server.requests["Get"] == reads_made
 
     simulate(scenario)
 
@@ -55,13 +41,12 @@ def test_nothing_is_read_again_if_nothing_has_happened(answer_s: float) -> None:
         store, etcd = await open_store(server)
         other, _ = await open_store(server, "other")
         etcd.link.delay(answer_s / 2)
-        reads = watched_reads(server, "writer")
         waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
         await asyncio.sleep(1.0)
         assert not waiting.done()
         await other.set("key", b"value", LIMIT_S)
         assert await waiting == b"value"
-        assert len(reads) == 1
+        assert server.requests["Get"] == 1
 
     simulate(scenario)
 
