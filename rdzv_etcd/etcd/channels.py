@@ -108,11 +108,12 @@ class BlockingCalls:
 
         Asking counts as wanting one. While some threads block already, others should not.
         """
-        now_s, earlier = self._clock.now_s(), tuple(self._wanted_at_s)
-        self._wanted_at_s.append(now_s)
-        if len(self._busy) >= _AT_ONCE or len(earlier) < self._worth_calls:
-            return False
-        return not earlier or now_s - earlier[0] <= _WORTH_WITHIN_S
+        now_s, wanted = self._clock.now_s(), self._wanted_at_s
+        # Other threads append meanwhile, so it must not be iterated over; once full it stays full.
+        enough = len(wanted) == self._worth_calls
+        since_s = wanted[0] if wanted else now_s
+        wanted.append(now_s)
+        return enough and now_s - since_s <= _WORTH_WITHIN_S and len(self._busy) < _AT_ONCE
 
     def call(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
         """Return the answer. Raises ``grpc.RpcError``; :class:`ValueError` if it is closed."""

@@ -270,8 +270,11 @@ class _LoopThread:
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
-            for call in tuple(self._calls):  # whoever waits must not wait for ever
-                self._abandon(call)
+            # Whoever waits must not wait for ever. Threads that come too late still add theirs, so
+            # the set must not be iterated over.
+            with contextlib.suppress(KeyError):
+                while True:
+                    self._abandon(self._calls.pop())
 
     def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks(self._loop)

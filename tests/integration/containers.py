@@ -107,12 +107,29 @@ class Host:
         """What it wrote to stderr: the agent's and the workers' messages."""
         return str(self.container.logs(stdout=False, stderr=True).decode(errors="replace"))
 
-    def run(self, *command: str, privileged: bool = False) -> str:
+    def attempt(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command inside; its output is both of its streams.
+
+        By the engine's own client, as docker-py loses output
+        (https://github.com/docker/docker-py/issues/3332).
+        """
+        return subprocess.run(
+            ["docker", "exec", str(self.container.id), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=PATIENCE_S,
+        )
+
+    def run(self, *command: str) -> str:
         """Run a command inside and return its output; raises ``AssertionError`` if it fails."""
-        status, output = self.container.exec_run(list(command), privileged=privileged)
-        text: str = output.decode(errors="replace")
-        assert status == 0, f"{self}: {command} gave {status}: {text}"
-        return text
+        ended = self.attempt(*command)
+        status = ended.returncode
+        assert status == 0, f"{self}: {command} gave {status}: {ended.stdout}"
+        return ended.stdout
 
     def wait(self) -> int:
         """Return the exit code."""

@@ -31,8 +31,7 @@ def members(healed: Project) -> list[Host]:
 
 def is_healthy(member: Host) -> bool:
     """Tell whether it answers a read that needs a quorum."""
-    status, _ = member.container.exec_run(["etcdctl", "endpoint", "health"])
-    return bool(status == 0)
+    return member.attempt("etcdctl", "endpoint", "health").returncode == 0
 
 
 def is_leader(member: Host) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import TypeVar
 
@@ -25,9 +25,15 @@ THREADS = 64
 
 
 def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
-    """Run ``work(i)`` in as many threads at the same time; return the results in order."""
+    """Run ``work(i)`` in as many threads at the same time; return the results in order.
+
+    Raises what was raised first: others may only have waited for that thread.
+    """
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, range(count)))
+        futures = [pool.submit(work, number) for number in range(count)]
+        for future in as_completed(futures):
+            future.result()
+    return [future.result() for future in futures]
 
 
 # --- values ---------------------------------------------------------------------------------------
