@@ -14,6 +14,7 @@ from rdzv_etcd.errors import (
     RevisionRegressedError,
 )
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn
+from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
@@ -94,10 +95,8 @@ async def _first_of(
 
 async def _passed(etcd: Etcd, done: bytes, revision: int) -> None:
     """Return when ``done`` has been put, which it was not at ``revision``."""
-    # From now on, and another read, because etcd lets a watch that has to catch up wait 100 ms.
-    watch = etcd.watch(done, start_revision=0, puts_only=True)
-    try:
-        if await watch.ready() != revision:
+    async with puts_after(etcd, done, None, revision) as (watch, missed):
+        if missed:
             found = await etcd.get(Get(done, count_only=True))
             if found.count:
                 return
@@ -105,8 +104,6 @@ async def _passed(etcd: Etcd, done: bytes, revision: int) -> None:
                 raise RevisionRegressedError(revision, found.revision)
         async for _ in watch:
             return
-    finally:
-        await watch.close()
     raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
 
 

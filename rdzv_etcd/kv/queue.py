@@ -5,7 +5,6 @@ An item is a key of its own; etcd's creation revisions are the order. Knows noth
 
 from __future__ import annotations
 
-from rdzv_etcd.errors import StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
 from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWriter
@@ -38,18 +37,18 @@ class Queues:
         """
         queue = self._keys.queue(key)
         while True:
-            listing = Get(queue.start, queue.end, keys_only=True)
-            items = await self._etcd.get(listing, timeout_s=deadline.request_s())
-            if items.kvs:
-                oldest = min(items.kvs, key=lambda kv: (kv.create_revision, kv.key))
-                taken = await self._take(oldest, deadline)
-                if taken is not None:
-                    return taken
-                deadline.require(f"queue_pop of {key!r}")
-            elif not block:
-                return None
+            if block:
+                items = await self._reads.until_any(queue.start, queue.end, deadline, key)
             else:
-                await self._await_item(key, items.revision + 1, deadline)
+                listing = Get(queue.start, queue.end, keys_only=True)
+                items = (await self._etcd.get(listing, timeout_s=deadline.request_s())).kvs
+            if not items:
+                return None
+            oldest = min(items, key=lambda kv: (kv.create_revision, kv.key))
+            taken = await self._take(oldest, deadline)
+            if taken is not None:
+                return taken
+            deadline.require(f"queue_pop of {key!r}")
 
     async def length(self, key: str, deadline: Deadline) -> int:
         queue = self._keys.queue(key)
@@ -67,14 +66,3 @@ class Queues:
             lambda wrote, kept: Txn((there,), (Delete(item.key), wrote), (kept,)), deadline
         )
         return content_of(found[0]) if written.wrote else None
-
-    async def _await_item(self, key: str, revision: int, deadline: Deadline) -> None:
-        queue = self._keys.queue(key)
-        try:
-            await self._reads.first_put(queue.start, queue.end, revision, deadline)
-        except WatchLostError:
-            return  # the caller reads again, and that is all a lost watch asks for
-        except TimeoutError:
-            raise StoreTimeoutError(
-                f"wait timeout after {round(1000 * (deadline.timeout_s or 0))}ms, keys: {key}"
-            ) from None

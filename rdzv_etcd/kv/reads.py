@@ -14,6 +14,7 @@ from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue, Txn
+from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.kv.writes import Deadline
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Reader:
             await eager.to_loop()
             try:
                 await self._clock.wait_for(
-                    self._follow(found, missing, revision, read if quick else None),
+                    self._follow(found, missing, revision, read, catch_up=not quick),
                     deadline.left_s(),
                 )
             except WatchLostError:
@@ -86,23 +87,54 @@ class Reader:
                 raise _timed_out(deadline, [name(key) for key in missing]) from None
         return found
 
-    async def first_put(
-        self, key: bytes, end: bytes | None, revision: int, deadline: Deadline
-    ) -> KeyValue:
-        """Return the first put on the key, or the range, at or after ``revision``.
+    async def until_any(
+        self, start: bytes, end: bytes, deadline: Deadline, name: str
+    ) -> Sequence[KeyValue]:
+        """Return keys of the range as soon as there are any; their values may be empty.
+
+        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with ``name``.
+        """
+        listing = Get(start, end, keys_only=True)
+        while True:
+            began_s = self._clock.now_s()
+            found = await self._etcd.get(listing, timeout_s=deadline.request_s())
+            if found.kvs:
+                return found.kvs
+            quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
+            await eager.to_loop()
+            try:
+                return await self._clock.wait_for(
+                    self._any(listing, found.revision, deadline, catch_up=not quick),
+                    deadline.left_s(),
+                )
+            except WatchLostError:
+                continue  # read again: that is all a lost watch asks for
+            except TimeoutError:
+                raise _timed_out(deadline, [name]) from None
+
+    async def first_put(self, key: bytes, revision: int, deadline: Deadline) -> KeyValue:
+        """Return the first put on the key at or after ``revision``.
 
         Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
         """
         await eager.to_loop()
-        return await self._clock.wait_for(self._first_put(key, end, revision), deadline.left_s())
+        puts = await self._clock.wait_for(
+            self._any(Get(key), revision - 1, deadline, catch_up=True), deadline.left_s()
+        )
+        return puts[0]
 
-    async def _first_put(self, key: bytes, end: bytes | None, revision: int) -> KeyValue:
-        watch = self._etcd.watch(key, end, start_revision=revision, puts_only=True)
-        try:
+    async def _any(
+        self, listing: Get, revision: int, deadline: Deadline, *, catch_up: bool
+    ) -> Sequence[KeyValue]:
+        async with puts_after(
+            self._etcd, listing.key, listing.range_end, revision, catch_up=catch_up
+        ) as (watch, missed):
+            if missed:
+                found = await self._etcd.get(listing, timeout_s=deadline.request_s())
+                if found.kvs:
+                    return found.kvs
             async for batch in watch:
-                return batch.events[0].kv
-        finally:
-            await watch.close()
+                return [event.kv for event in batch.events]
         raise WatchLostError("the watch was closed")
 
     async def _follow(
@@ -110,19 +142,18 @@ class Reader:
         found: dict[bytes, KeyValue],
         missing: dict[bytes, None],
         revision: int,
-        read: Callable[[], Awaitable[int]] | None,
+        read: Callable[[], Awaitable[int]],
+        *,
+        catch_up: bool,
     ) -> None:
-        """Watch what happens after ``revision`` until nothing is missing.
-
-        With ``read`` watch from now on, and call it if something has happened in between: what a
-        watch has to catch up comes up to 100 ms late.
-        """
+        """Watch what happens after ``revision`` until nothing is missing; ``read`` reads again."""
         first, last = min(missing), max(missing)
         end = None if first == last else last + b"\x00"
-        start = revision + 1 if read is None else 0
-        watch = self._etcd.watch(first, end, start_revision=start, puts_only=True)
-        try:
-            if read is not None and await watch.ready() != revision:
+        async with puts_after(self._etcd, first, end, revision, catch_up=catch_up) as (
+            watch,
+            missed,
+        ):
+            if missed:
                 await read()
                 if not missing:
                     return
@@ -130,8 +161,6 @@ class Reader:
                 _take(found, missing, (event.kv for event in batch.events))
                 if not missing:
                     return
-        finally:
-            await watch.close()
         raise WatchLostError("the watch was closed")
 
     async def _read_all(self, reads: Sequence[Get], deadline: Deadline) -> list[GetResult]:

@@ -312,7 +312,7 @@ class KeyValueStore:
         if not written.wrote or written.recovered_at is None:
             return await self._peek(name, deadline)
         try:
-            return await self._reads.first_put(name, None, written.recovered_at, deadline)
+            return await self._reads.first_put(name, written.recovered_at, deadline)
         except (WatchLostError, TimeoutError) as error:
             raise OutcomeUnknownError(
                 "the add was applied once, but its sum cannot be told any more"

@@ -35,6 +35,42 @@ def test_what_is_set_between_the_read_and_the_watch_is_not_missed(
     simulate(scenario)
 
 
+@pytest.mark.parametrize(
+    ("answer_s", "reads_made"), [(0.002, 3), (2 * QUICK_ANSWER_S, 2)], ids=["quick", "slow"]
+)
+def test_what_is_pushed_between_the_read_and_the_watch_is_not_missed(
+    answer_s: float, reads_made: int
+) -> None:
+    """As above; the last read is that of the item."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        other, _ = await open_store(server, "other")
+        etcd.link.delay(answer_s / 2)
+        read = next_request(server)
+        waiting = asyncio.ensure_future(store.queue_pop("queue", LIMIT_S))
+        await read
+        await other.queue_push("queue", b"item", LIMIT_S)
+        assert await waiting == b"item"
+        assert server.requests["Get"] == reads_made
+
+    simulate(scenario)
+
+
+def test_an_item_that_somebody_else_takes_first_does_not_end_the_wait() -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        stores = [(await open_store(server, f"taker-{index}"))[0] for index in range(3)]
+        other, _ = await open_store(server, "other")
+        takers = [asyncio.ensure_future(store.queue_pop("queue", LIMIT_S)) for store in stores]
+        for index in range(3):
+            await asyncio.sleep(1.0)
+            assert sum(taker.done() for taker in takers) == index
+            await other.queue_push("queue", b"%d" % index, LIMIT_S)
+        assert set(await asyncio.gather(*takers)) == {b"0", b"1", b"2"}
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("answer_s", [0.002, 2 * QUICK_ANSWER_S], ids=["quick", "slow"])
 def test_nothing_is_read_again_if_nothing_has_happened(answer_s: float) -> None:
     async def scenario(server: MemoryEtcd) -> None:
