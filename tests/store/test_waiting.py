@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -12,47 +14,45 @@ from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.testing import MemoryEtcd
 from tests.store.simulated import LIMIT_S, next_request, open_store, simulate
 
+Waiting: TypeAlias = Coroutine[Any, Any, bytes | None]
+Coming: TypeAlias = Coroutine[Any, Any, None]
 
-@pytest.mark.parametrize(
-    ("answer_s", "reads_made"), [(0.002, 2), (2 * QUICK_ANSWER_S, 1)], ids=["quick", "slow"]
-)
-def test_what_is_set_between_the_read_and_the_watch_is_not_missed(
-    answer_s: float, reads_made: int
+QUICK_S, SLOW_S = 0.002, 2 * QUICK_ANSWER_S
+"""How long an answer takes."""
+
+
+def get_and_set(store: KeyValueStore, other: KeyValueStore) -> tuple[Waiting, Coming]:
+    return store.get("key", LIMIT_S), other.set("key", b"value", LIMIT_S)
+
+
+def pop_and_push(store: KeyValueStore, other: KeyValueStore) -> tuple[Waiting, Coming]:
+    return store.queue_pop("queue", LIMIT_S), other.queue_push("queue", b"value", LIMIT_S)
+
+
+@pytest.mark.parametrize(("answer_s", "second_reads"), [(QUICK_S, 1), (SLOW_S, 0)])
+@pytest.mark.parametrize(("both", "reads"), [(get_and_set, 1), (pop_and_push, 2)])
+def test_what_comes_between_the_read_and_the_watch_is_not_missed(
+    both: Callable[[KeyValueStore, KeyValueStore], tuple[Waiting, Coming]],
+    reads: int,
+    answer_s: float,
+    second_reads: int,
 ) -> None:
-    """Who gets answers quickly reads it; otherwise the watch catches up."""
+    """Who gets answers quickly reads it; otherwise the watch catches up.
+
+    An item is read once more when it is taken.
+    """
 
     async def scenario(server: MemoryEtcd) -> None:
         store, etcd = await open_store(server)
         other, _ = await open_store(server, "other")
         etcd.link.delay(answer_s / 2)
         read = next_request(server)
-        waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
+        wait, come = both(store, other)
+        waiting = asyncio.ensure_future(wait)
         await read
-        await other.set("key", b"value", LIMIT_S)
+        await come
         assert await waiting == b"value"
-        assert server.requests["Get"] == reads_made
-
-    simulate(scenario)
-
-
-@pytest.mark.parametrize(
-    ("answer_s", "reads_made"), [(0.002, 3), (2 * QUICK_ANSWER_S, 2)], ids=["quick", "slow"]
-)
-def test_what_is_pushed_between_the_read_and_the_watch_is_not_missed(
-    answer_s: float, reads_made: int
-) -> None:
-    """As above; the last read is that of the item."""
-
-    async def scenario(server: MemoryEtcd) -> None:
-        store, etcd = await open_store(server)
-        other, _ = await open_store(server, "other")
-        etcd.link.delay(answer_s / 2)
-        read = next_request(server)
-        waiting = asyncio.ensure_future(store.queue_pop("queue", LIMIT_S))
-        await read
-        await other.queue_push("queue", b"item", LIMIT_S)
-        assert await waiting == b"item"
-        assert server.requests["Get"] == reads_made
+        assert server.requests["Get"] == reads + second_reads
 
     simulate(scenario)
 
@@ -71,7 +71,7 @@ def test_an_item_that_somebody_else_takes_first_does_not_end_the_wait() -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize("answer_s", [0.002, 2 * QUICK_ANSWER_S], ids=["quick", "slow"])
+@pytest.mark.parametrize("answer_s", [QUICK_S, SLOW_S])
 def test_nothing_is_read_again_if_nothing_has_happened(answer_s: float) -> None:
     async def scenario(server: MemoryEtcd) -> None:
         store, etcd = await open_store(server)
@@ -105,7 +105,7 @@ def test_what_else_happens_meanwhile_does_not_end_the_wait() -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize("answer_s", [0.002, 2 * QUICK_ANSWER_S], ids=["quick", "slow"])
+@pytest.mark.parametrize("answer_s", [QUICK_S, SLOW_S])
 def test_a_wait_that_nobody_ends_names_what_is_missing(answer_s: float) -> None:
     async def scenario(server: MemoryEtcd) -> None:
         store, etcd = await open_store(server)
