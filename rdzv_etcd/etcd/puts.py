@@ -20,8 +20,8 @@ async def puts_after(
     etcd lets a watch that has something to catch up wait for it, up to 100 ms
     (:meth:`~rdzv_etcd.etcd.api.Watch.ready`). So this one begins now, and if etcd has written
     anything since ``revision`` the second value is ``True``: what the caller reads now and what the
-    watch brings leave no gap. With ``catch_up`` the watch begins at ``revision``, and the value is
-    ``False``. The watch is closed in the end. Raises what iterating over it would raise.
+    watch brings leave no gap. With ``catch_up`` the watch begins right after ``revision``, and the
+    value is ``False``. The watch is closed in the end. Raises what iterating over it would raise.
     """
     watch = etcd.watch(
         key, range_end, start_revision=revision + 1 if catch_up else 0, puts_only=True

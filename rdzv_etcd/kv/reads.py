@@ -7,8 +7,8 @@ a watch; nothing is polled, and what the watch brings is not read a second time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
@@ -59,33 +59,9 @@ class Reader:
         that and the beginning of the watch.
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
         """
-        found: dict[bytes, KeyValue] = {}
-        missing = dict.fromkeys(keys)
-
-        async def read() -> int:
-            reads = [Get(key, keys_only=not values) for key in missing]
-            results = await self._read_all(reads, deadline)
-            _take(found, missing, (kv for result in results for kv in result.kvs))
-            # Batches are read at different revisions; the oldest one misses nothing.
-            return min(result.revision for result in results)
-
-        while missing:
-            began_s = self._clock.now_s()
-            revision = await read()
-            if not missing:
-                break
-            quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
-            await eager.to_loop()
-            try:
-                await self._clock.wait_for(
-                    self._follow(found, missing, revision, read, catch_up=not quick),
-                    deadline.left_s(),
-                )
-            except WatchLostError:
-                continue  # read again: that is all a lost watch asks for
-            except TimeoutError:
-                raise _timed_out(deadline, [name(key) for key in missing]) from None
-        return found
+        wanted = _Each(keys, values=values)
+        await self._until(wanted, deadline, lambda: [name(key) for key in wanted.missing])
+        return wanted.found
 
     async def until_any(
         self, start: bytes, end: bytes, deadline: Deadline, name: str
@@ -94,72 +70,65 @@ class Reader:
 
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with ``name``.
         """
-        listing = Get(start, end, keys_only=True)
-        while True:
-            began_s = self._clock.now_s()
-            found = await self._etcd.get(listing, timeout_s=deadline.request_s())
-            if found.kvs:
-                return found.kvs
-            quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
-            await eager.to_loop()
-            try:
-                return await self._clock.wait_for(
-                    self._any(listing, found.revision, deadline, catch_up=not quick),
-                    deadline.left_s(),
-                )
-            except WatchLostError:
-                continue  # read again: that is all a lost watch asks for
-            except TimeoutError:
-                raise _timed_out(deadline, [name]) from None
+        wanted = _Any(Get(start, end, keys_only=True))
+        await self._until(wanted, deadline, lambda: [name])
+        return wanted.found
 
     async def first_put(self, key: bytes, revision: int, deadline: Deadline) -> KeyValue:
         """Return the first put on the key at or after ``revision``.
 
         Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
         """
+        wanted = _Any(Get(key))
         await eager.to_loop()
-        puts = await self._clock.wait_for(
-            self._any(Get(key), revision - 1, deadline, catch_up=True), deadline.left_s()
+        await self._clock.wait_for(
+            self._follow(wanted, revision - 1, deadline, catch_up=True), deadline.left_s()
         )
-        return puts[0]
+        return wanted.found[0]
 
-    async def _any(
-        self, listing: Get, revision: int, deadline: Deadline, *, catch_up: bool
-    ) -> Sequence[KeyValue]:
-        async with puts_after(
-            self._etcd, listing.key, listing.range_end, revision, catch_up=catch_up
-        ) as (watch, missed):
-            if missed:
-                found = await self._etcd.get(listing, timeout_s=deadline.request_s())
-                if found.kvs:
-                    return found.kvs
-            async for batch in watch:
-                return [event.kv for event in batch.events]
-        raise WatchLostError("the watch was closed")
+    async def _until(
+        self, wanted: _Wanted, deadline: Deadline, names: Callable[[], Sequence[str]]
+    ) -> None:
+        """Read, and watch until ``wanted`` is complete; ``names`` tells what is missing."""
+        while not wanted.complete:
+            began_s = self._clock.now_s()
+            revision = await self._look(wanted, deadline)
+            if wanted.complete:
+                return
+            quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
+            await eager.to_loop()
+            try:
+                await self._clock.wait_for(
+                    self._follow(wanted, revision, deadline, catch_up=not quick),
+                    deadline.left_s(),
+                )
+            except WatchLostError:
+                continue  # read again: that is all a lost watch asks for
+            except TimeoutError:
+                raise _timed_out(deadline, names()) from None
+
+    async def _look(self, wanted: _Wanted, deadline: Deadline) -> int:
+        """Read what is wanted and not found yet; return the revision of that."""
+        results = await self._read_all(wanted.reads(), deadline)
+        wanted.take(kv for result in results for kv in result.kvs)
+        # Batches are read at different revisions; the oldest one misses nothing.
+        return min(result.revision for result in results)
 
     async def _follow(
-        self,
-        found: dict[bytes, KeyValue],
-        missing: dict[bytes, None],
-        revision: int,
-        read: Callable[[], Awaitable[int]],
-        *,
-        catch_up: bool,
+        self, wanted: _Wanted, revision: int, deadline: Deadline, *, catch_up: bool
     ) -> None:
-        """Watch what happens after ``revision`` until nothing is missing; ``read`` reads again."""
-        first, last = min(missing), max(missing)
-        end = None if first == last else last + b"\x00"
-        async with puts_after(self._etcd, first, end, revision, catch_up=catch_up) as (
+        """Watch what is put after ``revision`` until ``wanted`` is complete."""
+        async with puts_after(self._etcd, *wanted.key_range(), revision, catch_up=catch_up) as (
             watch,
             missed,
         ):
             if missed:
-                await read()
-                if not missing:
+                await self._look(wanted, deadline)
+                if wanted.complete:
                     return
             async for batch in watch:
-                _take(found, missing, (event.kv for event in batch.events))
-                if not missing:
+                wanted.take(event.kv for event in batch.events)
+                if wanted.complete:
                     return
         raise WatchLostError("the watch was closed")
 
@@ -202,13 +171,66 @@ async def side_by_side(coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _take(
-    found: dict[bytes, KeyValue], missing: dict[bytes, None], kvs: Iterable[KeyValue]
-) -> None:
-    for kv in kvs:
-        if kv.key in missing:
-            found[kv.key] = kv
-            del missing[kv.key]
+class _Wanted(Protocol):
+    """What a wait is for, and what of it has been found."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    def reads(self) -> list[Get]: ...
+
+    def key_range(self) -> tuple[bytes, bytes | None]:
+        """Return the range to watch."""
+
+    def take(self, kvs: Iterable[KeyValue]) -> None:
+        """Look at what was read, or put."""
+
+
+class _Each:
+    """Each of some keys."""
+
+    def __init__(self, keys: Iterable[bytes], *, values: bool) -> None:
+        self.found: dict[bytes, KeyValue] = {}
+        self.missing = dict.fromkeys(keys)
+        self._values = values
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    def reads(self) -> list[Get]:
+        return [Get(key, keys_only=not self._values) for key in self.missing]
+
+    def key_range(self) -> tuple[bytes, bytes | None]:
+        first, last = min(self.missing), max(self.missing)
+        return first, None if first == last else last + b"\x00"
+
+    def take(self, kvs: Iterable[KeyValue]) -> None:
+        for kv in kvs:
+            if kv.key in self.missing:
+                self.found[kv.key] = kv
+                del self.missing[kv.key]
+
+
+class _Any:
+    """Whatever one read finds, or is put in its range."""
+
+    def __init__(self, read: Get) -> None:
+        self.found: list[KeyValue] = []
+        self._read = read
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.found)
+
+    def reads(self) -> list[Get]:
+        return [self._read]
+
+    def key_range(self) -> tuple[bytes, bytes | None]:
+        return self._read.key, self._read.range_end
+
+    def take(self, kvs: Iterable[KeyValue]) -> None:
+        self.found.extend(kvs)
 
 
 def _timed_out(deadline: Deadline, names: Sequence[str]) -> StoreTimeoutError:

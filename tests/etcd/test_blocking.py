@@ -104,7 +104,7 @@ def test_rare_calls_need_no_connection_of_their_own(etcd_server: EtcdServer) -> 
 def test_others_may_ask_at_any_moment() -> None:
     """Here, from the garbage collector, which is when threads change in the middle of a C call.
 
-    By this one in some 300 exchanges of ranks among 32 threads lost a writer.
+    By this one in some 500 exchanges of ranks among 32 threads lost a writer.
     """
     calls = channels.BlockingCalls("127.0.0.1:1", None, SystemClock(), worth_calls=100)
     failures: list[RuntimeError] = []
