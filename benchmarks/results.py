@@ -78,8 +78,10 @@ def failure(error: Exception) -> str:
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left")
-    for column in header:
-        table.add_column(column, justify="left" if column == header[0] else "right")
+    first, *others = header
+    table.add_column(first, no_wrap=True)
+    for column in others:
+        table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -359,10 +359,14 @@ def print_summary(document: dict[str, Any]) -> None:
     header = ["phase", "nodes", *(title for title, _, _ in _SHOWN)]
     results.print_table("requests, bytes, etcd CPU and node CPU are per node", header, rows)
     fits = [
-        [f"{phase}, {kind}", *(_exponent(fit(summary, kind, phase, name)) for name in FITTED)]
+        [f"{phase}, {kind}", *map(_exponent, exponents)]
         for kind, phase in parts(document)
+        if any(exponents := [fit(summary, kind, phase, name) for name in FITTED])
     ]
-    results.print_table("grows as N to the power of", ["phase", *FITTED], fits)
+    if fits:  # there are none for a single number of nodes
+        titles = {name: title for title, name, _ in _SHOWN}
+        header = ["phase", *(titles[name] for name in FITTED)]
+        results.print_table("grows as N to the power of", header, fits)
     for sample in document["results"]:
         if "failed" in sample:
             where = f"{sample['kind']}, {sample['nodes']:,} nodes, {sample['phase']}"
