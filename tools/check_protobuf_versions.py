@@ -5,7 +5,8 @@
 For each protobuf version: a fresh virtual environment with a grpcio of the same time, etcd3 and
 this package (both with --no-deps: torch is not needed here), and no environment variable set. In
 it, with warnings as errors: put, get, watch and lease through this library's client and through
-etcd3's own, on a real etcd server. Prints a table; the exit code is 1 if anything failed.
+etcd3's own, and the store's transactions, which are nested and have all kinds of parts, on a real
+etcd server. Prints a table; the exit code is 1 if anything failed.
 
 Needs a package index and an etcd binary (``--etcd``, else ``RDZV_ETCD_BINARY``, else ``etcd`` on
 PATH).
@@ -57,6 +58,9 @@ environment = dict(os.environ)
 from rdzv_etcd.etcd import api
 assert "grpc" not in sys.modules and "google.protobuf" not in sys.modules, "the port is not light"
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings.model import Connection, Endpoint
 assert dict(os.environ) == environment, "the environment was changed"
 
@@ -76,7 +80,25 @@ async def ours(port):
     assert await client.revoke(lease.lease_id)
     batch = await asyncio.wait_for(watch.__anext__(), 20)
     assert batch.events[0].kind is api.EventKind.DELETE
+    await stored(client)
     await client.close()
+
+async def stored(client):
+    lease = await client.grant(60)
+    keys = JobKeys("/ours", "job").store(1)
+    store = KeyValueStore(client, keys, lease.lease_id, writer="it", clock=SystemClock())
+    assert [await store.add("n", k, 20) for k in (2, 2, 3, 0)] == [2, 4, 7, 7]
+    assert await store.compare_set("c", b"", b"1", 20) == b"1"
+    assert await store.compare_set("c", b"2", b"3", 20) == b"1"
+    await store.append("c", b"!", 20)
+    await store.multi_set([("d", b"4"), ("e", b"5")], 20)
+    assert await store.multi_get(["c", "d", "e"], 20) == [b"1!", b"4", b"5"]
+    popped = asyncio.ensure_future(store.queue_pop("q", 20))
+    await store.queue_push("q", b"6", 20)
+    assert await popped == b"6"
+    assert await store.delete("d", 20)
+    assert sorted(await store.list_keys(20)) == ["c", "e", "n"]
+    assert await client.revoke(lease.lease_id)
 
 def theirs(port):
     import etcd3
