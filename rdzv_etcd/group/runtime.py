@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Coroutine
@@ -29,6 +30,10 @@ CANCEL_GRACE_S = 2.0
 """How long an interrupted or timed-out call waits for its cancelled coroutine to tidy up."""
 STOP_GRACE_S = 5.0
 """How long the last release waits for cancelled tasks before it gives them up."""
+
+_SIGNAL_DELAY_S = 0.5
+"""A waiting thread looks this often whether there was a signal. One that comes just before the wait
+begins, or to another thread, does not interrupt it; only then is its handler called this late."""
 
 THREAD_NAME = "rdzv-etcd"
 
@@ -162,13 +167,13 @@ class _Call(Generic[T]):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until the latch is open; tell whether it is. Interruptible by signals."""
-        if timeout_s is None or timeout_s > threading.TIMEOUT_MAX:
-            opened = self._latch.acquire()
-        else:
-            opened = self._latch.acquire(timeout=max(0.0, timeout_s))
-        if opened:
-            self._latch.release()
-        return opened
+        left_s = math.inf if timeout_s is None else max(0.0, timeout_s)
+        while not self._latch.acquire(timeout=min(left_s, _SIGNAL_DELAY_S)):
+            left_s -= _SIGNAL_DELAY_S
+            if left_s <= 0:
+                return False
+        self._latch.release()
+        return True
 
     @property
     def has_outcome(self) -> bool:

@@ -282,6 +282,26 @@ def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
         signal.signal(signal.SIGUSR1, previous)
 
 
+def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
+    runtime: Runtime,
+) -> None:
+    """So is one that comes between the last look for signals and the wait's beginning."""
+
+    async def signal_this_thread() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        await asyncio.Event().wait()
+
+    def handler(number: int, frame: object) -> None:
+        raise Interruption
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Interruption):
+            runtime.run(signal_this_thread())
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
 def test_the_last_release_frees_a_waiting_thread() -> None:
     runtime = Runtime.acquire()
     started = threading.Event()
