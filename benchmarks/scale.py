@@ -358,12 +358,11 @@ def print_summary(document: dict[str, Any]) -> None:
     ]
     header = ["phase", "nodes", *(title for title, _, _ in _SHOWN)]
     results.print_table("requests, bytes, etcd CPU and node CPU are per node", header, rows)
-    fits = [
-        [f"{phase}, {kind}", *map(_exponent, exponents)]
-        for kind, phase in parts(document)
-        if any(exponents := [fit(summary, kind, phase, name) for name in FITTED])
-    ]
-    if fits:  # there are none for a single number of nodes
+    if len({nodes for _, _, nodes in summary}) > 1:
+        fits = [
+            [f"{phase}, {kind}", *(_exponent(fit(summary, kind, phase, name)) for name in FITTED)]
+            for kind, phase in parts(document)
+        ]
         titles = {name: title for title, name, _ in _SHOWN}
         header = ["phase", *(titles[name] for name in FITTED)]
         results.print_table("grows as N to the power of", header, fits)

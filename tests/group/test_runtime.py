@@ -10,7 +10,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import pytest
 
@@ -35,6 +37,15 @@ async def double(number: int) -> int:
 
 class Interruption(Exception):
     """What a signal handler raises, as torchrun's does."""
+
+
+@contextmanager
+def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
 
 
 def run_script(script: str) -> str:
@@ -238,15 +249,12 @@ def test_an_exception_from_a_signal_handler_cancels_and_goes_on(
     def handler(number: int, frame: object) -> None:
         raise raised
 
-    previous = signal.signal(signal.SIGUSR1, handler)
-    try:
+    with handling_sigusr1(handler):
         sender = threading.Thread(target=interrupt)
         sender.start()
         with pytest.raises(raised):
             runtime.run(endless())
         sender.join()
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
     assert tidied == [True]
     assert runtime.run(double(3)) == 6
 
@@ -272,14 +280,11 @@ def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
         started.wait(60)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    previous = signal.signal(signal.SIGUSR1, handler)
-    try:
+    with handling_sigusr1(handler):
         sender = threading.Thread(target=interrupt)
         sender.start()
         assert runtime.run(wait(), 60) == "done"
         sender.join()
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
 
 
 def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
@@ -294,12 +299,8 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
     def handler(number: int, frame: object) -> None:
         raise Interruption
 
-    previous = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(Interruption):
-            runtime.run(signal_this_thread())
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+    with handling_sigusr1(handler), pytest.raises(Interruption):
+        runtime.run(signal_this_thread())
 
 
 def test_the_last_release_frees_a_waiting_thread() -> None:
@@ -340,12 +341,8 @@ def test_an_error_while_an_interrupted_call_tidies_up_is_logged(
     def handler(number: int, frame: object) -> None:
         raise Interruption
 
-    previous = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with caplog.at_level(logging.ERROR), pytest.raises(Interruption):
-            runtime.run(clumsy())
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+    with handling_sigusr1(handler), caplog.at_level(logging.ERROR), pytest.raises(Interruption):
+        runtime.run(clumsy())
     assert "the interrupted call <coroutine object" in caplog.text
     assert "clumsy" in caplog.text
     assert "nobody waits for me" in caplog.text
