@@ -120,7 +120,7 @@ def ensure(
 
 
 class Agent:
-    """A process that calls ``ensure_etcd``, in a process group of its own."""
+    """A process that calls ``ensure_etcd``, in a session and process group of its own."""
 
     def __init__(self, endpoint: str, environ: dict[str, str], stderr: Path) -> None:
         with stderr.open("ab") as log:
@@ -131,7 +131,7 @@ class Agent:
                 stderr=log,
                 env=environ,
                 text=True,
-                process_group=0,
+                start_new_session=True,
             )
 
     def go(self) -> None:
