@@ -13,7 +13,6 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import math
 import os
 import threading
 from collections.abc import Coroutine
@@ -32,8 +31,9 @@ STOP_GRACE_S = 5.0
 """How long the last release waits for cancelled tasks before it gives them up."""
 
 _SIGNAL_DELAY_S = 0.5
-"""A waiting thread looks this often whether there was a signal. One that comes just before the wait
-begins, or to another thread, does not interrupt it; only then is its handler called this late."""
+"""The main thread, which alone runs Python's signal handlers, looks this often whether there was a
+signal while it waits. One that comes just before the wait begins, or to another thread, does not
+interrupt it; only then is its handler called this late."""
 
 THREAD_NAME = "rdzv-etcd"
 
@@ -167,9 +167,12 @@ class _Call(Generic[T]):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until the latch is open; tell whether it is. Interruptible by signals."""
-        left_s = math.inf if timeout_s is None else max(0.0, timeout_s)
-        while not self._latch.acquire(timeout=min(left_s, _SIGNAL_DELAY_S)):
-            left_s -= _SIGNAL_DELAY_S
+        left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
+        in_main_thread = threading.get_ident() == threading.main_thread().ident
+        # Hundreds of other threads that looked as well would have the interpreter for themselves.
+        at_once_s = _SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
+        while not self._latch.acquire(timeout=min(left_s, at_once_s)):
+            left_s -= at_once_s
             if left_s <= 0:
                 return False
         self._latch.release()

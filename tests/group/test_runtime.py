@@ -12,6 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -301,6 +302,37 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
 
     with handling_sigusr1(handler), pytest.raises(Interruption):
         runtime.run(signal_this_thread())
+
+
+def test_only_the_main_thread_looks_for_signals(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers run in no other; of 512 threads that looked each took the interpreter in turn."""
+    monkeypatch.setattr("rdzv_etcd.group.runtime._SIGNAL_DELAY_S", 0.001)
+    started = threading.Event()
+    released = asyncio.Event()
+
+    async def wait() -> None:
+        started.set()
+        await released.wait()
+
+    async def release() -> None:
+        released.set()
+
+    waiting = threading.Thread(target=lambda: runtime.run(wait(), 60))
+    waiting.start()
+    assert started.wait(60)
+    before = times_asleep(waiting)
+    runtime.run(asyncio.sleep(0.5))
+    assert times_asleep(waiting) - before < 20
+    runtime.run(release())
+    waiting.join()
+
+
+def times_asleep(thread: threading.Thread) -> int:
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
+    return int(line.split()[1])
 
 
 def test_the_last_release_frees_a_waiting_thread() -> None:
