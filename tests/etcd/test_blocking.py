@@ -35,6 +35,7 @@ from tests.support.certificates import Certificates
 from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+from tests.support.signals import handling
 
 T = TypeVar("T")
 
@@ -271,16 +272,15 @@ def test_a_signal_interrupts_a_call_that_gets_no_answer(
     with calling(connection(server)) as caller:
         caller.call(caller.client.get(ANY))
         server.pause()
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(Interruption):
-                # Its own limit is the attempt's: 10 s, then the loop goes on for 20.
-                caller.call(caller.client.get(ANY, timeout_s=30.0))
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            server.resume()
+        with handling(signal.SIGALRM, interrupt):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                with pytest.raises(Interruption):
+                    # Its own limit is the attempt's: 10 s, then the loop goes on for 20.
+                    caller.call(caller.client.get(ANY, timeout_s=30.0))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                server.resume()
         assert caller.call(caller.client.get(ANY)).revision > 0
 
 

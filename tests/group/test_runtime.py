@@ -10,15 +10,14 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from rdzv_etcd import eager
 from rdzv_etcd.group.runtime import THREAD_NAME, Runtime
+from tests.support.signals import handling
 
 
 def loop_threads() -> list[threading.Thread]:
@@ -38,15 +37,6 @@ async def double(number: int) -> int:
 
 class Interruption(Exception):
     """What a signal handler raises, as torchrun's does."""
-
-
-@contextmanager
-def handling_sigusr1(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    previous = signal.signal(signal.SIGUSR1, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
 
 
 def run_script(script: str) -> str:
@@ -250,7 +240,7 @@ def test_an_exception_from_a_signal_handler_cancels_and_goes_on(
     def handler(number: int, frame: object) -> None:
         raise raised
 
-    with handling_sigusr1(handler):
+    with handling(signal.SIGUSR1, handler):
         sender = threading.Thread(target=interrupt)
         sender.start()
         with pytest.raises(raised):
@@ -281,7 +271,7 @@ def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
         started.wait(60)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    with handling_sigusr1(handler):
+    with handling(signal.SIGUSR1, handler):
         sender = threading.Thread(target=interrupt)
         sender.start()
         assert runtime.run(wait(), 60) == "done"
@@ -300,7 +290,7 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
     def handler(number: int, frame: object) -> None:
         raise Interruption
 
-    with handling_sigusr1(handler), pytest.raises(Interruption):
+    with handling(signal.SIGUSR1, handler), pytest.raises(Interruption):
         runtime.run(signal_this_thread())
 
 
@@ -379,7 +369,11 @@ def test_an_error_while_an_interrupted_call_tidies_up_is_logged(
     def handler(number: int, frame: object) -> None:
         raise Interruption
 
-    with handling_sigusr1(handler), caplog.at_level(logging.ERROR), pytest.raises(Interruption):
+    with (
+        handling(signal.SIGUSR1, handler),
+        caplog.at_level(logging.ERROR),
+        pytest.raises(Interruption),
+    ):
         runtime.run(clumsy())
     assert "the interrupted call <coroutine object" in caplog.text
     assert "clumsy" in caplog.text

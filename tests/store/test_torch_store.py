@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.torch_plugin.store import EtcdStore
 from tests.store.conftest import BRIEF, GENEROUS, Place
+from tests.support.signals import handling
 
 T = TypeVar("T")
 Open = Callable[[], EtcdStore]
@@ -489,14 +490,11 @@ def test_interrupting_a_wait_leaves_the_store_usable(place: Place, store: EtcdSt
     def handler(number: int, frame: object) -> None:
         raise Terminated
 
-    previous = signal.signal(signal.SIGUSR1, handler)
-    try:
+    with handling(signal.SIGUSR1, handler):
         sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
         sender.start()
         with pytest.raises(Terminated):
             store.get("absent")
         sender.join()
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
     store.set("key", "value")
     assert store.get("key") == b"value"
