@@ -192,11 +192,17 @@ class MemoryConnection:
             if cuts != link.cuts or not self.passing or link.request_lost():
                 return
             outcome = self._apply(call.request)
+            if fault.again_s is not None and call.repeatable:
+                server.call_later(fault.again_s, again)
             if fault.fate is Fate.REPLY_LOST:
                 link.cuts += 1
                 link.changed()
             elif not link.reply_lost():
                 server.call_later(link.draw_delay_s(), lambda: answer(outcome))
+
+        def again() -> None:
+            if server.up and not self._closed:
+                self._apply(call.request)
 
         def answer(outcome: Response | EtcdError) -> None:
             if cuts == link.cuts and self.passing and not reply.done():

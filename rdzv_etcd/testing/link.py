@@ -35,6 +35,7 @@ class Planned:
     fate: Fate = Fate.NORMAL
     delay_s: float = 0.0
     stall_s: float = 0.0
+    again_s: float | None = None
     error: EtcdError | None = None
 
 
@@ -54,6 +55,8 @@ class Link:
         self._loss = (0.0, 0.0)
         self._change: asyncio.Future[None] | None = None
         self._listeners: list[Callable[[], None]] = []
+        self.watch_lag_s = 0.0
+        """How far watches are behind; see :meth:`lag_watches`."""
         self.cut = False
         """Whether the link is partitioned."""
         self.silent = False
@@ -71,6 +74,13 @@ class Link:
         Replies and requests of concurrent calls may overtake each other; a watch's do not.
         """
         self._delay_s = (low_s, low_s if high_s is None else high_s)
+
+    def lag_watches(self, delay_s: float) -> None:
+        """Let watches hear of every change so much later than reads do; 0 ends it.
+
+        As when they are served by a member of etcd that is behind, or by one that is busy.
+        """
+        self.watch_lag_s = delay_s
 
     def lose(self, requests: float = 0.0, replies: float = 0.0) -> None:
         """Lose each request and each reply with these probabilities.
@@ -106,6 +116,16 @@ class Link:
         that is under way, such a one outlives a broken connection, even a wiped etcd.
         """
         self._plan(Planned(count, matching or _any, stall_s=delay_s))
+
+    def repeat_requests(
+        self, delay_s: float, count: int = 1, matching: Match | None = None
+    ) -> None:
+        """Apply the next calls that may be repeated once more, so much later.
+
+        A client sends such a call again over another connection when no reply comes; the first copy
+        may lie in a member of etcd that was paused, and be applied long after the second one.
+        """
+        self._plan(Planned(count, matching or _any, again_s=delay_s))
 
     def fail(self, error: EtcdError, count: int = 1, matching: Match | None = None) -> None:
         """Answer the next calls with ``error`` and do nothing."""

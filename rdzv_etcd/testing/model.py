@@ -10,6 +10,7 @@ server/lease/lessor.go. Every statement here is checked against real servers by 
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
@@ -236,6 +237,31 @@ class Model:
         model = Model(self.limits)
         model.no_space = self.no_space
         model._next_lease_id = self._next_lease_id
+        return model
+
+    def copied(self) -> Model:
+        """Return this state as it is now: keys, leases, revision and history."""
+        model = copy.copy(self)
+        model.leases = {id_: Lease(each.ttl_s, set(each.keys)) for id_, each in self.leases.items()}
+        model._values = dict(self._values)
+        model._sorted = list(self._sorted)
+        model._history = deque(self._history)
+        model._pending = []
+        return model
+
+    def restored(self, saved: Model, bump_revision: int = 0) -> Model:
+        """Return what is left when the data of ``saved`` take the place of what there is.
+
+        With ``bump_revision`` as after ``etcdutl snapshot restore --bump-revision
+        --mark-compacted``. Lease ids go on, as in :meth:`emptied`.
+        """
+        model = saved.copied()
+        model.no_space = self.no_space
+        model._next_lease_id = self._next_lease_id
+        if bump_revision:
+            model.revision += bump_revision
+            model.compact_revision = model.revision
+            model._history.clear()
         return model
 
     # -- leases and history -----------------------------------------------------------------------

@@ -133,11 +133,16 @@ class MemoryEtcd:
     def start(self) -> None:
         """Answer again; every lease begins anew with its whole TTL, as under a new leader."""
         self.up = True
-        now_s = self.clock.now_s()
-        for lease_id, lease in self.model.leases.items():
-            self._expiry_s[lease_id] = now_s + lease.ttl_s
-        self._arm()
+        self.extend_leases()
         self._tell_links(broken=False)
+
+    def extend_leases(self) -> None:
+        """Let every lease begin anew with its whole TTL, as a new leader of etcd does."""
+        now_s = self.clock.now_s()
+        self._expiry_s = {
+            lease_id: now_s + lease.ttl_s for lease_id, lease in self.model.leases.items()
+        }
+        self._arm()
 
     def restart(self, downtime_s: float = 0.0) -> None:
         """Break all connections and be away for ``downtime_s``."""
@@ -156,6 +161,22 @@ class MemoryEtcd:
         self._arm()
         self._tell_links(broken=True)
 
+    def save(self) -> Model:
+        """Return a snapshot of everything, for :meth:`restore`."""
+        return self.model.copied()
+
+    def restore(self, saved: Model, *, bump_revision: int = 0) -> None:
+        """Go back to an older snapshot: what was written since is lost, what ended since is back.
+
+        As when an operator restores a backup, or starts a new cluster from a member that lagged
+        behind (``--force-new-cluster``). Leases that were in the snapshot begin anew. Watches
+        notice it as they do after :meth:`wipe`; with ``bump_revision`` (``--bump-revision
+        --mark-compacted``) they end with :class:`~rdzv_etcd.errors.CompactedError` instead.
+        """
+        self.model = self.model.restored(saved, bump_revision)
+        self.extend_leases()
+        self._tell_links(broken=True)
+
     def compact(self, revision: int | None = None) -> None:
         """Forget the history before ``revision`` (default: the current one).
 
@@ -168,6 +189,11 @@ class MemoryEtcd:
         if lease_id not in self.model.leases:
             raise LeaseNotFoundError(lease_id)
         self.apply(Revoke(lease_id))
+
+    def expire_all(self) -> None:
+        """Let all leases run out now, one after the other, before anybody can renew one."""
+        for lease_id in sorted(self.model.leases):
+            self.expire(lease_id)
 
     def set_no_space(self, alarm: bool) -> None:
         """Raise or clear the NOSPACE alarm: puts and grants are refused while it is on."""

@@ -176,7 +176,8 @@ class MemoryWatch:
             self._server.call_later(link.draw_delay_s(), self._attach)
 
     def _send(self, content: WatchBatch | EtcdError) -> None:
-        due_s = asyncio.get_running_loop().time() + self._connection.link.draw_delay_s()
+        link = self._connection.link
+        due_s = asyncio.get_running_loop().time() + link.draw_delay_s() + link.watch_lag_s
         if self._queue:
             due_s = max(due_s, self._queue[-1].due_s)
         self._queue.append(_Message(due_s, content, self._next_revision))

@@ -50,6 +50,11 @@ class Operator(Protocol):
 
     def restart(self) -> None: ...
 
+    def save(self) -> None: ...
+
+    def restore(self) -> None:
+        """Go back to what was saved."""
+
 
 class RealOperator:
     """Hurts a real server. Blocks the loop on purpose: the server dies with its parent thread."""
@@ -70,12 +75,19 @@ class RealOperator:
     def restart(self) -> None:
         self._server.restart()
 
+    def save(self) -> None:
+        self._server.save()
+
+    def restore(self) -> None:
+        self._server.restore()
+
 
 class MemoryOperator:
     """Hurts the in-memory etcd."""
 
     def __init__(self, server: MemoryEtcd) -> None:
         self._server = server
+        self._saved = server.save()
 
     def connect(self) -> Etcd:
         return self._server.connect()
@@ -88,6 +100,12 @@ class MemoryOperator:
 
     def restart(self) -> None:
         self._server.restart(downtime_s=0.2)
+
+    def save(self) -> None:
+        self._saved = self._server.save()
+
+    def restore(self) -> None:
+        self._server.restore(self._saved)
 
 
 class Lab:

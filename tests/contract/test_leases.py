@@ -162,3 +162,33 @@ async def test_a_restart_extends_leases_and_sessions_go_on(lab: Lab) -> None:
     await lab.put("b")
     assert [event.kv.key for event in await events_of(watch, 1)] == [lab.key("b")]
     await watch.close()
+
+
+@pytest.mark.usefixtures("own_server")
+async def test_going_back_to_an_older_snapshot_brings_leases_back_that_had_ended(lab: Lab) -> None:
+    """What was granted since is unknown; keys, revisions and leases are what they were."""
+    early = await lab.etcd.grant(60)
+    await lab.put("early", lease_id=early.lease_id)
+    revision = await lab.revision()
+    lab.operator.save()
+    await lab.etcd.revoke(early.lease_id)
+    late = await lab.etcd.grant(60)
+    await lab.put("late", lease_id=late.lease_id)
+    lab.operator.restore()
+    assert await lab.etcd.keep_alive(early.lease_id) == 60
+    assert await lab.etcd.keep_alive(late.lease_id) == 0
+    found = await lab.all()
+    assert [(kv.key, kv.lease_id) for kv in found.kvs] == [(lab.key("early"), early.lease_id)]
+    assert found.revision == revision
+    assert await lab.put("again") == revision + 1
+
+
+async def test_a_deleted_key_does_not_end_its_lease(lab: Lab) -> None:
+    """As after an operator's ``etcdctl del --prefix``: sessions go on, with nothing on them."""
+    grant = await lab.etcd.grant(60)
+    await lab.put("a", lease_id=grant.lease_id)
+    await lab.delete("a")
+    assert await lab.etcd.keep_alive(grant.lease_id) == 60
+    await lab.put("a", lease_id=grant.lease_id)
+    await lab.etcd.revoke(grant.lease_id)
+    assert await lab.read("a") is None

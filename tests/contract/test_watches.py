@@ -296,6 +296,22 @@ async def test_a_watch_notices_that_everything_was_wiped(lab: Lab) -> None:
     await watch.close()
 
 
+@pytest.mark.usefixtures("own_server")
+async def test_a_watch_notices_that_etcd_went_back_to_an_older_snapshot(lab: Lab) -> None:
+    kept = await lab.put("kept")
+    lab.operator.save()
+    for number in range(20):
+        revision = await lab.put(str(number))
+    watch = lab.watch(start_revision=revision + 1)
+    await lab.put("a")
+    await events_of(watch, 1)
+    lab.operator.restore()
+    with pytest.raises(RevisionRegressedError) as caught:
+        await next_batch(watch)
+    assert (caught.value.seen, caught.value.current) == (revision + 1, kept)
+    await watch.close()
+
+
 # -- closing --------------------------------------------------------------------------------------
 
 

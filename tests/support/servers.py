@@ -128,6 +128,7 @@ class EtcdServer:
         self.log = folder / f"{name}.log"
         self._folder = folder
         self._data = folder / f"{name}.data"
+        self._saved = folder / f"{name}.saved"
         self._certificates = certificates
         self._require_client_cert = require_client_cert
         self._flags = flags
@@ -244,6 +245,20 @@ class EtcdServer:
         """Kill, delete all data and start again, empty, on the same ports."""
         self.kill()
         self.erase()
+        self.start()
+
+    def save(self) -> None:
+        """Stop, copy the data, and start again."""
+        self.stop()
+        shutil.rmtree(self._saved, ignore_errors=True)
+        shutil.copytree(self._data, self._saved)
+        self.start()
+
+    def restore(self) -> None:
+        """Kill, and start again with the data that :meth:`save` copied: all later ones are lost."""
+        self.kill()
+        self.erase()
+        shutil.copytree(self._saved, self._data)
         self.start()
 
     def erase(self) -> None:

@@ -369,6 +369,99 @@ def test_a_lease_may_be_made_to_expire_at_once() -> None:
     simulate(test)
 
 
+def test_all_leases_may_run_out_in_one_moment() -> None:
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        for number in range(3):
+            grant = await etcd.grant(60)
+            await etcd.txn(txn(Put(b"%d" % number, b"", grant.lease_id)))
+        server.expire_all()
+        assert not server.snapshot()
+        assert not server.leases()
+
+    simulate(test)
+
+
+def test_leases_may_be_extended_without_a_restart() -> None:
+    async def test(loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        grant = await etcd.grant(10)
+        await asyncio.sleep(9)
+        server.extend_leases()
+        await asyncio.sleep(9)
+        assert grant.lease_id in server.leases()
+        await asyncio.sleep(2)
+        assert not server.leases()
+        assert loop.time() < 21
+
+    simulate(test)
+
+
+def test_a_snapshot_holds_what_was_there_when_it_was_made() -> None:
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        await put(etcd, b"before")
+        saved = server.save()
+        for _ in range(2):  # and going back to it does not use it up
+            await put(etcd, b"after")
+            server.restore(saved)
+            assert await value(server) == b"before"
+            assert server.revision == 2
+
+    simulate(test)
+
+
+def test_restored_revisions_that_were_raised_end_watches_as_compacted() -> None:
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        await put(etcd, b"before")
+        saved = server.save()
+        watch = etcd.watch(KEY, start_revision=2)
+        assert await batch_values(watch, 1) == [b"before"]
+        await put(etcd, b"after")
+        assert await batch_values(watch, 1) == [b"after"]
+        server.restore(saved, bump_revision=1000)
+        with pytest.raises(CompactedError):
+            await watch.__anext__()
+        assert server.revision == 1002
+        assert await value(server) == b"before"
+
+    simulate(test)
+
+
+def test_a_watch_may_lag_seconds_behind_reads() -> None:
+    async def test(loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        watch = etcd.watch(KEY, start_revision=1)
+        await watch.ready()
+        etcd.link.lag_watches(5.0)
+        await put(etcd, b"1")
+        assert (await etcd.get(Get(KEY))).count == 1
+        assert loop.time() == 0
+        assert await batch_values(watch, 1) == [b"1"]
+        assert loop.time() == 5
+        etcd.link.lag_watches(0)
+        await put(etcd, b"2")
+        assert await batch_values(watch, 1) == [b"2"]
+        assert loop.time() == 5
+
+    simulate(test)
+
+
+def test_only_what_may_be_repeated_comes_a_second_time() -> None:
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        etcd.link.repeat_requests(10.0, 2)
+        await put(etcd, b"once")
+        await put(etcd, b"twice", repeatable=True)
+        await put(etcd, b"newer")
+        await asyncio.sleep(11)
+        assert await value(server) == b"twice"
+        assert server.snapshot(KEY)[0].version == 4
+
+    simulate(test)
+
+
 def test_without_space_only_puts_and_grants_are_refused() -> None:
     async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
         etcd = server.connect()
