@@ -124,7 +124,7 @@ class EtcdClient:
             response = await self._link.call(kind, "Txn", message, deadline.timeout_s)
         except LeaseNotFoundError:
             raise LeaseNotFoundError(await self._missing_lease(request, deadline)) from None
-        return codec.txn_result(response)
+        return codec.txn_result(request, response)
 
     async def grant(
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None

@@ -154,10 +154,10 @@ class Gateway:
         """Make every revision before this one unreadable."""
         self.call("/v3/kv/compaction", {"revision": str(revision), "physical": True})
 
-    def grant_prefix(self, role: str, prefix: bytes) -> None:
-        """Let a role read and write everything under ``prefix``."""
+    def grant_prefix(self, role: str, prefix: bytes, kind: str = "READWRITE") -> None:
+        """Let a role read and write everything under ``prefix``, or do the one (``READ``)."""
         permission = {
-            "permType": "READWRITE",
+            "permType": kind,
             "key": _b64(prefix),
             "range_end": _b64(_prefix_end(prefix)),
         }
