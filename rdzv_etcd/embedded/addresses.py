@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from rdzv_etcd.settings import Endpoint
-
-_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+from rdzv_etcd.settings.hosts import is_loopback
 
 
 def own_addresses(host: str) -> tuple[str, ...]:
@@ -33,16 +31,6 @@ def listen_urls(endpoint: Endpoint, addresses: tuple[str, ...]) -> tuple[str, ..
         return tuple(_url(address, endpoint.port) for address in addresses)
     wildcard = "::" if any(":" in address for address in addresses) else "0.0.0.0"
     return (_url(wildcard, endpoint.port),)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether ``host``, as it was typed, can only mean the machine it is used on."""
-    if host.lower() in _LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _url(address: str, port: int) -> str:
