@@ -3,13 +3,14 @@
 #   docker build -t rdzv-etcd-node .
 #
 # BASE_IMAGE needs python3 (3.10 or later) with pip; for GPUs take one that has torch with CUDA.
-# PIP_ARGS goes to pip, such as the index of the CPU-only torch (the selector on pytorch.org shows it).
+# PIP_ARGS goes to pip: --extra-index-url with the index of the CPU-only torch, which the selector on
+# pytorch.org shows. (--index-url would be instead of the index that has all other packages.)
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE}
 ARG PIP_ARGS=""
 
 # A layer of its own, so that a change of the project does not fetch torch again.
-RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} "torch>=2.5"
+RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} "torch>=2.6"
 
 WORKDIR /opt/rdzv-etcd
 COPY pyproject.toml README.md LICENSE ./

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from rdzv_etcd import errors
     from rdzv_etcd.core.model import Closure
     from rdzv_etcd.etcd.client import EtcdClient
     from rdzv_etcd.group.group import Group
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
         settings_from_config,
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Closure",
     "Connection",
@@ -37,6 +40,8 @@ __all__ = [
     "Timing",
     "Tls",
     "World",
+    "__version__",
+    "errors",
     "parse_endpoints",
     "settings_from_config",
 ]
@@ -54,6 +59,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'rdzv_etcd' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - see the module's docstring
 
+    if name == "errors":
+        return import_module("rdzv_etcd.errors")
     return getattr(import_module(_HOMES.get(name, "rdzv_etcd.settings")), name)
 
 

@@ -16,7 +16,7 @@ import time
 from testcontainers.core.container import DockerContainer
 
 IMAGE_VARIABLE = "ETCD_IMAGE"
-DEFAULT_IMAGE = "quay.io/coreos/etcd:v3.5.21"
+DEFAULT_IMAGE = "gcr.io/etcd-development/etcd:v3.6.14"
 
 _POLL_S = 0.1
 

