@@ -19,11 +19,11 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import codec, retry
 from rdzv_etcd.etcd.api import WatchBatch
 from rdzv_etcd.etcd.codec import Codec
-from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text
+from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, unavailable
 from rdzv_etcd.etcd.link import OpenStream
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError, Stream
-from rdzv_etcd.etcd.watch_streams import WatchStreams
+from rdzv_etcd.etcd.watch_streams import FellBehindError, WatchStreams
 
 _OPEN_LIMIT_S = 5.0
 """How long an endpoint may take to confirm the watch before the next one is tried."""
@@ -138,6 +138,9 @@ class EtcdWatch:
                 await self._deliver(await _next(opened.stream))
         except _Cancelled as cancelled:
             raise self._judge_cancel(opened, cancelled.reason) from None
+        except FellBehindError as error:  # it goes on where it was, at the same server
+            fault = unavailable(Verdict.UNKNOWN, str(error))
+            raise AttemptError(fault, opened.server.name) from error
         except (grpc.RpcError, ClosedError) as error:
             raise self._link.failed(opened.server, error, opened.metadata) from error
         except TimeoutError:

@@ -29,6 +29,10 @@ _CANCEL_AFTER_S = 0.1
 barrier of 512 agents a process, cancelling each was a tenth of the work."""
 
 
+class FellBehindError(Exception):
+    """A watch was put off its stream because its reader is slow: nothing against the server."""
+
+
 class WatchStreams:
     """All watch streams of a client; one, unless the endpoint or the token has changed."""
 
@@ -196,7 +200,7 @@ class _Lane:
         self._changed.set()
         if len(self._responses) > UNREAD_LIMIT:
             self._shared.leave(self)
-            self.fail(ClosedError("the watch fell behind"))
+            self.fail(FellBehindError("the watch fell behind"))
 
     def fail(self, failure: BaseException) -> None:
         """Let the reader know, once it has read what came before."""

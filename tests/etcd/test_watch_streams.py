@@ -16,7 +16,7 @@ from rdzv_etcd.settings.model import Credentials
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
 from tests.library.nodes import wait_until
-from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
 
 MANY = 20
 
@@ -26,10 +26,10 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     return fresh_etcd()
 
 
-async def many(client: EtcdClient) -> list[EtcdWatch]:
+async def many(client: EtcdClient, number: int = MANY) -> list[EtcdWatch]:
     """Watches of the tests' range that are known to be running."""
     revision = (await client.txn(put(b"before"))).revision
-    made = [client.watch(PREFIX, END, start_revision=revision + 1) for _ in range(MANY)]
+    made = [client.watch(PREFIX, END, start_revision=revision + 1) for _ in range(number)]
     for watch in made:
         await watch.ready()
     return made
@@ -144,6 +144,30 @@ def test_a_slow_reader_holds_nobody_up_and_misses_nothing(server: EtcdServer) ->
                 await client.txn(put(name))
             assert await reading == puts
             assert await names(slow, len(puts)) == puts
+
+    run(scenario())
+
+
+def test_a_slow_reader_moves_nobody_to_another_endpoint(
+    fresh_cluster: Callable[[int], EtcdCluster],
+) -> None:
+    """That a reader here is slow says nothing against the member of etcd that it reads from."""
+    first, second = fresh_cluster(2).members
+    puts = [b"%d" % n for n in range(watches.BUFFERED_BATCHES + watch_streams.UNREAD_LIMIT + 100)]
+
+    async def scenario() -> None:
+        async with client_of(first, second) as client:
+            quick, slow = await many(client, 2)
+            reading = asyncio.create_task(names(quick, len(puts)))
+            for name in puts:  # each in a response of its own
+                await client.txn(put(name))
+            assert await reading == puts
+            assert await names(slow, len(puts)) == puts
+            late = client.watch(PREFIX, END, start_revision=0)
+            await late.ready()
+            await count(first, "watch_stream", 1)
+            await count(second, "watch_stream", 0)
+            await count(first, "watcher", 3)
 
     run(scenario())
 
