@@ -63,17 +63,23 @@ async def _put_marker(
 async def say_goodbye(
     context: NodeContext, standing: Standing, leadership: Leadership, reason: str, was: Phase
 ) -> None:
-    """End the session; the others see it at once. Raises EtcdError."""
-    limit_s = context.farewell_limit_s
+    """End the session, whatever becomes of the good-bye; the others see it at once.
+
+    Raises EtcdError.
+    """
+    limit_s = context.farewell_limit_s / 2  # for the courtesy, and for what counts
     async with standing.presence_lock:
         session, info = context.session.lease_id, standing.info
-        if session and info is not None and was is Phase.MEMBER and standing.closure is None:
-            with contextlib.suppress(OutcomeUnknownError):  # a courtesy; the session's end counts
+        try:
+            if session and info is not None and was is Phase.MEMBER and standing.closure is None:
                 if leadership.is_mine:
                     await leadership.hand_over(limit_s)
                 else:
                     await _mark_leaving(context, info, reason, session, limit_s)
-        await context.session.end(limit_s)
+        except EtcdError as error:
+            context.narrator.say(f"etcd did not take the good-bye: {error}")
+        finally:
+            await context.session.end(limit_s)
 
 
 async def _mark_leaving(

@@ -38,6 +38,7 @@ from rdzv_etcd.schema.store import (
     counter_of,
     encode_value,
     number_of,
+    wrap,
 )
 
 BATCH_BYTES = 1024 * 1024
@@ -178,8 +179,10 @@ class KeyValueStore:
     async def add(self, key: str, amount: int, timeout_s: float | None) -> int:
         """Add to the number and return the sum; a missing key counts as zero. Never counts twice.
 
-        Raises :class:`ValueError` if the key holds something that is no decimal number.
+        All numbers have 64 bits. Raises :class:`ValueError` if the key holds something that is no
+        such number, in decimal.
         """
+        amount = wrap(amount)
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
         seen = await self._peek(name, deadline) if amount == 0 else None
@@ -292,6 +295,7 @@ class KeyValueStore:
         if number is None:
             raise ValueError(
                 f"cannot add to store key {key!r}: its value {content_of(kv)[:40]!r} is no number"
+                " of 64 bits"
             )
         return number
 

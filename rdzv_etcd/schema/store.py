@@ -22,8 +22,8 @@ from rdzv_etcd.etcd.api import KeyValue, prefix_end
 from rdzv_etcd.schema.keys import KeyRange
 
 _VALUE = b"="
-_COUNTER = re.compile(rb"#(-?[0-9]+),(-?[0-9]+)")
-_NUMBER = re.compile(rb"\s*[+-]?[0-9]+\s*")
+_COUNTER = re.compile(rb"#(-?[0-9]{1,40}),(-?[0-9]{1,40})")
+_NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,15 @@ class Counter:
     base: int = 0
 
     def at(self, version: int) -> int:
-        return (self.base + self.scale * version + 2**63) % 2**64 - 2**63
+        return wrap(self.base + self.scale * version)
 
     def encode(self) -> bytes:
-        return b"#%d,%d" % (self.scale, self.base)
+        return b"#%d,%d" % (wrap(self.scale), wrap(self.base))
+
+
+def wrap(number: int) -> int:
+    """Return the number of 64 bits, with a sign, that ``number`` is modulo 2**64."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def encode_value(value: bytes) -> bytes:
@@ -96,9 +101,15 @@ def content_of(kv: KeyValue) -> bytes:
 
 
 def number_of(kv: KeyValue) -> int | None:
-    """Return the number a key holds, as a counter or in decimal; ``None`` if it is none."""
+    """Return the number a key holds, as a counter or in decimal.
+
+    ``None`` if it is none, or none of 64 bits. Raises StateCorruptError.
+    """
     counter = counter_of(kv)
     if counter is not None:
         return counter.at(kv.version)
-    content = content_of(kv)
-    return int(content) if _NUMBER.fullmatch(content) else None
+    decimal = _NUMBER.fullmatch(content_of(kv))
+    if decimal is None:
+        return None
+    number = int(decimal[1] + decimal[2])
+    return number if number == wrap(number) else None

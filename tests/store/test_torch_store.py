@@ -15,7 +15,9 @@ import torch.distributed as dist
 import torch.distributed.elastic.utils.store as store_util
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.schema.store import StoreKeys
 from rdzv_etcd.torch_plugin.store import EtcdStore
 from tests.store.conftest import BRIEF, GENEROUS, Place
 from tests.support.signals import handling
@@ -223,12 +225,36 @@ def test_a_number_wraps_at_64_bits_as_torchs_does(store: EtcdStore) -> None:
     assert store.add("n", -1) == 2**63 - 1
 
 
-@pytest.mark.parametrize("value", ["", "abc", "1.5", "1_000", "7 apples"])
+@pytest.mark.parametrize(
+    "value", ["", "abc", "1.5", "1_000", "7 apples", str(2**63), "-" + 20 * "9", 5000 * "9"]
+)
 def test_adding_to_something_else_than_a_number_is_refused(store: EtcdStore, value: str) -> None:
     store.set("n", value)
     with pytest.raises(ValueError, match="is no number"):
         store.add("n", 1)
     assert store.get("n") == value.encode()
+
+
+def test_a_number_may_have_any_number_of_leading_zeros(store: EtcdStore) -> None:
+    store.set("n", 5000 * "0" + "41")
+    assert store.add("n", 1) == 42
+
+
+@pytest.mark.parametrize("value", [b"#" + 5000 * b"9" + b",1", b"#1,-" + 5000 * b"9"])
+def test_a_counter_of_thousands_of_digits_is_none_of_this_library(
+    place: Place, store: EtcdStore, value: bytes
+) -> None:
+    key = StoreKeys(place.keys).value("n")
+    place.runtime.run(place.etcd.txn(Txn((), (Put(key, value, place.lease_id),))))
+    for operation in (store.get, lambda key: store.add(key, 1), lambda key: store.add(key, 0)):
+        with pytest.raises(dist.DistStoreError, match=key.decode()):
+            operation("n")
+
+
+def test_an_amount_beyond_64_bits_wraps_and_can_be_read_again(store: EtcdStore) -> None:
+    assert store.add("n", 2**64 + 3) == 3
+    assert store.add("n", 10**5000) == 3 + (10**5000 + 2**63) % 2**64 - 2**63
+    assert store.add("n", 0) == store.add("n", 2**64)
 
 
 def test_64_concurrent_adders_each_see_their_own_sum(open_store: Open) -> None:

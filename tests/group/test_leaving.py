@@ -1,0 +1,55 @@
+"""Leaving when etcd refuses what is only a courtesy: the session ends all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.errors import EtcdError, EtcdNoSpaceError, EtcdPermissionError
+from rdzv_etcd.etcd.api import Txn
+from tests.sim.world import TTL_S, SimJob, simulate
+
+REFUSALS = pytest.mark.parametrize(
+    "why",
+    [lambda: EtcdPermissionError("permission denied"), lambda: EtcdNoSpaceError("alarm")],
+    ids=["permission", "no space"],
+)
+
+
+@REFUSALS
+@pytest.mark.parametrize("who", ["the leader", "another member"])
+def test_a_member_whose_good_bye_is_refused_ends_its_session(
+    why: Callable[[], EtcdError], who: str
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        node = job.leader if who == "the leader" else job.followers()[0]
+        session = node.node.context.session.lease_id
+        assert session in job.server.leases()
+        node.connection.link.fail(why(), 1, lambda request: isinstance(request, Txn))
+        await job.leave(node.name)
+        assert session not in job.server.leases()
+        assert job.keys.node(node.node_id) not in [kv.key for kv in job.server.snapshot()]
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=3)
+
+
+def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time() -> None:
+    """The good-bye may take a part of the time for leaving, not all of it."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        node = job.followers()[0]
+        session = node.node.context.session.lease_id
+        node.connection.link.hold_requests(
+            2 * TTL_S, 10, lambda request: isinstance(request, Txn) and bool([*request.puts()])
+        )
+        began_s = job.loop.time()
+        await job.leave(node.name)
+        assert session not in job.server.leases()
+        assert job.loop.time() - began_s < TTL_S
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=3)
