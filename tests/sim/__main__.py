@@ -12,8 +12,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from tests.sim.faults import plan
 from tests.sim.lives import outcome_of
+from tests.sim.plan import plan
 
 
 def main() -> int:

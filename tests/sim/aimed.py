@@ -7,14 +7,13 @@ wait for a certain request of a certain node. Knows the protocol's requests; jud
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Op, Put, Txn
 from rdzv_etcd.testing.requests import Request
-from tests.sim.world import SimJob, SimNode
+from tests.sim.stage import Part, Stage
+from tests.sim.world import SimNode
 
 Then = Callable[[SimNode], None]
 
@@ -22,23 +21,11 @@ LATE_S = (0.5, 3.0, 12.0)
 SLOW_AGENT_S = 45.0
 
 
-class Aimed:
+class Aimed(Part):
     """Lays the traps of one life."""
 
-    def __init__(
-        self,
-        job: SimJob,
-        ttl_s: int,
-        later: Callable[[Coroutine[Any, Any, None]], None],
-        newcomer: Callable[[], None],
-    ) -> None:
-        self._job = job
-        self._ttl_s = ttl_s
-        self._later = later
-        self._newcomer = newcomer
-        self._rng = job.loop.rng
-        self._context = contextvars.copy_context()
-        """The life's: what a trap sets going is no part of the node that stepped into it."""
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
         self._over = False
 
     def faults(self) -> list[Callable[[], None]]:
@@ -59,7 +46,7 @@ class Aimed:
     # -- traps ----------------------------------------------------------------------------------
 
     def _somebody_arrives_in_a_close(self) -> None:
-        self._trap(self._job.keys.round, lambda _node: self._newcomer(), stalled=False)
+        self._trap(self._job.keys.round, lambda _node: self._stage.newcomer(), stalled=False)
 
     def _the_lead_is_lost_in_a_close(self) -> None:
         self._trap(self._job.keys.round, self._expire, stalled=self._rng.random() < 0.5)
@@ -72,8 +59,8 @@ class Aimed:
 
     def _a_return_takes_long(self) -> None:
         """Of a member that has lost its lease; whoever led may be gone meanwhile, too."""
-        for node in self._one():
-            leaders = [each for each in self._alive() if each.node.leads and each is not node]
+        for node in self._stage.one():
+            leaders = [each for each in self._stage.alive() if each.node.leads and each is not node]
             self._lie_in_wait(node, self._job.keys.node(node.node_id), lambda _node: None, False, 3)
             self._expire(node)
             if leaders and self._rng.random() < 0.7:
@@ -81,24 +68,24 @@ class Aimed:
 
     def _agents_are_slow(self) -> None:
         """Who needs longer than the others wait is left out, though it lives."""
-        for node in self._alive():
+        for node in self._stage.alive():
             node.stops_in_s = self._rng.choice([0.0, self._rng.uniform(0, SLOW_AGENT_S)])
 
     def _refuse(self) -> None:
         """etcd refuses some nodes, as after a change of roles or passwords, for a while."""
-        for node in self._alive():
+        for node in self._stage.alive():
             if self._rng.random() < 0.4:
                 kind = self._rng.choice([EtcdPermissionError, EtcdAuthError])
-                self._later(self._refused(node, kind))
+                self._stage.later(self._refused(node, kind))
 
     async def _refused(self, node: SimNode, kind: type[EtcdError]) -> None:
         node.connection.link.refuse(lambda: kind("refused by the simulation"))
-        await asyncio.sleep(self._rng.uniform(0, 3 * self._ttl_s))
+        await asyncio.sleep(self._rng.uniform(0, 3 * self._plan.ttl_s))
         node.connection.link.refuse(None)
 
     def delay_the_end(self, node: SimNode) -> None:
         """Let a node close its job late, and meanwhile, perhaps, the others go on without one."""
-        others = [each for each in self._alive() if each is not node]
+        others = [each for each in self._stage.alive() if each is not node]
         if others and self._rng.random() < 0.5:
             self._lie_in_wait(node, self._job.keys.round, lambda _node: None, True, 1)
             other = self._rng.choice(others)
@@ -111,7 +98,7 @@ class Aimed:
 
     def _trap(self, key: bytes, then: Then, *, stalled: bool) -> None:
         """Whoever puts ``key`` next does it late, and ``then`` happens meanwhile."""
-        for node in self._alive():
+        for node in self._stage.alive():
             self._lie_in_wait(node, key, then, stalled, 1)
 
     def _lie_in_wait(
@@ -127,7 +114,7 @@ class Aimed:
             if not sprung:
                 sprung = True
                 after_s = self._rng.uniform(0, min(delay_s, 1.0))
-                self._context.run(lambda: self._later(self._spring(node, then, after_s)))
+                self._stage.later(self._spring(node, then, after_s))
             return True
 
         (link.stall_requests if stalled else link.hold_requests)(delay_s, count, matching)
@@ -140,13 +127,6 @@ class Aimed:
         lease_id, server = node.node.context.session.lease_id, self._job.server
         if server.up and lease_id in server.leases():
             server.expire(lease_id)
-
-    def _one(self) -> list[SimNode]:
-        alive = self._alive()
-        return self._rng.sample(alive, min(1, len(alive)))
-
-    def _alive(self) -> list[SimNode]:
-        return [node for node in self._job.nodes.values() if node.alive]
 
 
 def puts(request: Op | Request, key: bytes) -> bool:

@@ -1,8 +1,9 @@
 """What may never happen, one name per promise; ``docs/reliability.md`` gives the reason for each.
 
-Knows nothing of how a violation is found: see :mod:`tests.sim.history` (safety, from what etcd has
-committed and nodes were told), :mod:`tests.sim.counting` (adds) and :mod:`tests.sim.faults`
-(what has to come true once everything is healed).
+Knows nothing of how a violation is found: see :mod:`tests.sim.history` and
+:mod:`tests.sim.promises` (safety, from what nodes were told and etcd has committed),
+:mod:`tests.sim.counting` (adds) and :mod:`tests.sim.waits` (what has to come true once everything
+is healed).
 """
 
 from __future__ import annotations

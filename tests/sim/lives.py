@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.testing import Applied, SimulationError, SimulationTimeoutError
-from tests.sim.faults import Life, Plan, options, plan
+from tests.sim.faults import Life
+from tests.sim.plan import Plan, options, plan
 from tests.sim.world import SimJob, simulate
 
 FOUND_BEFORE_WORK = (1, 18, 183, 203, 338, 1116, 1903, 2308, 2641, 3055, 3384, 6952)

@@ -12,8 +12,8 @@ import pytest
 
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from tests.sim import lives
-from tests.sim.faults import plan
 from tests.sim.lives import FOUND_BEFORE_WORK, live, outcome_of
+from tests.sim.plan import plan
 
 FOUND = (521, 663)
 """Seeds that have found a defect, before there were slices, and faults that aim."""

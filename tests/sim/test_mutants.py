@@ -25,9 +25,9 @@ from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimulationError
 from tests.group import test_scenarios as scenarios
 from tests.sim import work
-from tests.sim.faults import plan
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.lives import live
+from tests.sim.plan import plan
 from tests.sim.world import Scenario, SimJob, simulate
 
 # A life that fails is cut short, with coroutines under way.

@@ -1,0 +1,197 @@
+"""Takes in what etcd committed, in order, and has each commit judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rdzv_etcd.core.model import Change, Closure, Leader, Round
+from rdzv_etcd.core.slicing import assemble
+from rdzv_etcd.errors import StateCorruptError
+from rdzv_etcd.etcd.api import Event, EventKind
+from rdzv_etcd.schema import values
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.store import StoreKeys, number_of
+from rdzv_etcd.testing import Applied
+from rdzv_etcd.testing.requests import Revoke
+from tests.sim.counting import Counting
+from tests.sim.invariants import Invariant
+from tests.sim.promises import Promises
+from tests.sim.state import State
+from tests.sim.verdicts import Verdicts
+
+COUNTER = "steps"
+"""The store key that simulated agents count on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A round as it was committed."""
+
+    record: Round
+    epoch: int
+    at_s: float
+
+
+class Commits:
+    """Everything etcd committed for one job."""
+
+    def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts) -> None:
+        self.formed: list[Formed] = []
+        self.closures: list[Closure] = []
+        self.changes: list[tuple[float, Change]] = []
+        self._keys = keys
+        self._state = state
+        self._demand = verdicts.demand
+        self._note = verdicts.note
+        self._promises = Promises(state, verdicts)
+        self._revision = 0
+        self._counters: dict[bytes, Counting] = {}
+        self._slices: dict[bytes, dict[str, int]] = {}
+        """Every slice that ever was; a key names one attempt to form one round."""
+
+    def counter(self, round_number: int) -> Counting:
+        """What was added up in the store of a round."""
+        key = StoreKeys(self._keys.store(round_number)).value(COUNTER)
+        return self._counters.setdefault(key, Counting(f"{COUNTER!r} of round {round_number}"))
+
+    def check_counters(self) -> None:
+        """Raise InvariantError if an add was lost, or counted twice."""
+        for counter in self._counters.values():
+            counter.check()
+
+    def observe(self, applied: Applied) -> None:
+        """Take in one request that the server worked on; not what a test put there itself."""
+        if not applied.source and not isinstance(applied.request, Revoke):
+            return
+        for revision in applied.changes:
+            if revision.number <= self._revision:
+                self._lose_all(applied.at_s)
+            self._revision = revision.number
+            for event in revision.events:
+                try:
+                    self._take(applied, event)
+                except StateCorruptError as error:
+                    self._demand(
+                        False, Invariant.RANKS, f"{applied.source} wrote nonsense: {error}"
+                    )
+
+    def _lose_all(self, at_s: float) -> None:
+        """The revisions begin anew: etcd has lost its data."""
+        self._state.lose_all(at_s)
+        for counter in self._counters.values():
+            counter.end_life()
+
+    def _take(self, applied: Applied, event: Event) -> None:
+        keys, state, kv = self._keys, self._state, event.kv
+        put = event.kind is EventKind.PUT
+        if kv.key == keys.round:
+            if put:
+                self._take_record(
+                    applied, values.decode_round(kv.key, kv.value), event.kv.mod_revision
+                )
+            else:
+                self._note(applied.at_s, "the round record is gone")
+                state.round, state.round_revision = None, 0
+        elif kv.key == keys.change:
+            state.change = (
+                self._take_change(applied, values.decode_change(kv.key, kv.value)) if put else None
+            )
+        elif kv.key == keys.leader:
+            state.leader = (
+                self._take_leader(applied, values.decode_leader(kv.key, kv.value)) if put else None
+            )
+        elif kv.key in keys.nodes:
+            self._take_presence(applied, event)
+        elif kv.key in keys.ranks:
+            self._take_slice(applied, event)
+        elif kv.key in self._counters:
+            counter, number = self._counters[kv.key], number_of(kv) if put else None
+            if number is not None:
+                counter.commit(applied.source, number)
+            else:
+                counter.end_life()
+
+    def _take_presence(self, applied: Applied, event: Event) -> None:
+        kv = event.kv
+        node_id = self._keys.node_id(kv.key)
+        if event.kind is EventKind.PUT:
+            info = values.decode_node(kv.key, node_id, kv.value)
+            self._promises.check_evicted(info)
+            self._state.put_node(info, kv.mod_revision, applied.at_s)
+        else:
+            self._state.drop_node(node_id, applied.at_s)
+
+    def _take_slice(self, applied: Applied, event: Event) -> None:
+        key = event.kv.key
+        if event.kind is not EventKind.PUT:
+            self._state.slices.pop(key, None)
+            return
+        ranks = values.decode_slice(key, event.kv.value)
+        before = self._slices.setdefault(key, ranks)
+        self._demand(
+            before == ranks,
+            Invariant.ONE_WORLD,
+            f"{applied.source} put {ranks} into {key!r}, which held {before}",
+        )
+        self._state.slices[key] = ranks
+
+    def _whole(self, record: Round) -> Round:
+        """The record with all its members named, wherever they are."""
+        if record.slices is None or record.closure is not None:
+            return record
+        back = record.epoch_fixed is not None  # the slices are put back one by one, later
+        there = self._slices if back else self._state.slices
+        edition = self._keys.edition(record.number, record.slices.edition)
+        members, complete = assemble(
+            [ranks for key, ranks in there.items() if key in edition], record.slices.size
+        )
+        self._demand(complete, Invariant.RANKS, f"{record} was published without all its slices")
+        return replace(record, members=members)
+
+    def _take_leader(self, applied: Applied, leader: Leader) -> Leader:
+        before = self._state.leader
+        self._demand(
+            before is None or before.node_id == leader.node_id,
+            Invariant.LEADER,
+            f"{applied.source} took the lead from {before}",
+        )
+        return leader
+
+    def _take_change(self, applied: Applied, change: Change) -> Change:
+        self.changes.append((applied.at_s, change))
+        self._note(applied.at_s, f"{applied.source} published {change}")
+        self._promises.check_leader(applied, f"published {change}")
+        self._promises.check_need(applied, change)
+        return change
+
+    def _take_record(self, applied: Applied, record: Round, revision: int) -> None:
+        state = self._state
+        before = state.round
+        record = self._whole(record)
+        epoch = record.epoch(revision)
+        if record.closure is not None:
+            self.closures.append(record.closure)
+            self._note(applied.at_s, f"{applied.source} closed the job: {record.closure.reason}")
+            self._demand(
+                before is not None and before.closure is None and before.same_world(record),
+                Invariant.SUCCESSION,
+                f"{record} was closed, but etcd held {before}",
+            )
+        else:
+            back = record.epoch_fixed is not None
+            self._note(
+                applied.at_s,
+                f"{applied.source} {'put back' if back else 'formed'} round {record.number} of run "
+                f"{record.run}: {', '.join(record.members)} (epoch {epoch})",
+            )
+            self._promises.check_size(record)
+            self._promises.check_succession(record)
+            if not back:
+                self._promises.check_leader(applied, f"formed {record}")
+                self._promises.check_seats(record)
+                self._promises.check_epoch(record, epoch)
+            self.formed.append(Formed(record, epoch, applied.at_s))
+            for node_id in record.members:
+                if node_id in state.nodes:
+                    state.nodes[node_id] = replace(state.nodes[node_id], seated=True)
+        state.round, state.round_revision = record, revision

@@ -1,0 +1,103 @@
+"""Faults of nodes and of their way to etcd: crashes, pauses, cuts, late messages, clocks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rdzv_etcd.group.standing import Phase
+from rdzv_etcd.testing import SimClock
+from tests.sim.stage import Part
+from tests.sim.world import SimNode
+
+
+class NodeFaults(Part):
+    """Each public method is one fault, begun now; what it undoes, it undoes beside."""
+
+    def crash(self) -> None:
+        for node in self._stage.some():
+            self._job.crash(node.name)
+
+    def leave(self) -> None:
+        for node in self._stage.some():
+            self._stage.later(self._job.leave(node.name))
+
+    def cut_one(self) -> None:
+        for node in self._stage.some():
+            self._stage.later(self.cut(node, self._rng.uniform(0, 3 * self._plan.ttl_s)))
+
+    def cut_all(self) -> None:
+        duration_s = self._rng.uniform(0, 3 * self._plan.ttl_s)
+        for node in self._stage.alive():
+            self._stage.later(self.cut(node, duration_s + self._rng.random()))
+
+    async def cut(self, node: SimNode, duration_s: float) -> None:
+        node.connection.link.partition(silent=self._rng.random() < 0.5)
+        await asyncio.sleep(duration_s)
+        if not node.crashed:
+            node.connection.link.heal()
+
+    def lose_messages(self) -> None:
+        for node in self._stage.some():
+            node.connection.link.lose(self._rng.choice([0, 0.1, 0.3]), self._rng.choice([0, 0.2]))
+
+    def lose_a_reply(self) -> None:
+        for node in self._stage.alive():
+            link = node.connection.link
+            self._rng.choice([link.drop_replies, link.drop_requests])(self._rng.randint(1, 2))
+
+    def crash_leader(self) -> None:
+        for node in self._stage.leader():
+            self._job.crash(node.name)
+
+    def cut_leader(self) -> None:
+        for node in self._stage.leader():
+            self._stage.later(self.cut(node, self._rng.uniform(0, 3 * self._plan.ttl_s)))
+
+    def freeze_leader(self) -> None:
+        for node in self._stage.leader():
+            self._stage.later(self._frozen(node))
+
+    def cut_a_subset(self) -> None:
+        duration_s = self._rng.uniform(0, 4 * self._plan.ttl_s)
+        for node in self._stage.alive():
+            if self._rng.random() < 0.5:
+                self._stage.later(self.cut(node, duration_s + self._rng.random()))
+
+    def hold_messages(self) -> None:
+        """Requests arrive late, perhaps after their copies, or after their sender gave up."""
+        for node in self._stage.some():
+            delay_s = self._rng.choice([0.5, 6.0, 30.0])
+            node.connection.link.hold_requests(delay_s, self._rng.randint(1, 3))
+
+    def jump_clocks(self) -> None:
+        for node in self._stage.some():
+            clock = node.node.context.clock
+            assert isinstance(clock, SimClock)
+            clock.wall_skew_s = self._rng.uniform(-3600, 3600)
+            if self._rng.random() < 0.5:
+                clock.jump(self._rng.choice([1.0, self._plan.ttl_s, 100.0]))
+
+    def slow(self) -> None:
+        for node in self._stage.some():
+            node.connection.link.delay(0.0, self._rng.choice([0.001, 0.1, 2.0]))
+
+    def freeze(self) -> None:
+        for node in self._stage.some():
+            self._stage.later(self._frozen(node))
+
+    async def _frozen(self, node: SimNode) -> None:
+        self._job.pause(node.name)
+        await asyncio.sleep(self._rng.uniform(0, 3 * self._plan.ttl_s))
+        self._job.resume(node.name)
+
+    def worker_fails(self) -> None:
+        """The agent joins again by itself."""
+        for node in self._stage.some():
+            if node.world is not None and node.node.phase is Phase.MEMBER and node.agent:
+                self._stage.later(self._rejoin(node))
+
+    async def _rejoin(self, node: SimNode) -> None:
+        assert node.agent is not None
+        node.agent.cancel()
+        if node.alive and node.world is not None:
+            node.agent = self._job.on(node, node.run())

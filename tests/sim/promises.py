@@ -1,0 +1,148 @@
+"""Promises about each commit: whether it may follow what etcd held. Judges; takes nothing in."""
+
+from __future__ import annotations
+
+from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round, is_unknown
+from rdzv_etcd.testing import Applied
+from tests.sim.invariants import Invariant
+from tests.sim.state import State
+from tests.sim.verdicts import Verdicts
+
+DECIDED_WITHIN_S = 120.0
+"""A leader's view may be this old when its write arrives: it was paused, or the message was."""
+
+
+class Promises:
+    """Each check tells the verdicts what a commit broke; the state is that before it."""
+
+    def __init__(self, state: State, verdicts: Verdicts) -> None:
+        self._state = state
+        self._demand = verdicts.demand
+
+    def check_leader(self, applied: Applied, what: str) -> None:
+        leader = self._state.leader
+        self._demand(
+            leader is not None and leader.node_id == applied.source,
+            Invariant.LEADER,
+            f"{applied.source} {what}, but the leader is {leader}",
+        )
+
+    def check_size(self, record: Round) -> None:
+        settings = record.settings
+        self._demand(
+            len(set(record.members)) == record.size, Invariant.RANKS, f"double member in {record}"
+        )
+        self._demand(
+            settings.min_nodes <= record.size <= settings.max_nodes
+            and record.size % settings.node_unit == 0,
+            Invariant.SIZE,
+            f"round {record.number} has {record.size} members, allowed: {settings}",
+        )
+
+    def check_succession(self, record: Round) -> None:
+        before = self._state.round
+        if record.epoch_fixed is not None:  # put back
+            follows = before is None
+        elif before is None:
+            follows = record.number == 1
+        else:
+            fresh = before.closure is not None or before.epoch_fixed is not None
+            follows = record.number == before.number + 1 and (record.run != before.run) == fresh
+        self._demand(follows, Invariant.SUCCESSION, f"{record} does not follow {before}")
+
+    def check_epoch(self, record: Round, epoch: int) -> None:
+        """Above that of every round its members were in, even if etcd's revisions begin anew."""
+        for node_id in record.members:
+            highest = self._state.highest.get(node_id, 0)
+            self._demand(
+                highest < epoch,
+                Invariant.EPOCH,
+                f"round {record.number} has epoch {epoch}, but {node_id} was in one of {highest}",
+            )
+
+    def check_seats(self, record: Round) -> None:
+        """Members are there for this round, and nobody who is stands outside free seats."""
+        nodes, settings = self._state.nodes, record.settings
+        busy = [
+            node_id
+            for node_id in record.members
+            if node_id in nodes and self._state.works_on(node_id)
+        ]
+        self._demand(not busy, Invariant.SEATS, f"{busy} had not arrived for {record}")
+        first = nodes.get(record.members[0])
+        self._demand(
+            first is None
+            or (first.info.address, first.info.port) == (record.master_address, record.master_port),
+            Invariant.SEATS,
+            f"rank 0 does not listen where {record} says: {first}",
+        )
+        outside = [
+            node_id
+            for node_id in nodes
+            if node_id not in record.members
+            and self._state.waits(node_id)
+            and nodes[node_id].info.settings == settings
+        ]
+        possible = min(settings.max_nodes, record.size + len(outside))
+        self._demand(
+            possible // settings.node_unit * settings.node_unit <= record.size,
+            Invariant.SEATS,
+            f"{outside} had arrived, and {record} had free seats",
+        )
+
+    def check_evicted(self, info: NodeInfo) -> None:
+        """Once a round is called over, no presence of it comes back."""
+        record, change = self._state.round, self._state.change
+        self._demand(
+            record is None
+            or record.closure is not None
+            or change is None
+            or not change.concerns(record)
+            or info.leaving is not None
+            or info.arrived_for > record.number,
+            Invariant.EVICTED,
+            f"{info.node_id} came back into round {info.arrived_for} after {change}",
+        )
+
+    def check_need(self, applied: Applied, change: Change) -> None:
+        """A change names the round there is, and has a reason that others can see."""
+        record = self._state.round
+        if record is None or not change.concerns(record):
+            self._demand(False, Invariant.SUCCESSION, f"{change} was published, but not {record}")
+            return
+        at_s = applied.at_s
+        for name, how in change.lost.items():
+            node_id = record.members[int(name.partition("~")[2])] if is_unknown(name) else name
+            here = self._state.nodes.get(node_id)
+            self._demand(
+                here is None
+                or here.info.leaving is not None
+                or node_id == applied.source  # it leaves
+                or (
+                    (how != Loss.EXPIRED.value or is_unknown(name))
+                    and at_s - self._state.came[node_id] < DECIDED_WITHIN_S
+                ),
+                Invariant.UNDISTURBED,
+                f"{node_id} was called lost, but was there from {self._state.came.get(node_id)} on",
+            )
+        if change.lost:
+            return
+        recently = {
+            node_id: info
+            for node_id, (info, until_s) in self._state.went.items()
+            if at_s - until_s < DECIDED_WITHIN_S
+        }
+        nodes = self._state.nodes
+        present = [nodes[node_id].info for node_id in nodes if not self._state.works_on(node_id)]
+        seen = [*recently.values(), *present]
+        back = any(
+            info.arrived_for > record.number and info.node_id in record.members for info in seen
+        )
+        new = {info.node_id for info in seen} - set(record.members)
+        settings = record.settings
+        possible = min(settings.max_nodes, record.size + len(new))
+        self._demand(
+            back or possible // settings.node_unit * settings.node_unit > record.size,
+            Invariant.UNDISTURBED,
+            f"{change} ends {record}, which could not grow",
+        )

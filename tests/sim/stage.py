@@ -1,0 +1,83 @@
+"""What all faults of one life share: its job, its draws, who is there, what goes on beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+from tests.sim.plan import Plan
+from tests.sim.world import SimJob, SimNode
+
+
+class Stage:
+    """One life's job and what happens beside it; knows no faults and judges nothing."""
+
+    def __init__(self, job: SimJob, plan: Plan) -> None:
+        self.job = job
+        self.plan = plan
+        self.background: set[asyncio.Future[None]] = set()
+        self._serial = 0
+        self._context = contextvars.copy_context()
+        """The life's: what a trap sets going is no part of the node that stepped into it."""
+
+    @property
+    def rng(self) -> random.Random:
+        return self.job.loop.rng
+
+    def newcomer(self) -> None:
+        """Start one more node, unless there are more than enough."""
+        if len(self.alive()) < self.plan.max_nodes + 2:
+            self._serial += 1
+            self.job.start(f"n{self._serial}", delay_s=self.rng.choice([0.001, 0.05]))
+
+    def least(self) -> int:
+        """How many nodes the smallest world takes."""
+        unit = self.plan.node_unit
+        return (self.plan.min_nodes + unit - 1) // unit * unit
+
+    def alive(self) -> list[SimNode]:
+        return [node for node in self.job.nodes.values() if node.alive]
+
+    def some(self) -> list[SimNode]:
+        """One or two nodes."""
+        alive = self.alive()
+        return self.rng.sample(alive, min(len(alive), self.rng.choice([1, 1, 2])))
+
+    def one(self) -> list[SimNode]:
+        """One node, if there is any."""
+        alive = self.alive()
+        return self.rng.sample(alive, min(1, len(alive)))
+
+    def leader(self) -> list[SimNode]:
+        """Whoever leads, if anybody does."""
+        return [node for node in self.alive() if node.node.leads][:1]
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let ``work`` go on beside everything else, as part of no node."""
+        self._context.run(self._begin, work)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.job.loop.create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+    async def all_done(self) -> None:
+        """Wait until nothing goes on beside any more."""
+        while self.background:
+            await asyncio.wait(set(self.background))
+
+    def note(self, text: str) -> None:
+        self.job.history.note(self.job.loop.time(), f"-- {text}")
+
+
+class Part:
+    """One part of a life: faults of one kind, or what comes afterwards."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._job = stage.job
+        self._plan = stage.plan
+        self._rng = stage.rng

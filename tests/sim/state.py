@@ -1,0 +1,97 @@
+"""A job's keys as etcd holds them, decoded, and what that says about its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rdzv_etcd.core.model import Change, Leader, NodeInfo, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A round as it was committed."""
+
+    record: Round
+    epoch: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A presence as etcd holds it."""
+
+    info: NodeInfo
+    mod_revision: int
+    seated: bool = False
+    """Whether a round was formed with it since this node arrived: then it works there."""
+
+
+@dataclass(slots=True)
+class State:
+    """The job's keys as etcd holds them, and what is known of those that are no more."""
+
+    round: Round | None = None
+    round_revision: int = 0
+    leader: Leader | None = None
+    change: Change | None = None
+    nodes: dict[str, Here] = field(default_factory=dict)
+    slices: dict[bytes, dict[str, int]] = field(default_factory=dict)
+    went: dict[str, tuple[NodeInfo, float]] = field(default_factory=dict)
+    """Presences that are no more: what they were, and until when."""
+    came: dict[str, float] = field(default_factory=dict)
+    """When a node's presence appeared last."""
+    highest: dict[str, int] = field(default_factory=dict)
+    """The highest epoch of a round that each node was told it is in."""
+
+    def put_node(self, info: NodeInfo, mod_revision: int, at_s: float) -> None:
+        before = self.nodes.get(info.node_id)
+        if before is None:
+            self.came[info.node_id] = at_s
+        else:
+            self.went[info.node_id] = (before.info, at_s)
+        self.nodes[info.node_id] = Here(info, mod_revision, self._is_seated(info, before))
+
+    def drop_node(self, node_id: str, at_s: float) -> None:
+        here = self.nodes.pop(node_id, None)
+        if here is not None:
+            self.went[node_id] = (here.info, at_s)
+
+    def lose_all(self, at_s: float) -> None:
+        """Etcd has lost its data."""
+        for node_id in list(self.nodes):
+            self.drop_node(node_id, at_s)
+        self.round, self.round_revision, self.leader, self.change = None, 0, None, None
+        self.slices.clear()
+
+    def works_on(self, node_id: str) -> bool:
+        """Whether a present node has not come back from a round of its own, the last or an earlier
+        one; whatever the record says about it."""
+        before = self.round
+        if before is None or before.closure is not None:
+            return False
+        here = self.nodes[node_id]
+        return here.seated and here.info.arrived_for <= before.number
+
+    def waits(self, node_id: str) -> bool:
+        """Whether a present node waits for the next round."""
+        here, before = self.nodes[node_id], self.round
+        if here.info.leaving is not None or self.works_on(node_id):
+            return False
+        if before is None:
+            return here.info.arrived_for <= 1
+        return before.closure is None or here.mod_revision > self.round_revision
+
+    def _is_seated(self, info: NodeInfo, before: Here | None) -> bool:
+        """Whether a presence that was just put is that of a node at work, not of one that arrives.
+
+        A member that puts its presence back says that it arrived for the round it works in.
+        """
+        if before is not None and before.info.arrived_for == info.arrived_for:
+            return before.seated
+        record = self.round
+        return (
+            record is not None
+            and record.closure is None
+            and info.node_id in record.members
+            and info.arrived_for <= record.number
+        )

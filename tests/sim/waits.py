@@ -1,0 +1,177 @@
+"""What has to come true once everything is healed: all work, nothing moves, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rdzv_etcd.errors import EtcdNoSpaceError, JobClosedError
+from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.schema import values
+from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.stage import Part
+from tests.sim.work import EXIT_LIMIT_S
+from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
+
+CONVERGE_S = 150.0
+CALM_S = 40.0
+
+
+class Afterwards(Part):
+    """Heals a job, and waits for what is promised then."""
+
+    async def heal(self) -> None:
+        job = self._job
+        await self._stage.all_done()
+        if not job.server.up:
+            await job.until(lambda: job.server.up, "etcd is back", 40)
+        job.server.set_no_space(False)
+        for node in self._stage.alive():
+            self._heal_link(node)
+            node.hurry.set()
+        if self._plan.works:
+            self.replace_ended()
+            await self._stage.all_done()
+        while len(self._stage.alive()) < self._stage.least():
+            self._stage.newcomer()
+
+    def _heal_link(self, node: SimNode) -> None:
+        link = node.connection.link
+        link.heal()
+        link.lose()
+        link.refuse(None)
+        link.delay(0.0, 0.001)
+        link._planned.clear()
+
+    async def _replace_failed(self) -> None:
+        """A process whose join failed ends; whoever watches over it starts another."""
+        for node in self._stage.alive():
+            if node.error is not None and not isinstance(node.error, JobClosedError):
+                await self._job.leave(node.name)
+                self._stage.newcomer()
+
+    def replace_ended(self) -> None:
+        """The same for any end: the job is started again under its id."""
+        for node in self._stage.alive():
+            if node.error is not None or node.finished:
+                self._check_error(node)
+                node.alive = False
+                self._stage.later(self._job.leave(node.name))
+                self._stage.newcomer()
+        while len(self._stage.alive()) < self._stage.least():
+            self._stage.newcomer()
+
+    def _check_error(self, node: SimNode) -> None:
+        """An etcd that only needs an operator ends no member."""
+        self._job.history.demand(
+            not (isinstance(node.error, EtcdNoSpaceError) and node.worlds),
+            Invariant.CONVERGENCE,
+            f"{node.name} was a member, and gave up: {node.error}",
+        )
+
+    def _converged(self) -> bool:
+        alive = self._stage.alive()
+        unit = self._plan.node_unit
+        size = min(self._plan.max_nodes, len(alive)) // unit * unit
+        working = [node for node in alive if node.is_working]
+        return len(working) == size and self._job.works(node.name for node in working)
+
+    async def converge(self) -> None:
+        job = self._job
+        ends_s = job.loop.time() + CONVERGE_S
+        # what is lost, and what still hangs, shows within this time
+        await asyncio.sleep(3 * self._plan.ttl_s + REQUEST_TIMEOUT_S)
+        while not self._converged() and job.loop.time() < ends_s:
+            await asyncio.sleep(0.5)
+            if self._plan.works:
+                self.replace_ended()
+            else:
+                await self._replace_failed()
+        await self._demand(Invariant.CONVERGENCE, self._converged, "all work, or wait for a seat")
+        before = {node.name: node.joins for node in self._stage.alive()}
+        await asyncio.sleep(CALM_S)
+        await self._demand(
+            Invariant.CALM,
+            lambda: {node.name: node.joins for node in self._stage.alive()} == before,
+            "nobody joins again",
+        )
+        await self._demand(Invariant.CALM, self._converged, "all still work")
+
+    async def _demand(
+        self, invariant: Invariant, holds: Callable[[], bool], what: str, limit_s: float = 0
+    ) -> None:
+        try:
+            await self._job.until(holds, what, limit_s)
+        except NotReachedError as error:
+            self._job.history.check()  # a broken promise is the better explanation
+            raise InvariantError(invariant, str(error)) from None
+
+    async def end(self) -> None:
+        job = self._job
+        if self._plan.closes is not None:
+            if self._plan.works and self._plan.closes:
+                await self._exit_barrier()
+            closer = self._rng.choice(job.members_now())
+            await job.on(
+                closer, closer.node.close_job(succeeded=self._plan.closes, reason="the end")
+            )
+            await self._demand(
+                Invariant.CONVERGENCE,
+                lambda: all(n.node.closure() for n in self._stage.alive() if n.error is None),
+                "all members hear of it",
+                5,
+            )
+        await self.leave_all()
+
+    async def _exit_barrier(self) -> None:
+        """All members meet on the round's store, though replies are lost – unless one is called
+        lost over that: then the round is over, and its store will be swept away."""
+        nodes = self._job.members_now()
+        worlds = [node.world for node in nodes]
+        for node in nodes:
+            node.connection.link.lose(0.1, 0.2)
+        meeting = [
+            self._job.on(node, node.work.exit_barrier()) for node in nodes if node.work is not None
+        ]
+        await self._demand(
+            Invariant.BARRIER,
+            lambda: (
+                all(task.done() for task in meeting) or [node.world for node in nodes] != worlds
+            ),
+            "all pass the exit barrier, or the round is over",
+            EXIT_LIMIT_S,
+        )
+        if all(task.done() for task in meeting):
+            for task in meeting:
+                await task
+        else:
+            for task in meeting:
+                task.cancel()
+            await asyncio.wait(meeting)
+        for node in nodes:
+            self._heal_link(node)
+        await asyncio.sleep(REQUEST_TIMEOUT_S)  # what was lost shows within this time
+        await self.converge()
+
+    async def leave_all(self) -> None:
+        await asyncio.gather(*(self._job.leave(node.name) for node in self._stage.alive()))
+        if self._plan.works:
+            await asyncio.sleep(1.0)
+            left = [kv for kv in self._job.server.snapshot() if not self._is_marker(kv)]
+            await self._demand(
+                Invariant.NOTHING_LEFT, lambda: not left, f"all keys are gone at once: {left}"
+            )
+
+    def _is_marker(self, kv: KeyValue) -> bool:
+        key = self._job.keys.round
+        return kv.key == key and values.decode_round(key, kv.value).closure is not None
+
+    async def check_nothing_left(self) -> None:
+        job = self._job
+        await asyncio.sleep(max(60.0, 6 * self._plan.ttl_s) + 2.0)
+        left = [kv.key for kv in job.server.snapshot()]
+        await self._demand(
+            Invariant.NOTHING_LEFT,
+            lambda: not left and not job.server.leases(),
+            f"no key and no lease is left: {left}, {job.server.leases()}",
+        )
