@@ -16,7 +16,7 @@ COMMANDS = {
     "recovery": "what a death, a signal, a newcomer or a crash costs a real job",
     "scale": "what a round, a loss and idling cost with up to 10,000 simulated nodes",
     "gpu": "from launch to the first allreduce, and after a kill, on CUDA (or CPU)",
-    "report": "write the tables and plots of the committed results into the README",
+    "report": "write the tables and plots of the committed results into the documents",
 }
 
 

@@ -1,7 +1,7 @@
-"""``report``: the README's tables and plots, made from ``benchmarks/results/*.json``.
+"""``report``: the documents' tables and plots, made from ``benchmarks/results/*.json``.
 
-Writes between two markers and nowhere else, so the numbers in the README are always those of the
-committed files. Measures nothing.
+All of them go to docs/results.md, a few figures to the README. Writes between two markers and
+nowhere else, so the numbers there are always those of the committed files. Measures nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import agent, gpu, latency, plots, recovery, results, scale, store
+from benchmarks import agent, figures, gpu, latency, plots, recovery, results, scale, store
 from benchmarks.jobs import OWN_STORE
 
 NAME = "report"
@@ -24,34 +24,40 @@ LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results.md")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--check", action="store_true", help="fail if the README is out of date")
+    parser.add_argument("--check", action="store_true", help="fail if one is out of date")
 
 
 def run(args: argparse.Namespace) -> str:
-    """Write the README's part and the plots next to the results; return the part.
+    """Write both documents' parts and the plots next to the results; return the large part.
 
-    Raises ValueError if the README has no markers, or with ``--check`` if it is out of date.
+    Raises ValueError if a document has no markers, or with ``--check`` if it is out of date.
     """
-    before = args.readme.read_text()
-    head, begin, rest = before.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{args.readme} has no {BEGIN} … {END}")
-    part = render(args.results, args.readme.parent, draw=not args.check)
-    after = f"{head}{BEGIN}\n{part}{END}{tail}"
-    if args.check:
-        if after != before:
-            raise ValueError(f"{args.readme} is out of date: run python -m benchmarks report")
-    elif after != before:
-        args.readme.write_text(after)
-    results.console.print(f"{args.readme.name}: {'up to date' if after == before else 'written'}")
+    header, *rows = figures.figures(args.results)
+    _put(args.readme, table(header, rows), check=args.check)
+    part = render(args.results, args.document.parent, draw=not args.check)
+    _put(args.document, part, check=args.check)
     return part
 
 
-def render(folder: Path, readme_folder: Path, *, draw: bool = True) -> str:
-    """Return the README's part for the result files in ``folder``; draw their plots there."""
+def _put(document: Path, part: str, *, check: bool) -> None:
+    before = document.read_text(encoding="utf-8")
+    head, begin, rest = before.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{document} has no {BEGIN} … {END}")
+    after = f"{head}{BEGIN}\n{part}{END}{tail}"
+    if check and after != before:
+        raise ValueError(f"{document} is out of date: run python -m benchmarks report")
+    if after != before:
+        document.write_text(after, encoding="utf-8")
+    results.console.print(f"{document.name}: {'up to date' if after == before else 'written'}")
+
+
+def render(folder: Path, document_folder: Path, *, draw: bool = True) -> str:
+    """Return the part of docs/results.md for the files in ``folder``; draw their plots there."""
     sections: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[..., None]]] = {
         latency.NAME: (_latency, plots.plot_latency),
         recovery.NAME: (_recovery, plots.plot_recovery),
@@ -70,7 +76,7 @@ def render(folder: Path, readme_folder: Path, *, draw: bool = True) -> str:
         image = file.with_suffix(".svg")
         if draw:
             plot(document, image)
-        shown = Path(os.path.relpath(image, readme_folder)).as_posix()
+        shown = Path(os.path.relpath(image, document_folder)).as_posix()
         parts.append(f"{table(document)}\n![{name}]({shown})\n\n{_origin(document)}\n")
     return "\n".join(parts)
 

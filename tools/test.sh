@@ -62,7 +62,7 @@ install_all() {
     local pip=("$python" -m pip --disable-pip-version-check --quiet install)
 
     if ! "$python" -c 'import torch' 2>/dev/null; then
-        say "installing $torch (for a CPU-only torch see RDZV_ETCD_TORCH and the README)"
+        say "installing $torch (for a CPU-only torch see RDZV_ETCD_TORCH in CONTRIBUTING.md)"
         "${pip[@]}" "$torch"
     fi
     say "installing rdzv-etcd[$extras]"

@@ -1,6 +1,6 @@
 """One table of every option of ``--rdzv-conf``: names, types, defaults, meaning.
 
-The parser, the "did you mean" of its errors and the README's table all come from here. The
+The parser, the "did you mean" of its errors and docs/options.md all come from here. The
 aliases are the names torch's legacy ``etcd`` and ``etcd-v2`` backends use.
 """
 
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """How a value is written; the value is what the table in the README calls it."""
+    """How a value is written; the value is what the table in docs/options.md calls it."""
 
     SECONDS = "seconds"
     WHOLE_SECONDS = "whole seconds"
@@ -200,7 +200,7 @@ NAMES: dict[str, Option] = {name: option for option in OPTIONS for name in optio
 
 
 def options_table() -> str:
-    """Render the options as the markdown table that the README shows."""
+    """Render the options as the markdown table that docs/options.md shows."""
     lines = [
         "| option | also accepted | value | default | meaning |",
         "| --- | --- | --- | --- | --- |",

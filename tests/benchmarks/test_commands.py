@@ -157,16 +157,20 @@ def test_report(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     measured = ["latency", "--nodes=2", "--repeat=1", "--backends=bare"]
     assert main([*measured, "--json", str(folder / "latency.json")]) == 0
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
-    arguments = ["report", "--readme", str(readme), "--results", str(folder)]
+    readme, shown = tmp_path / "README.md", tmp_path / "results.md"
+    for file in (readme, shown):
+        file.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
+    arguments = ["report", "--readme", str(readme), "--document", str(shown)]
+    arguments += ["--results", str(folder)]
     with pytest.raises(ValueError, match="out of date"):
         main([*arguments, "--check"])
     assert main(arguments) == 0
-    text = readme.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n")
-    assert text.endswith(f"{END}\nafter\n")
-    assert "stale" not in text
+    for file in (readme, shown):
+        text = file.read_text()
+        assert text.startswith(f"before\n{BEGIN}\n")
+        assert text.endswith(f"{END}\nafter\n")
+        assert "stale" not in text
+    text = shown.read_text()
     assert "| nodes | bare calls |" in text
     assert "GPUs are missing" in text
     assert "**Scale**: not measured yet" in text
@@ -190,6 +194,11 @@ def test_what_cannot_be_used_is_named(
         main(["latency", option.format(tmp_path)])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_documents_figures_are_the_committed_results() -> None:
+    """If this fails, run ``python -m benchmarks report``."""
+    assert main(["report", "--check"]) == 0
 
 
 def test_a_readme_without_markers_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""The README's one small table: a few of the committed results, beside torch's own backends.
+
+Measures nothing; ``report`` writes what this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import latency, recovery, results, scale
+
+BACKENDS = ("etcd3", "c10d", "etcd-v2")
+JOINING = 64
+MANY = 10_000
+DEATHS = {
+    "member": "training again after a node was killed",
+    "store-host": "… after the store's or the embedded etcd's host was killed",
+    "sigterm": "… after a node got `SIGTERM`",
+}
+"""Cases of ``recovery``, and what the table calls them."""
+
+
+def figures(folder: Path) -> list[list[str]]:
+    """Return the table's rows, the header first, for the result files in ``folder``."""
+    joined, _ = _summary(folder, latency.NAME, latency.summarize)
+    recovered, settings = _summary(folder, recovery.NAME, recovery.summarize)
+    formed, _ = _summary(folder, scale.NAME, scale.summarize)
+
+    def joining(backend: str) -> str:
+        return results.seconds(joined.get((backend, JOINING), {}).get("median"))
+
+    def many(backend: str) -> str:
+        ours = formed.get((scale.OURS, scale.FIRST, MANY), {}) if backend == BACKENDS[0] else {}
+        return results.seconds(ours.get("seconds"))
+
+    return [
+        ["", *(f"`{backend}`" for backend in BACKENDS)],
+        [f"{JOINING} nodes hold their ranks", *map(joining, BACKENDS)],
+        *(
+            [what, *(_recovered(recovered.get((case, backend)), settings) for backend in BACKENDS)]
+            for case, what in DEATHS.items()
+        ),
+        [f"{MANY:,} simulated nodes hold their ranks", *map(many, BACKENDS)],
+    ]
+
+
+def _summary(
+    folder: Path, name: str, summarize: Callable[[dict[str, Any]], Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return what a benchmark's file says and its settings; both are empty if there is none."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        return {}, {}
+    document = results.read(file)
+    return summarize(document), document["settings"]
+
+
+def _recovered(row: dict[str, Any] | None, settings: dict[str, Any]) -> str:
+    if row is None:
+        return "–"
+    if "total" not in row:
+        return f"not within {settings['limit']:g} s"
+    return results.seconds(row["total"])
