@@ -50,11 +50,12 @@ def settings_from_config(
     strings or as what they mean. ``environ`` gives user and password and what ``rank_key`` names.
     """
     given = Given(config)
+    job = JobSettings(min_nodes, max_nodes, given.whole("node_unit") or 1)
     return Settings(
         job_id=_encodable("the job id (--rdzv-id)", job_id),
-        job=JobSettings(min_nodes, max_nodes, given.whole("node_unit") or 1),
+        job=job,
         connection=_connection(given, parse_endpoints(endpoint), environ),
-        timing=_timing(given),
+        timing=_timing(given, job),
         prefix=_prefix(given),
         rank_key=_rank_key(given, environ),
         local_addr=_local_addr(local_addr),
@@ -152,7 +153,7 @@ def _read_line(typed: str, path: Path) -> str:
 # --- timing ---------------------------------------------------------------------------------------
 
 
-def _timing(given: Given) -> Timing:
+def _timing(given: Given, job: JobSettings) -> Timing:
     join_timeout_s = given.seconds("join_timeout") or _TIMING.join_timeout_s
     settle_s = given.seconds("settle")
     lease_ttl_s = _lease_ttl_s(given)
@@ -160,7 +161,7 @@ def _timing(given: Given) -> Timing:
         lease_ttl_s=lease_ttl_s,
         keep_alive_timeout_s=given.seconds("heartbeat_timeout"),
         join_timeout_s=join_timeout_s,
-        last_call_timeout_s=_last_call_timeout_s(given, join_timeout_s),
+        last_call_timeout_s=_last_call_timeout_s(given, job, join_timeout_s),
         settle_s=_TIMING.settle_s if settle_s is None else settle_s,
         closed_ttl_s=given.whole("closed_ttl") or _TIMING.closed_ttl_s,
         job_lease_ttl_s=_job_lease_ttl_s(given, lease_ttl_s),
@@ -188,16 +189,14 @@ def _lease_ttl_s(given: Given) -> int:
     return ttl_s
 
 
-def _last_call_timeout_s(given: Given, join_timeout_s: float) -> float:
-    asked_s = given.seconds("last_call_timeout")
-    if asked_s is None:
-        return min(_TIMING.last_call_timeout_s, join_timeout_s)
-    if asked_s > join_timeout_s:
+def _last_call_timeout_s(given: Given, job: JobSettings, join_timeout_s: float) -> float:
+    asked_s = given.seconds("last_call_timeout") or _TIMING.last_call_timeout_s
+    if given.entry("last_call_timeout") and asked_s > join_timeout_s and job.is_elastic:
         raise SettingsError(
             f"last_call_timeout={asked_s:g} is longer than {given.typed('join_timeout')}="
             f"{join_timeout_s:g}: nodes would give up before the round closes"
         )
-    return asked_s
+    return min(asked_s, join_timeout_s)
 
 
 def _job_lease_ttl_s(given: Given, lease_ttl_s: int) -> int | None:

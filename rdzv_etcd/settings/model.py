@@ -98,6 +98,12 @@ class JobSettings:
                 f"({self.min_nodes}) and max_nodes ({self.max_nodes})"
             )
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether worlds of more than one size may be formed."""
+        smallest = -(-self.min_nodes // self.node_unit) * self.node_unit
+        return smallest + self.node_unit <= self.max_nodes
+
     def __str__(self) -> str:
         unit = f", node_unit={self.node_unit}" if self.node_unit != 1 else ""
         return f"min_nodes={self.min_nodes}, max_nodes={self.max_nodes}{unit}"

@@ -196,6 +196,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 
+WITHOUT_MEANING: dict[str, str] = {
+    "is_host": "no node hosts the rendezvous: etcd does (with embed=1 on the endpoint's machine)",
+    "store_type": "the rendezvous is kept in etcd, and the workers' store is a TCPStore",
+}
+"""Options of torch's c10d backend that are accepted, so that moving is one word, and why they have
+no effect here."""
+
 NAMES: dict[str, Option] = {name: option for option in OPTIONS for name in option.names}
 
 

@@ -25,6 +25,8 @@ from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import Outcome, is_missing_result, outcome_of, torch_errors
 
 BACKEND = "etcd3"
+_OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Set to 1, it asks for a store that the workers of rank 0 serve themselves; as in torch."""
 EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
 """Tells workers the epoch of their round: a fencing token that only grows."""
 
@@ -45,6 +47,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._exits_gracefully = False
         self._confirmed: bool | None = None
         """What :meth:`shutdown` returned, once it did."""
+        self._earlier_error = sys.exc_info()[1]
+        """What was being handled around this handler's work, so it does not say how that ended."""
         with torch_errors():
             self._group = _open_group(settings, connect)
 
@@ -53,7 +57,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        return True
+        return os.environ.get(_OWN_STORE_VARIABLE, "0") != "1"
 
     def get_run_id(self) -> str:
         return self._settings.job_id
@@ -65,6 +69,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         waited as a spare.
         """
         self._worker_store = None  # a fresh store in every round: workers use it without a prefix
+        self._earlier_error = sys.exc_info()[1]
         try:
             with torch_errors():
                 world = self._group.join()
@@ -72,8 +77,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._exits_gracefully = True
             raise
         listener = self._group.take_listener()
-        if listener is not None:
+        if listener is not None and self.use_agent_store:
             self._worker_store = serve_tcp_store(listener)
+        elif listener is not None:
+            listener.close()  # the worker of rank 0 takes the port, which is as good as any
         os.environ[EPOCH_VARIABLE] = str(world.epoch)
         return RendezvousInfo(
             AgentStore(self._group, world),
@@ -101,6 +108,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         graceful exit it ends the process with code 0 where torch itself would fail. Idempotent.
         """
         error = sys.exc_info()[1]
+        if error is self._earlier_error:
+            error = None  # shut down in an `except` block of the caller's, which began before
         if self._confirmed is None:
             self._confirmed = self._end(outcome_of(error))
         if self._exits_gracefully and is_missing_result(error):
@@ -117,7 +126,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             confirmed = False
         finally:
             self._group.leave(outcome.reason)
-            self._worker_store = None
+            self._worker_store = self._earlier_error = None
         return confirmed
 
 

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
+import pytest
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.utils import store as store_util
 
@@ -70,6 +72,29 @@ def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(
         assert _visit(info) == (seen[1][0] + 1, seen[1][1])
         assert seen[0][0] == seen[1][0] == 1
         assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(("wish", "shared"), [("1", False), ("0", True), (None, True)])
+def test_workers_serve_their_own_store_if_torchs_variable_says_so(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    wish: str | None,
+    shared: bool,
+) -> None:
+    """``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``: the master's port is then free for the worker."""
+    monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
+    if wish is not None:
+        monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", wish)
+    with handlers(etcd_server, job_id, "1", 1) as (handler,):
+        assert handler.use_agent_store is shared
+        address, port = _master(handler.next_rendezvous())
+        if shared:
+            TCPStore(address, port, is_master=False).set("key", "value")
+        else:
+            own = TCPStore(address, port, is_master=True, wait_for_workers=False)
+            assert own.num_keys() == 0
 
 
 def test_a_rank_0_elsewhere_serves_nothing_here(

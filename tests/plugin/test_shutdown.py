@@ -97,6 +97,36 @@ def test_who_could_not_go_on_leaves_without_closing(
         assert staying.next_rendezvous().world_size == 1
 
 
+def test_an_error_handled_around_the_launch_is_not_how_the_job_ended(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """torchrun called in an ``except`` block: a first attempt failed, this one succeeds."""
+    try:
+        raise ValueError("the attempt before")
+    except ValueError:
+        handler = create_handler(parameters(etcd_server, job_id, "1"))
+        handler.next_rendezvous()
+        assert handler.shutdown()
+        assert handler.shutdown()
+    closed = closed_marker(etcd_server, job_id)
+    assert closed is not None
+    assert closed["succeeded"] is True
+
+
+def test_a_failure_in_a_launch_within_an_except_block_is_one(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    try:
+        raise ValueError("the attempt before")
+    except ValueError:
+        handler = create_handler(parameters(etcd_server, job_id, "1"))
+        handler.next_rendezvous()
+        assert shut_down_after(handler, child_failure())
+    closed = closed_marker(etcd_server, job_id)
+    assert closed is not None
+    assert closed["succeeded"] is False
+
+
 def test_a_spare_whose_job_is_done_ends_with_code_0(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:

@@ -313,3 +313,40 @@ def test_one_option_with_any_value(name: str, value: object) -> None:
         settings(**one)
     except SettingsError:
         return
+
+
+@pytest.mark.parametrize(
+    ("nodes", "unit", "has_a_last_call"),
+    [((4, 4), 1, False), ((3, 4), 2, False), ((3, 4), 1, True), ((2, 4), 2, True)],
+)
+def test_a_long_last_call_is_refused_only_where_there_is_one(
+    nodes: tuple[int, int], unit: int, has_a_last_call: bool
+) -> None:
+    """A world of one possible size is formed when its last node is there."""
+
+    def make() -> Settings:
+        return settings_from_config(
+            endpoint="h1",
+            job_id="job",
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            local_addr=None,
+            config={"last_call_timeout": 20, "timeout": 10, "node_unit": unit},
+            environ={},
+        )
+
+    if has_a_last_call:
+        with pytest.raises(SettingsError, match="last_call_timeout=20 is longer"):
+            make()
+    else:
+        assert make().timing.last_call_timeout_s == 10
+
+
+@pytest.mark.parametrize("option", [{"is_host": "1"}, {"store_type": "tcp"}])
+def test_options_of_c10d_that_mean_nothing_here_are_accepted_with_a_warning(
+    option: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert settings(**option) == settings()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{next(iter(option))}= has no effect here" in record.getMessage()
