@@ -50,6 +50,7 @@ class Runtime:
         """Use :meth:`acquire`."""
         self._thread = thread
         self._released = False
+        self._kept: list[object] = []
 
     @classmethod
     def acquire(cls) -> Runtime:
@@ -75,12 +76,18 @@ class Runtime:
             if self._released:
                 return
             self._released = True
+            self._kept.clear()
             thread.holds -= 1
             last = thread.holds == 0
             if last and _state.current is thread:
                 _state.current = None
         if last:
             thread.stop()
+
+    def keep(self, user: object) -> None:
+        """Keep ``user`` alive as long as this hold, for callers that Python knows nothing of."""
+        if not self._released:
+            self._kept.append(user)
 
     def __enter__(self) -> Runtime:
         return self

@@ -7,6 +7,7 @@ a watch; nothing is polled, and what the watch brings is not read a second time.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostE
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue, Txn
 from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.kv.writes import Deadline
+from rdzv_etcd.schema.keys import KeyRange
 
 T = TypeVar("T")
 
@@ -40,28 +42,33 @@ class Reader:
         """Read every key once; one request per ``BATCH_OPERATIONS`` keys, side by side."""
         return await self._read_all([Get(key) for key in keys], deadline)
 
-    async def count(self, keys: Sequence[bytes], deadline: Deadline) -> int:
-        """Tell how many of the keys exist; no value travels."""
-        reads = [Get(key, count_only=True) for key in keys]
-        return sum(result.count for result in await self._read_all(reads, deadline))
+    async def all_there(self, ranges: Sequence[KeyRange], deadline: Deadline) -> bool:
+        """Tell whether each of the ranges has a key; no value travels."""
+        reads = [Get(keys.start, keys.end, count_only=True) for keys in ranges]
+        return all(result.count for result in await self._read_all(reads, deadline))
 
     async def until_present(
-        self,
-        keys: Iterable[bytes],
-        deadline: Deadline,
-        name: Callable[[bytes], str],
-        *,
-        values: bool = True,
+        self, keys: Iterable[bytes], deadline: Deadline, name: Callable[[bytes], str]
     ) -> dict[bytes, KeyValue]:
-        """Return all keys as soon as each has been there; ``values=False`` may leave values empty.
+        """Return all keys as soon as each has been there.
 
         Not seen is what comes and goes before the first read or, where answers are quick, between
         that and the beginning of the watch.
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
         """
-        wanted = _Each(keys, values=values)
+        wanted = _Each(keys)
         await self._until(wanted, deadline, lambda: [name(key) for key in wanted.missing])
         return wanted.found
+
+    async def until_any_of_each(
+        self, ranges: Iterable[KeyRange], deadline: Deadline, name: Callable[[bytes], str]
+    ) -> None:
+        """Return as soon as there has been a key in each of the ranges; see :meth:`until_present`.
+
+        The ranges are named by their first keys.
+        """
+        wanted = _AnyOfEach(ranges)
+        await self._until(wanted, deadline, lambda: [name(keys.start) for keys in wanted.missing])
 
     async def until_any(
         self, start: bytes, end: bytes, deadline: Deadline, name: str
@@ -189,17 +196,16 @@ class _Wanted(Protocol):
 class _Each:
     """Each of some keys."""
 
-    def __init__(self, keys: Iterable[bytes], *, values: bool) -> None:
+    def __init__(self, keys: Iterable[bytes]) -> None:
         self.found: dict[bytes, KeyValue] = {}
         self.missing = dict.fromkeys(keys)
-        self._values = values
 
     @property
     def complete(self) -> bool:
         return not self.missing
 
     def reads(self) -> list[Get]:
-        return [Get(key, keys_only=not self._values) for key in self.missing]
+        return [Get(key) for key in self.missing]
 
     def key_range(self) -> tuple[bytes, bytes | None]:
         first, last = min(self.missing), max(self.missing)
@@ -210,6 +216,29 @@ class _Each:
             if kv.key in self.missing:
                 self.found[kv.key] = kv
                 del self.missing[kv.key]
+
+
+class _AnyOfEach:
+    """A key in each of some ranges, which do not overlap."""
+
+    def __init__(self, ranges: Iterable[KeyRange]) -> None:
+        self.missing = sorted(set(ranges), key=lambda keys: keys.start)
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    def reads(self) -> list[Get]:
+        return [Get(keys.start, keys.end, limit=1, keys_only=True) for keys in self.missing]
+
+    def key_range(self) -> tuple[bytes, bytes | None]:
+        return self.missing[0].start, self.missing[-1].end
+
+    def take(self, kvs: Iterable[KeyValue]) -> None:
+        for kv in kvs:
+            at = bisect_right(self.missing, kv.key, key=lambda keys: keys.start) - 1
+            if at >= 0 and kv.key in self.missing[at]:
+                del self.missing[at]
 
 
 class _Any:

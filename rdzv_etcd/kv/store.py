@@ -11,10 +11,10 @@ in a key's version. Adding the amount that a counter was made with never conflic
 Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by its
 revision; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
 
-Requests: one for set, delete, check, num_keys, get of a present key, add (two if the amount is
-new to the counter), compare_set (two on a counter), append to a new key (two otherwise); one per
-100 keys for multi_get and multi_set. When something has to be waited for, one watch, and another
-read if something was written before the watch began.
+Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
+counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
+multi_get and multi_set, one per 5,000 for num_keys and list_keys. When something has to be waited
+for, one watch, and another read if something was written before the watch began.
 
 All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
 by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`.
@@ -84,32 +84,34 @@ class KeyValueStore:
         return [content_of(found[name]) for name in names]
 
     async def wait(self, keys: Sequence[str], timeout_s: float | None) -> None:
-        """Return when each key has been there; raises as :meth:`multi_get`."""
-        names = [self._keys.value(key) for key in keys]
-        await self._reads.until_present(
-            names, self._deadline(timeout_s), self._keys.name, values=False
+        """Return when there has been a value or a queue's item under each key; raises as
+        :meth:`multi_get`."""
+        await self._reads.until_any_of_each(
+            [self._keys.value_or_queue(self._keys.value(key)) for key in keys],
+            self._deadline(timeout_s),
+            self._keys.name,
         )
 
     async def check(self, keys: Sequence[str], timeout_s: float | None) -> bool:
-        """Tell at once whether all keys exist."""
-        names = {self._keys.value(key) for key in keys}
-        return await self._reads.count(list(names), self._deadline(timeout_s)) == len(names)
+        """Tell at once whether each key has a value or a queue with items."""
+        ranges = {self._keys.value_or_queue(self._keys.value(key)) for key in keys}
+        return await self._reads.all_there(list(ranges), self._deadline(timeout_s))
 
     async def num_keys(self, timeout_s: float | None) -> int:
-        """Return the number of keys; queues and this library's own keys do not count."""
-        read = Get(self._keys.values.start, self._keys.values.end, count_only=True)
-        deadline = self._deadline(timeout_s)
-        return (await self._etcd.get(read, timeout_s=deadline.request_s())).count
+        """Return the number of values; queues and this library's own keys do not count."""
+        return len(await self.list_keys(timeout_s))
 
     async def list_keys(self, timeout_s: float | None) -> list[str]:
-        """Return all keys in ascending order; large stores are read page by page."""
+        """Return the keys of all values in ascending order, read page by page."""
         deadline = self._deadline(timeout_s)
         start, end = self._keys.values.start, self._keys.values.end
         names: list[str] = []
         while True:
             read = Get(start, end, limit=_PAGE_KEYS, keys_only=True)
             page = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
-            names += [self._keys.name(kv.key) for kv in page]
+            names += [
+                self._keys.name(kv.key) for kv in page if not self._keys.is_queue_item(kv.key)
+            ]
             if len(page) < _PAGE_KEYS:
                 return names
             start = page[-1].key + b"\x00"

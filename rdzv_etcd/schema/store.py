@@ -3,12 +3,16 @@
 Under ``store/<round>/`` (see :mod:`rdzv_etcd.schema.keys`):
 
     k/<key>                   a value or a counter
-    q/<queue>/<item>          one item of a queue
+    k/<key>NULq<item>         one item of a queue
     w/<writer>/<slot>         how often a writer has written, so that no write counts twice
 
 A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for the decimal number
 ``base + scale x version``, where *version* is etcd's own count of the puts on the key: a put that
-keeps the value adds ``scale``, without anybody having to know the number. No I/O here.
+keeps the value adds ``scale``, without anybody having to know the number.
+
+A queue's items stand right behind the value of the same name, so that one read and one watch tell
+of both. NUL is a null byte; in the name of a key it is followed by ``ff``, which no queue has. No
+I/O here.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from rdzv_etcd.schema.keys import KeyRange
 _VALUE = b"="
 _COUNTER = re.compile(rb"#(-?[0-9]{1,40}),(-?[0-9]{1,40})")
 _NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})\s*")
+_NUL, _NUL_IN_NAME, _ITEM = b"\x00", b"\x00\xff", b"\x00q"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class StoreKeys:
 
     def value(self, key: str) -> bytes:
         """Return the etcd key of a store key; every string is one, the empty one included."""
-        return self.range.start + b"k/" + key.encode()
+        return self.range.start + b"k/" + key.encode().replace(_NUL, _NUL_IN_NAME)
 
     @property
     def values(self) -> KeyRange:
@@ -42,10 +47,19 @@ class StoreKeys:
 
     def name(self, etcd_key: bytes) -> str:
         """Return the store key of an etcd key in :attr:`values`."""
-        return etcd_key[len(self.values.start) :].decode(errors="replace")
+        name, _, _ = etcd_key[len(self.values.start) :].partition(_ITEM)
+        return name.replace(_NUL_IN_NAME, _NUL).decode(errors="replace")
+
+    def is_queue_item(self, etcd_key: bytes) -> bool:
+        return _ITEM in etcd_key[len(self.values.start) :]
 
     def queue(self, key: str) -> KeyRange:
-        return self._under(b"q/" + quote(key, safe="").encode() + b"/")
+        start = self.value(key) + _ITEM
+        return KeyRange(start, prefix_end(start))
+
+    def value_or_queue(self, value: bytes) -> KeyRange:
+        """The keys of which one is there if the value (an etcd key) is, or its queue has items."""
+        return KeyRange(value, prefix_end(value + _ITEM))
 
     def queue_item(self, key: str, item: str) -> bytes:
         return self.queue(key).start + item.encode()

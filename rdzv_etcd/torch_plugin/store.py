@@ -152,9 +152,12 @@ class EtcdStore(Store):
 
     def clone(self) -> EtcdStore:
         """Return another store on the same keys, with a timeout of its own."""
-        return EtcdStore(
+        other = EtcdStore(
             self._etcd, self._runtime, self._keys, self._lease_id, timeout=self.timeout
         )
+        # C++ code that asks for a clone keeps the C++ object only, which is nothing without this.
+        self._runtime.keep(other)
+        return other
 
     def deleteKey(self, key: str) -> bool:
         """:meth:`delete_key`, by the name torch's C++ code calls."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
@@ -16,6 +18,7 @@ import torch.distributed.elastic.utils.store as store_util
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store import StoreKeys
 from rdzv_etcd.torch_plugin.store import EtcdStore
@@ -418,6 +421,51 @@ def test_many_take_from_a_queue_and_each_item_is_taken_once(open_store: Open) ->
     assert sorted(taken) == list(range(24))
 
 
+def test_check_and_wait_see_a_queue_while_it_has_items(store: EtcdStore) -> None:
+    """As torch's TCPStore: a key is there if it has a value, or a queue with items."""
+    assert not store.check(["queue"])
+    store.queue_push("queue", "item")
+    assert store.check(["queue"])
+    assert not store.check(["queue", "queu"])
+    store.wait(["queue"], GENEROUS)
+    store.queue_pop("queue")
+    assert not store.check(["queue"])
+    with pytest.raises(dist.DistStoreError, match="keys: queue"):
+        store.wait(["queue"], BRIEF)
+
+
+def test_a_wait_under_way_ends_when_an_item_is_pushed(open_store: Open) -> None:
+    waiting_store, store = open_store(), open_store()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiting_store.wait, ["queue", "value"], GENEROUS)
+        store.queue_push("queue/other", "item")
+        store.set("value", "set")
+        store.queue_push("queue", "item")
+        waiting.result(60)
+    assert store.list_keys() == ["value"]
+
+
+def test_a_value_and_a_queue_of_one_name_are_apart(store: EtcdStore) -> None:
+    store.queue_push("both", "item")
+    store.set("both", "value")
+    assert store.get("both") == b"value"
+    assert store.num_keys() == 1
+    assert store.delete_key("both") is True
+    assert store.check(["both"])
+    assert store.delete_key("both") is False
+    assert store.queue_pop("both") == b"item"
+
+
+def test_names_with_null_bytes_are_no_queue_items(store: EtcdStore) -> None:
+    names = ["a\0", "a\0\0q", "a\0q", "a\0qb"]
+    store.multi_set(names, [name.encode() for name in names])
+    assert store.list_keys() == sorted(names)
+    assert not store.check(["a"])
+    store.queue_push("a", "item")
+    assert store.queue_pop("a") == b"item"
+    assert [store.get(name) for name in names] == [name.encode() for name in names]
+
+
 # --- through torch --------------------------------------------------------------------------------
 
 
@@ -456,6 +504,27 @@ def test_a_clone_shares_keys_but_not_the_timeout(store: EtcdStore) -> None:
     clone.add("n", 1)
     assert store.add("n", 1) == 2
     assert store.timeout == GENEROUS
+
+
+def test_a_clone_that_only_torch_holds_is_used(store: EtcdStore) -> None:
+    clone = PrefixStore("p", store).clone()  # type: ignore[attr-defined]
+    gc.collect()
+    clone.set("key", "value")
+    assert store.get("p/key") == b"value"
+    assert clone.clone().get("key") == b"value"
+
+
+def test_torchs_own_test_of_stores_in_python(store: EtcdStore) -> None:
+    dist._test_python_store(store)  # type: ignore[attr-defined]
+
+
+def test_clones_live_no_longer_than_the_hold_on_the_runtime(place: Place) -> None:
+    runtime = Runtime.acquire()
+    store = EtcdStore(place.etcd, runtime, place.keys, place.lease_id)
+    clone = weakref.ref(store.clone())
+    assert clone() is not None
+    runtime.release()
+    assert clone() is None
 
 
 @pytest.mark.parametrize("prefixed", [False, True])
