@@ -33,7 +33,7 @@ class OurClients:
             return client, (await client.grant(_LEASE_TTL_S)).lease_id
 
         self._etcd, lease_id = self._runtime.run(connect())
-        keys = JobKeys("/bench", job).store(1)
+        keys = JobKeys("/bench", job).store(1, "bench")
         self._store = EtcdStore(self._etcd, self._runtime, keys, lease_id, timeout=timeout)
 
     def open(self) -> Any:

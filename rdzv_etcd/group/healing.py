@@ -6,6 +6,7 @@ lease ran out. Until then it comes back without anybody's noticing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace
 
@@ -96,13 +97,21 @@ class Healing:
                 return
             if recovery is Recovery.NOTHING:
                 return  # the job is over; `notice` has seen it
-            session = await context.session.open(context.urgent_limit_s)
+            session, there = await asyncio.gather(
+                context.session.open(context.urgent_limit_s),
+                context.etcd.get(requests.read_presence(context.keys, info.node_id)),
+            )
             info = replace(info, arrived_for=record.number)
             if recovery is Recovery.RECORD:
                 txn = await self._record(record, info, session)
             else:
                 txn = requests.restore_presence(
-                    context.keys, control, info, session, standing.slice_of(record)
+                    context.keys,
+                    control,
+                    info,
+                    session,
+                    standing.slice_of(record),
+                    presence_revision=max((kv.mod_revision for kv in there.kvs), default=0),
                 )
             if await self._write(txn, session):
                 standing.slice_revision = control.round_revision

@@ -1,9 +1,10 @@
-"""A member's watch on its own presence: it hears at once if etcd takes that away, and puts it back.
+"""A node's watch on its own presence: it hears at once if etcd takes that away, and puts it back.
 
 etcd may revoke the lease of a node that has renewed it in time: a leader of etcd that was paused
 believes for a moment after it wakes up that all leases have run out (etcd#15247; newer versions,
 3.5.30 too, check first, but not whether they were asleep). The next keep-alive would tell, up to a
-third of a TTL later, when the other members have long been told that this one is lost.
+third of a TTL later, when the other members have long been told that this one is lost. And if only
+the key is gone (somebody has deleted it), no keep-alive tells at all, and who waits would wait on.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _RETRY_S = 1.0
 
 
 async def watch_own(context: NodeContext, standing: Standing) -> None:
-    """Tell the session when its presence is gone, while this node is a member; until cancelled.
+    """See to it that the presence of a node that has arrived is there, until cancelled.
 
-    Begins when the node has been a member for the time between two keep-alives: when a round is
-    formed there are better things to do.
+    Begins when the node has been there for the time between two keep-alives: when it arrives and
+    when a round is formed there are better things to do.
     """
-    while standing.phase is not Phase.MEMBER:
-        await context.pulse.wait(when=lambda: standing.phase is Phase.MEMBER)
+    while not _should_be_there(standing):
+        await context.pulse.wait(when=lambda: _should_be_there(standing))
     await context.clock.sleep(context.session.renewal_period_s)
     while True:
         try:
@@ -36,6 +37,8 @@ async def _follow(context: NodeContext, standing: Standing) -> None:
     key = context.keys.node(standing.node_id)
     watch = context.etcd.watch(key, start_revision=0)
     try:
+        await watch.ready()
+        await _check(context, standing)  # it may have gone before
         async for batch in watch:
             if any(event.kind is EventKind.DELETE for event in batch.events):
                 await _check(context, standing)
@@ -46,8 +49,18 @@ async def _follow(context: NodeContext, standing: Standing) -> None:
 async def _check(context: NodeContext, standing: Standing) -> None:
     async with standing.presence_lock:  # what this node does to its presence itself is no news
         session = context.session.lease_id
-        if standing.phase is Phase.MEMBER and session and not await is_present(context, session):
+        if not session or not _should_be_there(standing) or await is_present(context, session):
+            return
+        if standing.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
+            standing.arrived_with = 0
+            context.pulse.beat()
+        else:
             context.session.lost(session)
+
+
+def _should_be_there(standing: Standing) -> bool:
+    waits = standing.phase is Phase.WAITING and standing.arrived_with != 0
+    return waits or standing.phase is Phase.MEMBER
 
 
 async def is_present(context: NodeContext, session: int) -> bool:

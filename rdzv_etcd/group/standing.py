@@ -34,6 +34,8 @@ class World:
     """Node ids by rank; empty in a large world (see ``slices``)."""
     job_lease: int
     """The lease on which everything that belongs to the job lives."""
+    run: str = ""
+    """With the round's number it names the round once and for all."""
     slices: Slices | None = None
     """Where the members of a large world are named;
     :meth:`~rdzv_etcd.group.group.Group.members` reads them."""
@@ -171,5 +173,6 @@ class Standing:
             control.epoch,
             record.members,
             record.job_lease,
+            record.run,
             record.slices,
         )

@@ -1,15 +1,16 @@
 """Key paths of one job. Nothing else in the library builds a key.
 
-    <prefix>/<job>/audit/<round>               what happened in a round            job lease
+    <prefix>/<job>/audit/<round>/<run>         what happened in a round            job lease
     <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session
     <prefix>/<job>/ctl/round                   the round record                    job lease
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
     <prefix>/<job>/ranks/<round>/<edition>/<n> a slice of a large world's ranks    job lease
-    <prefix>/<job>/store/<round>/<key>         the round's key-value store         job lease
+    <prefix>/<job>/store/<round>/<run>/<key>   the round's key-value store         job lease
 
-``ctl`` and ``nodes`` are neighbours, so one watch covers both.
+A round's number alone does not name it: another run of the job counts from 1 again, perhaps while
+the last one's keys still live. ``ctl`` and ``nodes`` are neighbours, so one watch covers both.
 """
 
 from __future__ import annotations
@@ -88,19 +89,19 @@ class JobKeys:
 
     # -- per round --------------------------------------------------------------------------------
 
-    def audit(self, round_number: int) -> bytes:
-        return self.root + b"audit/" + _round(round_number)
+    def audit(self, round_number: int, run: str) -> bytes:
+        return self.root + b"audit/" + _round(round_number) + b"/" + _segment(run)
 
     @property
     def audits(self) -> KeyRange:
         return _range(self.root + b"audit/")
 
     def audits_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.audits.start, self.audit(round_number))
+        return KeyRange(self.audits.start, self.audits.start + _round(round_number))
 
-    def store(self, round_number: int) -> KeyRange:
-        """The range of a round's store; a store key is ``store(r).start + key``."""
-        return _range(self.root + b"store/" + _round(round_number) + b"/")
+    def store(self, round_number: int, run: str) -> KeyRange:
+        """The range of a round's store; a store key is ``store(r, run).start + key``."""
+        return _range(self.stores.start + _round(round_number) + b"/" + _segment(run) + b"/")
 
     @property
     def ranks(self) -> KeyRange:
@@ -114,7 +115,7 @@ class JobKeys:
         return _range(self.root + b"ranks/" + _round(round_number) + b"/")
 
     def edition(self, round_number: int, edition: str) -> KeyRange:
-        return _range(self.editions(round_number).start + quote(edition, safe="").encode() + b"/")
+        return _range(self.editions(round_number).start + _segment(edition) + b"/")
 
     def slice(self, round_number: int, edition: str, index: int) -> bytes:
         return self.edition(round_number, edition).start + b"%05d" % index
@@ -124,17 +125,10 @@ class JobKeys:
         return _range(self.root + b"store/")
 
     def stores_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.stores.start, self.store(round_number).start)
+        return KeyRange(self.stores.start, self.stores.start + _round(round_number))
 
     def barrier(self, round_number: int, name: str) -> KeyRange:
-        return _range(
-            self.root
-            + b"barrier/"
-            + _round(round_number)
-            + b"/"
-            + quote(name, safe="").encode()
-            + b"/"
-        )
+        return _range(self.barriers.start + _round(round_number) + b"/" + _segment(name) + b"/")
 
     @property
     def barriers(self) -> KeyRange:
@@ -150,6 +144,10 @@ class JobKeys:
 
 def _round(number: int) -> bytes:
     return b"%0*d" % (_ROUND_DIGITS, number)
+
+
+def _segment(name: str) -> bytes:
+    return quote(name, safe="", errors="surrogatepass").encode()
 
 
 def _range(prefix: bytes) -> KeyRange:

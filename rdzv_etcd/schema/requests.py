@@ -89,6 +89,10 @@ def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
     )
 
 
+def read_presence(keys: JobKeys, node_id: str) -> Get:
+    return Get(keys.node(node_id))
+
+
 def read_slice(keys: JobKeys, record: Round, slices: Slices, node_id: str) -> Get:
     """Read the slice that tells a node its rank in a large world."""
     return Get(keys.slice(record.number, slices.edition, slices.index_of(node_id)))
@@ -145,7 +149,7 @@ def close_round(
         ),
         (
             Put(keys.round, values.encode_round(record), record.job_lease),
-            Put(keys.audit(record.number), _audit(audit), record.job_lease),
+            Put(keys.audit(record.number, record.run), _audit(audit), record.job_lease),
             *_sweep(keys, record),
         ),
         (read_control(keys),),
@@ -179,15 +183,20 @@ def restore_presence(
     info: NodeInfo,
     session: int,
     slice_: Slice | None = None,
+    *,
+    presence_revision: int = 0,
 ) -> Txn:
     """Put a presence back if the round goes on and nobody was called lost meanwhile.
 
-    ``slice_``: this member's slice of a large world, which may be gone as well.
+    ``presence_revision``: that of the presence there is, 0 for none. If it is another one by then,
+    this node has arrived anew, and this is a copy that comes late. ``slice_``: this member's slice
+    of a large world, which may be gone as well.
     """
     return Txn(
         (
             _record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
+            Compare(keys.node(info.node_id), Target.MOD, Relation.EQUAL, presence_revision),
         ),
         (
             Put(keys.node(info.node_id), values.encode_node(info), session),

@@ -32,7 +32,8 @@ class AgentStore(EtcdStore):
     """An :class:`EtcdStore` in which no agent waits for a member that is known to be lost."""
 
     def __init__(self, group: Group, world: World) -> None:
-        super().__init__(group.etcd, group.runtime, group.keys.store(world.round), world.job_lease)
+        place = group.keys.store(world.round, world.run)
+        super().__init__(group.etcd, group.runtime, place, world.job_lease)
         self._world = world
         self._when_over = group.round_over
         self._own_info: dict[str, Any] = {}

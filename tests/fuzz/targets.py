@@ -103,7 +103,7 @@ def keys(rng: random.Random) -> None:
     key = nasty_bytes(rng, rng.choice((KEYS.node("a~1~x"), KEYS.round, KEYS.change, KEYS.leader)))
     value = _value(rng, rng.choice((values.encode_node(_NODE), values.encode_round(_RECORD))))
     kv = KeyValue(key, value, 5, 6, 1)
-    StoreKeys(KEYS.store(1)).name(key)
+    StoreKeys(KEYS.store(1, "run")).name(key)
     read = GetResult(7, (kv,), 1)
     _expect(lambda: control_from(KEYS, read))
     _expect(lambda: nodes_from(KEYS, read, 0.0))

@@ -35,7 +35,7 @@ def ranges(keys: JobKeys) -> list[KeyRange]:
         keys.nodes,
         keys.audits,
         keys.audits_before(7),
-        keys.store(3),
+        keys.store(3, "run"),
         keys.stores,
         keys.stores_before(7),
         keys.ranks,
@@ -50,7 +50,7 @@ def ranges(keys: JobKeys) -> list[KeyRange]:
 
 
 def singles(keys: JobKeys) -> list[bytes]:
-    return [keys.round, keys.leader, keys.change, keys.node("host~1~x"), keys.audit(7)]
+    return [keys.round, keys.leader, keys.change, keys.node("host~1~x"), keys.audit(7, "run")]
 
 
 def overlap(one: KeyRange, other: KeyRange) -> bool:
@@ -104,10 +104,10 @@ def test_the_kinds_of_keys_do_not_overlap() -> None:
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
 def test_rounds_order_as_numbers(one: int, other: int) -> None:
     keys = JobKeys("/p", "job")
-    assert (keys.audit(one) < keys.audit(other)) == (one < other)
-    assert (keys.store(one).start < keys.store(other).start) == (one < other)
-    assert (keys.audit(one) in keys.audits_before(other)) == (one < other)
-    assert (keys.store(one).start + b"k" in keys.stores_before(other)) == (one < other)
+    assert (keys.audit(one, "b") < keys.audit(other, "a")) == (one < other)
+    assert (keys.store(one, "b").start < keys.store(other, "a").start) == (one < other)
+    assert (keys.audit(one, "b") in keys.audits_before(other)) == (one < other)
+    assert (keys.store(one, "b").start + b"k" in keys.stores_before(other)) == (one < other)
     arrival = keys.barrier(one, "b").start + b"arrived/x"
     assert (arrival in keys.barriers_before(other)) == (one < other)
 
@@ -117,6 +117,13 @@ def test_barriers_of_different_names_do_not_overlap(one: str, other: str) -> Non
     assume(one != other)
     keys = JobKeys("/p", "job")
     assert not overlap(keys.barrier(1, one), keys.barrier(1, other))
+
+
+@given(st.text(), st.text())
+def test_stores_of_different_runs_do_not_overlap(one: str, other: str) -> None:
+    assume(one != other)
+    keys = JobKeys("/p", "job")
+    assert not overlap(keys.store(1, one), keys.store(1, other))
 
 
 def test_a_node_id_is_read_from_its_key() -> None:

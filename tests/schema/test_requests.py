@@ -255,12 +255,18 @@ def test_a_member_puts_back_its_slice_only_if_it_is_gone(store: Store) -> None:
     mine = Slice(record.run, 1, record.slices.index_of("a"), {"a": 0})
     before = store.all_keys()
     there = store.read(requests.read_slices(store.keys, 1, record.slices)).kvs
-    back = requests.restore_presence(store.keys, store.control, info("a"), 1, mine)
+    there_since = store.read(requests.read_presence(store.keys, "a")).kvs[0].mod_revision
+    back = requests.restore_presence(
+        store.keys, store.control, info("a"), 1, mine, presence_revision=there_since
+    )
     assert store.do(back).succeeded
     assert store.read(requests.read_slices(store.keys, 1, record.slices)).kvs == there
     for kv in there:
         store.do(Txn((), (Delete(kv.key),)))
-    back = requests.restore_presence(store.keys, store.control, info("a"), 1, mine)
+    there_since = store.read(requests.read_presence(store.keys, "a")).kvs[0].mod_revision
+    back = requests.restore_presence(
+        store.keys, store.control, info("a"), 1, mine, presence_revision=there_since
+    )
     assert store.do(back).succeeded
     got = store.read(requests.read_slice(store.keys, record, record.slices, "a"))
     assert slice_from(record, "a", got) == mine
@@ -322,13 +328,14 @@ def test_old_stores_and_barriers_are_swept_and_the_last_ones_kept(store: Store) 
     keys = store.keys
     for number in range(1, 5):
         store.form("a")
-        for key in (keys.store(number).start + b"k/x", keys.barrier(number, "b").start + b"done"):
+        stored = keys.store(number, "run").start + b"k/x"
+        for key in (stored, keys.barrier(number, "b").start + b"done"):
             store.do(Txn((), (Put(key, b"", JOB_LEASE),)))
     left = store.all_keys()
-    assert keys.store(3).start + b"k/x" in left
-    assert keys.store(4).start + b"k/x" in left
+    assert keys.store(3, "run").start + b"k/x" in left
+    assert keys.store(4, "run").start + b"k/x" in left
     assert keys.barrier(3, "b").start + b"done" in left
-    assert keys.store(2).start + b"k/x" not in left
+    assert keys.store(2, "run").start + b"k/x" not in left
     assert keys.barrier(2, "b").start + b"done" not in left
 
 
@@ -348,9 +355,11 @@ def test_a_presence_is_put_back_while_the_round_goes_on(store: Store) -> None:
     store.model.step(Revoke(1))
     restore = requests.restore_presence(store.keys, before, info("a"), 3)
     assert store.do(restore).succeeded
+    assert not store.do(restore).succeeded  # a copy that comes late
     assert store.here() == {"a", "b"}
     assert store.control.leader == Leader("a", SETTINGS)
     store.do(requests.publish_change(store.keys, store.control, Change("run", 1, ("x",))))
+    store.do(Txn((), (Delete(store.keys.node("a")),)))
     assert not store.do(restore).succeeded
 
 
@@ -399,7 +408,7 @@ def test_only_the_last_one_puts_out_the_light(store: Store, closed: bool) -> Non
     store.arrive("a", 1)
     store.arrive("b", 2)
     record = store.form("a", "b")
-    store.do(Txn((), (Put(store.keys.store(1).start + b"k/x", b"=1", JOB_LEASE),)))
+    store.do(Txn((), (Put(store.keys.store(1, "run").start + b"k/x", b"=1", JOB_LEASE),)))
     if closed:
         marker = replace(record, closure=Closure("a", "done", True, 0.0))
         store.do(requests.close_job(store.keys, store.control, marker, 3))

@@ -8,6 +8,7 @@ from rdzv_etcd.core.model import Change, Closure, Leader, Round
 from rdzv_etcd.core.slicing import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind
+from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store import StoreKeys, number_of
@@ -49,10 +50,10 @@ class Commits:
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
 
-    def counter(self, round_number: int) -> Counting:
+    def counter(self, world: World) -> Counting:
         """What was added up in the store of a round."""
-        key = StoreKeys(self._keys.store(round_number)).value(COUNTER)
-        return self._counters.setdefault(key, Counting(f"{COUNTER!r} of round {round_number}"))
+        key = StoreKeys(self._keys.store(world.round, world.run)).value(COUNTER)
+        return self._counters.setdefault(key, Counting(f"{COUNTER!r} of round {world.round}"))
 
     def check_counters(self) -> None:
         """Raise InvariantError if an add was lost, or counted twice."""

@@ -113,10 +113,12 @@ def restores(job: SimJob, member: SimNode) -> Match:
 
 def test_a_presence_put_back_after_its_node_was_called_lost() -> None:
     """A member has lost its lease, and sees no change yet; what it puts back is 25 s under way.
-    Meanwhile the leader, gone too, is replaced by one that calls both lost."""
+    Meanwhile the leader, gone too, is replaced by one that calls both lost. The member's workers
+    take their time to stop, so it has not arrived anew by then."""
 
     async def scenario(job: SimJob) -> None:
         leader, late, other = await works_one_after_the_other(job, "abc")
+        late.stops_in_s = 30.0
         late.connection.link.hold_requests(25.0, 9, restores(job, late))  # and its copies
         job.server.expire(late.node.context.session.lease_id)
         job.crash(leader.name)

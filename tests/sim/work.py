@@ -35,7 +35,7 @@ class Work:
         self._node_id = context.identity.node_id
         self.store = KeyValueStore(
             context.etcd,
-            context.keys.store(world.round),
+            context.keys.store(world.round, world.run),
             world.job_lease,
             writer=f"{self._node_id}@{world.epoch}",
             clock=context.clock,
@@ -67,7 +67,7 @@ class Work:
                 )
 
     async def add(self, amount: int) -> int:
-        counter = self._history.counter(self._world.round)
+        counter = self._history.counter(self._world)
         counter.ask(self._node_id, amount)
         total = await self.store.add(COUNTER, amount, LIMIT_S)
         counter.tell(self._node_id, amount, total)

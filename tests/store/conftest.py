@@ -99,7 +99,7 @@ def place(setting: Setting, server: EtcdServer | None, job_id: str) -> Iterator[
         etcd = stack.enter_context(_connected(runtime, server, setting.worth_calls))
         job = JobKeys("/rdzv_etcd", job_id)
         lease_id = runtime.run(etcd.grant(600)).lease_id
-        yield Place(runtime, etcd, job.store(1), lease_id)
+        yield Place(runtime, etcd, job.store(1, "run"), lease_id)
         assert runtime.run(etcd.revoke(lease_id))
         left = runtime.run(etcd.get(Get(job.all.start, job.all.end, keys_only=True)))
         assert left.kvs == ()

@@ -10,7 +10,7 @@ from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 
-KEYS = JobKeys("/rdzv_etcd", "job").store(1)
+KEYS = JobKeys("/rdzv_etcd", "job").store(1, "run")
 LIMIT_S = 60.0
 
 Scenario = Callable[[MemoryEtcd], Coroutine[Any, Any, None]]

@@ -37,7 +37,7 @@ def store(
             Connection((Endpoint(server.host, server.port),)), worth_calls=request.param
         )
         lease_id = runtime.run(client.grant(600)).lease_id
-        keys = JobKeys("/rdzv_etcd", job_id).store(1)
+        keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
         yield EtcdStore(client, runtime, keys, lease_id, timeout=GENEROUS)
         runtime.run(client.close())
 
