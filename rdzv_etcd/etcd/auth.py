@@ -1,19 +1,25 @@
 """Holds the authentication token and renews it, one renewal at a time.
 
-Knows user, password and token. Must not know which calls need it.
+Knows user, password and token. Must not know which calls need it. Files that user and password
+came from are read again for every token, which blocks shortly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import Server
 from rdzv_etcd.settings.model import Credentials
+from rdzv_etcd.settings.secrets import read_again
+
+_log = logging.getLogger("rdzv_etcd")
 
 # Refuses the call at once on a member without a leader, instead of letting it wait there.
 # Source: etcd's MetadataRequireLeaderKey
@@ -65,9 +71,17 @@ class Authenticator:
                 self._metadata = await self._authenticate(server, limit_s)
             return self._metadata
 
+    def _read_again(self) -> Credentials:
+        """Return user and password as they are now; those of before if they cannot be read."""
+        assert self._credentials is not None
+        try:
+            self._credentials = read_again(self._credentials)
+        except SettingsError as error:
+            _log.warning("the login at etcd goes on with what was read before: %s", error)
+        return self._credentials
+
     async def _authenticate(self, server: Server, limit_s: float) -> Metadata:
-        credentials = self._credentials
-        assert credentials is not None
+        credentials = self._read_again()
         request = stubs.load().AuthenticateRequest(
             name=credentials.user, password=credentials.password
         )

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.quiet import grpc
+
+Credentials: TypeAlias = Callable[[], "grpc.ChannelCredentials | None"]
+"""Tells with which credentials the next connection is to be made; the same object: no others."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -88,12 +92,13 @@ class BlockingCalls:
     def __init__(
         self,
         target: str,
-        credentials: grpc.ChannelCredentials | None,
+        credentials: Credentials,
         clock: Clock,
         worth_calls: int = WORTH_CALLS,
     ) -> None:
         self._target = target
         self._credentials = credentials
+        self._used: grpc.ChannelCredentials | None = None
         self._clock = clock
         self._worth_calls = worth_calls
         self._wanted_at_s: deque[float] = deque(maxlen=worth_calls)
@@ -121,6 +126,10 @@ class BlockingCalls:
         try:
             self._busy.add(threading.get_ident())
             return call(request, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError:
+            if self._credentials() is not self._used:
+                self.renew()
+            raise
         finally:
             self._busy.discard(threading.get_ident())
 
@@ -142,6 +151,7 @@ class BlockingCalls:
             if self._closed:
                 raise ValueError("closed")
             if self._channel is None:
-                self._channel = open_channel(grpc, self._target, self._credentials)
+                self._used = self._credentials()
+                self._channel = open_channel(grpc, self._target, self._used)
                 self._calls = bind(self._channel)
             return self._calls

@@ -19,19 +19,21 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     LeaseExistsError,
     LeaseNotFoundError,
+    SettingsError,
 )
 from rdzv_etcd.etcd import api, codec, retry, stubs
 from rdzv_etcd.etcd.auth import Authenticator
 from rdzv_etcd.etcd.borrowed import BorrowedServer
-from rdzv_etcd.etcd.channels import WORTH_CALLS, Metadata
+from rdzv_etcd.etcd.channels import WORTH_CALLS, Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Server
-from rdzv_etcd.etcd.tls import channel_credentials
+from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.etcd.watch_streams import WatchStreams
+from rdzv_etcd.settings.hosts import is_loopback
 from rdzv_etcd.settings.model import Connection, Endpoint
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
@@ -44,7 +46,8 @@ class EtcdClient:
     """Implements :class:`rdzv_etcd.etcd.api.Etcd`; see there for what each method promises.
 
     Making one reads the TLS files (blocks shortly; :class:`EtcdTlsError`, :class:`SettingsError`)
-    and opens no connection.
+    and opens no connection. :class:`SettingsError` also if a password would go over plain http to
+    another machine, and that was not allowed.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class EtcdClient:
     ) -> None:
         """``worth_calls`` within ten seconds, begun in their callers' threads, and the next ones
         block there, over a second connection; 0: all."""
+        _require_private(connection)
         clock = SystemClock() if clock is None else clock
         self._setup(
             _servers(connection, clock, worth_calls),
@@ -215,9 +219,28 @@ class EtcdClient:
         return candidates[-1]
 
 
+def _require_private(connection: Connection) -> None:
+    """Refuse to send a password where everybody on the way can read it."""
+    if connection.credentials is None or connection.tls or connection.allow_plain_password:
+        return
+    for endpoint in connection.endpoints:
+        if not is_loopback(endpoint.host):
+            raise SettingsError(
+                f"the etcd password would go to http://{endpoint.target} in plain text, for all "
+                "on the way to read: use https:// (protocol=https), or give "
+                "allow_plain_password=1 if that network is trusted"
+            )
+
+
+def _none() -> None:
+    """Credentials of a plain connection."""
+
+
 def _servers(connection: Connection, clock: Clock, worth_calls: int) -> list[Server]:
     scheme = "http" if connection.tls is None else "https"
-    credentials = None if connection.tls is None else channel_credentials(connection.tls)
+    credentials: Credentials = _none
+    if connection.tls is not None:
+        credentials = TlsFiles(connection.tls).current
     return [
         AioServer(
             f"{scheme}://{endpoint.target}",

@@ -6,10 +6,16 @@ Knows the LeaseKeepAlive call. Must not know when a lease is to be renewed, or w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict, deque
 from typing import Any
 
-from rdzv_etcd.errors import EtcdUnavailableError
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    EtcdUnavailableError,
+)
 from rdzv_etcd.etcd import retry, stubs
 from rdzv_etcd.etcd.faults import AttemptError, Verdict, unavailable
 from rdzv_etcd.etcd.link import Link, OpenStream
@@ -17,6 +23,10 @@ from rdzv_etcd.etcd.outbox import Outbox
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import ClosedError
+
+_log = logging.getLogger("rdzv_etcd")
+
+_REFUSALS = (EtcdAuthError, EtcdPermissionError)
 
 
 class KeepAlive:
@@ -26,6 +36,7 @@ class KeepAlive:
         self._link = link
         self._opening = asyncio.Lock()
         self._live: _Exchange | None = None
+        self._refused = False
 
     async def renew(self, lease_id: int, timeout_s: float) -> int:
         """Return the lease's new TTL, 0 if it is gone.
@@ -40,7 +51,9 @@ class KeepAlive:
             )
 
         try:
-            return await retry.attempts(policy, self._attempt, lease_id, deadline)
+            ttl_s = await retry.attempts(policy, self._attempt, lease_id, deadline)
+            self._refused = False
+            return ttl_s
         except AttemptError as failed:
             if failed.fault.verdict is Verdict.FINAL:
                 raise failed.fault.error from None
@@ -53,9 +66,25 @@ class KeepAlive:
             await self._live.close()
             self._live = None
 
+    def _note_refusal(self, failed: AttemptError) -> None:
+        """Tell the first refusal of a row: unlike an outage, it does not pass by itself."""
+        error, final = failed.fault.error, failed.fault.verdict is Verdict.FINAL
+        refused = isinstance(error, EtcdTlsError) or (final and isinstance(error, _REFUSALS))
+        if refused and not self._refused:
+            self._refused = True
+            _log.warning(
+                "%s refuses to renew this node's lease, which ends unless that is mended: %s",
+                failed.endpoint,
+                error,
+            )
+
     async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
         limit_s = self._link.attempt_limit_s(retry.KEEP_ALIVE, deadline)
-        exchange = await self._exchange(limit_s)
+        try:
+            exchange = await self._exchange(limit_s)
+        except AttemptError as failed:
+            self._note_refusal(failed)
+            raise
         try:
             return await self._link.clock.wait_for(
                 exchange.ask(lease_id), min(limit_s, deadline.remaining_s())
@@ -69,6 +98,9 @@ class KeepAlive:
                 self._link.leave(exchange.opened.server)
                 await exchange.opened.server.renew()
             raise AttemptError(fault, exchange.opened.server.name) from None
+        except AttemptError as failed:
+            self._note_refusal(failed)
+            raise
 
     async def _exchange(self, limit_s: float) -> _Exchange:
         async with self._opening:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.etcd.channels import BlockingCalls, Metadata, bind, open_channel
+from rdzv_etcd.etcd.channels import BlockingCalls, Credentials, Metadata, bind, open_channel
 from rdzv_etcd.etcd.quiet import grpc
 
 
@@ -125,7 +125,7 @@ class AioServer:
         self,
         name: str,
         target: str,
-        credentials: grpc.ChannelCredentials | None,
+        credentials: Credentials,
         clock: Clock,
         *,
         worth_calls: int,
@@ -133,6 +133,7 @@ class AioServer:
         self.name = name
         self._target = target
         self._credentials = credentials
+        self._used: grpc.ChannelCredentials | None = None
         self._clock = clock
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
@@ -145,6 +146,13 @@ class AioServer:
     async def ready(self, limit_s: float) -> bool:
         channel = self._open()
         state = channel.get_state(try_to_connect=True)
+        if state is grpc.ChannelConnectivity.READY:
+            return True
+        if self._credentials() is not self._used:
+            # A channel keeps its credentials, and would be refused for ever once they have expired.
+            await self.renew()
+            channel = self._open()
+            state = channel.get_state(try_to_connect=True)
         if state not in _UNDECIDED:
             return True
         try:
@@ -212,7 +220,8 @@ class AioServer:
         if self._closed:
             raise ClosedError("the client is closed")
         if self._channel is None:
-            self._channel = open_channel(grpc.aio, self._target, self._credentials)
+            self._used = self._credentials()
+            self._channel = open_channel(grpc.aio, self._target, self._used)
             self._calls = bind(self._channel)
         return self._channel
 

@@ -1,11 +1,12 @@
 """Reads and checks the TLS files, and turns them into gRPC credentials.
 
 Knows PEM files and where systems keep their root certificates. Must not know endpoints or calls.
-Blocks on file reads; meant for start-up.
+Blocks on file reads, which are short.
 """
 
 from __future__ import annotations
 
+import logging
 import ssl
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +24,53 @@ _BUNDLES = (
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
+
+
+_log = logging.getLogger("rdzv_etcd")
+
+_Version = tuple[tuple[int, int, int] | None, ...]
+
+
+class TlsFiles:
+    """Credentials that follow their files: what was rotated on disk serves the next connection.
+
+    Making one raises what :func:`channel_credentials` raises.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._version = _version(tls)
+        self._credentials = channel_credentials(tls)
+
+    def current(self) -> grpc.ChannelCredentials:
+        """Return the same object until the files change. Thread-safe.
+
+        Files that cannot be used, such as a certificate whose key has yet to be replaced, are told
+        once, at WARNING, and those read before are kept until the files change again.
+        """
+        version = _version(self._tls)
+        if version != self._version:
+            self._version = version
+            try:
+                self._credentials = channel_credentials(self._tls)
+            except EtcdTlsError as error:
+                _log.warning("TLS goes on with the files as they were before: %s", error)
+        return self._credentials
+
+
+def _version(tls: Tls) -> _Version:
+    """Tell versions of the files apart. Kubernetes replaces a folder's link, others rename."""
+    return tuple(
+        _file_version(path) for path in (tls.ca_cert, tls.cert, tls.key) if path is not None
+    )
+
+
+def _file_version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:

@@ -27,6 +27,8 @@ from rdzv_etcd.etcd.watch_streams import FellBehindError, WatchStreams
 
 _OPEN_LIMIT_S = 5.0
 """How long an endpoint may take to confirm the watch before the next one is tried."""
+_DENIALS = 4
+"""Being denied so often in a row, each time with a token just issued, is no matter of tokens."""
 BUFFERED_BATCHES = 1_000
 """What a slow reader may leave unread before the stream is left to gRPC's flow control."""
 
@@ -55,7 +57,7 @@ class EtcdWatch:
         self._next_revision = start_revision
         self._current_revision = current_revision
         self._puts_only = puts_only
-        self._denied = False
+        self._denials = 0
         self._pause = self._link.pause()
         self._batches: deque[WatchBatch] = deque()
         self._changed = asyncio.Event()
@@ -133,7 +135,7 @@ class EtcdWatch:
                 return False
             self._note_confirmed(revision)
             self._pause.good()
-            self._denied = False
+            self._denials = 0
             while True:
                 await self._deliver(await _next(opened.stream))
         except _Cancelled as cancelled:
@@ -202,10 +204,11 @@ class EtcdWatch:
 
     def _judge_cancel(self, opened: OpenStream, reason: str) -> AttemptError:
         fault = judge_text(None, reason, authenticated=self._link.can_renew_token)
-        # etcd 3.4 says "permission denied" for an expired token as well: ask once with a new one.
-        denied = "permission denied" in reason
-        if denied and self._link.can_renew_token and not self._denied:
-            self._denied = True
+        # etcd 3.4 and 3.5 say "permission denied" for a stale token as well: ask with a new one,
+        # and more than once, as a change of users makes tokens stale as soon as they are issued.
+        denied = "permission denied" in reason and self._link.can_renew_token
+        self._denials += denied
+        if denied and self._denials < _DENIALS:
             fault = Fault(Verdict.STALE_TOKEN, fault.reason, fault.error)
         return self._link.failed(
             opened.server, AttemptError(fault, opened.server.name), opened.metadata

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
@@ -24,6 +23,7 @@ from rdzv_etcd.settings.model import (
     Timing,
     Tls,
 )
+from rdzv_etcd.settings.secrets import read_secret
 
 USER_VARIABLE = "RDZV_ETCD_USER"
 PASSWORD_VARIABLE = "RDZV_ETCD_PASSWORD"
@@ -79,6 +79,7 @@ def _connection(given: Given, endpoints: ParsedEndpoints, environ: Mapping[str, 
         endpoints=endpoints.endpoints,
         tls=_tls(given, endpoints.scheme),
         credentials=_credentials(given, environ),
+        allow_plain_password=given.flag("allow_plain_password"),
         request_timeout_s=given.seconds("request_timeout") or _CONNECTION.request_timeout_s,
         connect_timeout_s=given.seconds("connect_timeout")
         or min(_CONNECTION.connect_timeout_s, join_timeout_s),
@@ -120,34 +121,20 @@ def _credentials(given: Given, environ: Mapping[str, str]) -> Credentials | None
             f"an etcd user is given without a password: set {PASSWORD_VARIABLE} or give "
             "password_file="
         )
-    return Credentials(user, password)
+    return Credentials(user, password, given.file("user_file"), given.file("password_file"))
 
 
 def _secret(given: Given, option: str, from_environment: str | None) -> str | None:
     """The content of the file that was named, else the variable; never part of a message."""
     path = given.file(option)
     if path is None:
-        # A Kubernetes Secret that was made from a file ends with the file's newline.
         value = (from_environment or "").rstrip("\r\n")
         if not value.isprintable():
             raise SettingsError(
                 f"{USER_VARIABLE} or {PASSWORD_VARIABLE} has characters that are not text"
             )
         return value or None
-    text = _read_line(given.typed(option), path)
-    if not text:
-        raise SettingsError(f"{given.typed(option)}={str(path)!r} is empty")
-    return text
-
-
-def _read_line(typed: str, path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"{typed}={str(path)!r} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{typed}={str(path)!r} is not UTF-8 text") from error
-    return text.rstrip("\r\n")
+    return read_secret(path, given.typed(option))
 
 
 # --- timing ---------------------------------------------------------------------------------------

@@ -194,8 +194,10 @@ def _parse_file(typed: str, raw: object) -> Path:
         raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
     try:
         path = Path(raw).expanduser()
-        with path.open("rb") as file:
-            file.read(1)
+        path.stat()
+        if path.is_file() or path.is_dir():  # what is read from a pipe is gone
+            with path.open("rb") as file:
+                file.read(1)
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error

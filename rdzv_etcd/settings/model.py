@@ -45,6 +45,10 @@ class Credentials:
 
     user: str
     password: str = field(repr=False)
+    user_file: Path | None = field(default=None, compare=False)
+    """Where the user's name was read, and is read again when a token is renewed."""
+    password_file: Path | None = field(default=None, compare=False)
+    """The same for the password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Connection:
     tls: Tls | None = None
     """``None``: plain http."""
     credentials: Credentials | None = None
+    allow_plain_password: bool = field(default=False, kw_only=True)
+    """Over plain http, too, to an etcd on another machine; otherwise no client can be made."""
     request_timeout_s: float = 60.0
     """Bounds one call with its retries (``read_timeout``)."""
     connect_timeout_s: float = 10.0

@@ -75,7 +75,13 @@ OPTIONS: tuple[Option, ...] = (
         "password_file",
         Kind.FILE,
         "`$RDZV_ETCD_PASSWORD`",
-        "File that holds the etcd user's password.",
+        "File that holds the etcd user's password; read again whenever a token is renewed.",
+    ),
+    Option(
+        "allow_plain_password",
+        Kind.FLAG,
+        "0",
+        "Send the password over plain http to an etcd on another machine, too.",
     ),
     Option(
         "join_timeout",

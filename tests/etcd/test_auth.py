@@ -8,10 +8,12 @@ from functools import partial
 
 import pytest
 
-from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError
+from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError, SettingsError
 from rdzv_etcd.etcd.api import Get, Put, Txn
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.model import Credentials
-from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, PREFIX, InOrder, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 TRAINER = Credentials(USER, USER_PASSWORD)
@@ -140,3 +142,33 @@ def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(auth_etcd: E
                 await client.txn(Txn((), (Put(b"/elsewhere", b""),)))
 
     run(scenario())
+
+
+def test_a_password_over_plain_http_is_refused_unless_nobody_else_can_read_it() -> None:
+    login = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
+
+    def make(endpoint: str, environ: dict[str, str] = login, **config: object) -> None:
+        settings = settings_from_config(
+            endpoint=endpoint,
+            job_id="job",
+            min_nodes=1,
+            max_nodes=1,
+            local_addr=None,
+            config=config,
+            environ=environ,
+        )
+        EtcdClient(settings.connection, InOrder())
+
+    for endpoint in ("10.1.2.3", "http://localhost,http://10.1.2.3", "[2001:db8::7]:2379"):
+        wanted = r"plain text.*https://.*allow_plain_password=1"
+        with pytest.raises(SettingsError, match=wanted) as refused:
+            make(endpoint)
+        message = str(refused.value)
+        assert "http://10.1.2.3:2379" in message or "http://[2001:db8::7]:2379" in message
+        assert "s3cret" not in message
+        make(endpoint, allow_plain_password="1")
+        make(endpoint, environ={})
+    for endpoint in ("localhost", "127.0.0.1:2379", "127.1", "[::1]", ""):
+        make(endpoint)
+    make("https://10.1.2.3")
+    make("10.1.2.3", protocol="https")

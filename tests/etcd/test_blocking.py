@@ -98,7 +98,7 @@ def test_rare_calls_need_no_connection_of_their_own(etcd_server: EtcdServer) -> 
     clock = InOrder()
     moments = [n * 5.0 for n in range(20)]
     clock.now_s = lambda: moments.pop(0)  # type: ignore[method-assign]
-    calls = channels.BlockingCalls(f"127.0.0.1:{etcd_server.port}", None, clock)
+    calls = channels.BlockingCalls(f"127.0.0.1:{etcd_server.port}", lambda: None, clock)
     assert not any(calls.worth_it() for _ in range(20))
 
 
@@ -107,7 +107,7 @@ def test_others_may_ask_at_any_moment() -> None:
 
     By this one in some 500 exchanges of ranks among 32 threads lost a writer.
     """
-    calls = channels.BlockingCalls("127.0.0.1:1", None, SystemClock(), worth_calls=100)
+    calls = channels.BlockingCalls("127.0.0.1:1", lambda: None, SystemClock(), worth_calls=100)
     failures: list[RuntimeError] = []
     collections: list[str] = []
 

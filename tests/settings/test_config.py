@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rdzv_etcd.settings import (
     settings_from_config,
 )
 from rdzv_etcd.settings.options import NAMES
+from rdzv_etcd.settings.secrets import read_again
 
 
 def settings(
@@ -152,11 +154,11 @@ def test_secrets_as_values_are_refused_without_being_repeated(name: str) -> None
 
 def test_credentials_come_from_the_environment_or_files(tmp_path: Path) -> None:
     variables = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
-    made = settings(environ=variables)
+    made = settings(endpoint="localhost", environ=variables)
     assert made.connection.credentials == Credentials("ann", "s3cret")
     assert "s3cret" not in repr(made)
     with_newlines = {name: f"{value}\r\n" for name, value in variables.items()}
-    assert settings(environ=with_newlines).connection == made.connection
+    assert settings(endpoint="localhost", environ=with_newlines).connection == made.connection
     refused("not text", environ={**variables, "RDZV_ETCD_PASSWORD": "s3\ncret"})
     (tmp_path / "user").write_text("bob\n")
     (tmp_path / "password").write_text(" with spaces \r\n")
@@ -164,15 +166,50 @@ def test_credentials_come_from_the_environment_or_files(tmp_path: Path) -> None:
         "user_file": tmp_path / "user",
         "password_file": str(tmp_path / "password"),
     }
-    assert settings(environ=variables, **files).connection.credentials == Credentials(
-        "bob", " with spaces "
-    )
+    made = settings(endpoint="localhost", environ=variables, **files)
+    assert made.connection.credentials == Credentials("bob", " with spaces ")
     (tmp_path / "password").write_text("\n")
     refused("password_file=.* is empty", **files)
     (tmp_path / "password").write_bytes(b"\xff")
     refused("not UTF-8", **files)
     refused("without a password: set RDZV_ETCD_PASSWORD", environ={"RDZV_ETCD_USER": "ann"})
     refused("without a user: set RDZV_ETCD_USER", environ={"RDZV_ETCD_PASSWORD": "x"})
+
+
+def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
+    """``password_file=<(command)`` makes such a path; ``mkfifo`` makes one with a name."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as command:
+        command.write("s3cret\n")
+    (tmp_path / "user").write_text("ann")
+    files: dict[str, Any] = {
+        "user_file": tmp_path / "user",
+        "password_file": f"/dev/fd/{reader}",
+    }
+    try:
+        for _ in range(2):  # and again, for the next handler of the process
+            credentials = settings(endpoint="localhost", **files).connection.credentials
+            assert credentials == Credentials("ann", "s3cret")
+            assert credentials is not None
+            assert read_again(credentials) == credentials
+    finally:
+        os.close(reader)
+
+
+def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        "user_file": tmp_path / "user",
+        "password_file": tmp_path / "password",
+    }
+    files["user_file"].write_text("ann\n")
+    files["password_file"].write_text("first\n")
+    credentials = settings(endpoint="localhost", **files).connection.credentials
+    assert credentials is not None
+    files["password_file"].write_text("second\n")
+    assert read_again(credentials) == Credentials("ann", "second")
+    files["password_file"].unlink()
+    with pytest.raises(SettingsError, match=r"password_file=.* cannot be read"):
+        read_again(credentials)
 
 
 def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
