@@ -18,4 +18,12 @@ COPY rdzv_etcd rdzv_etcd
 RUN python3 -m pip install --no-cache-dir --root-user-action=ignore ${PIP_ARGS} ".[examples]"
 COPY examples examples
 COPY compose compose
+
+# Whoever trains needs no rights; a number, so that Kubernetes can tell that it is not root.
+RUN echo "trainer:x:10001:10001::/home/trainer:/bin/sh" >>/etc/passwd && \
+    echo "trainer:x:10001:" >>/etc/group && \
+    install -d -o 10001 -g 10001 /home/trainer && \
+    chmod -R a+rX /opt/rdzv-etcd
+ENV HOME=/home/trainer
+USER 10001:10001
 CMD ["torchrun", "--help"]

@@ -1,4 +1,5 @@
-"""An etcd as the document says to set one up: TLS, and a user who may touch the prefix only."""
+"""An etcd as the document says to set one up: TLS with client certificates, and a user who may
+touch the prefix only."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class DocumentedEtcd:
 
     server: EtcdServer
     secret: Path
-    """Has ca.crt, user and password, as a pod that mounts the Secret sees them."""
+    """Has ca.crt, tls.crt, tls.key, user and password, as in a pod that mounts the Secret."""
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run commands of the document, with this server in place of its example."""
@@ -65,6 +66,8 @@ def set_up(server: EtcdServer, certificates: Certificates, folder: Path) -> Docu
     secret = folder / "secret"
     secret.mkdir()
     shutil.copy(certificates.ca, secret / "ca.crt")
+    shutil.copy(certificates.client_cert, secret / "tls.crt")
+    shutil.copy(certificates.client_key, secret / "tls.key")
     (secret / "user").write_text("trainer")
     etcd = DocumentedEtcd(server, secret)
     done = etcd.run(commands("users"))
@@ -80,7 +83,7 @@ def documented_etcd(
     """A factory of servers with users, of each version under test; takes EtcdServer's keywords."""
 
     def make(**options: object) -> DocumentedEtcd:
-        server = fresh_etcd(certificates=certificates, **options)
+        server = fresh_etcd(certificates=certificates, require_client_cert=True, **options)
         return set_up(server, certificates, tmp_path)
 
     return make
@@ -89,6 +92,8 @@ def documented_etcd(
 @pytest.fixture
 def newest_documented_etcd(certificates: Certificates, tmp_path: Path) -> Iterator[DocumentedEtcd]:
     """The same of the newest version, for what need not be shown on every version."""
-    server = EtcdServer(find_binaries()[0], tmp_path, certificates=certificates)
+    server = EtcdServer(
+        find_binaries()[0], tmp_path, certificates=certificates, require_client_cert=True
+    )
     yield set_up(server.start_on_free_ports(), certificates, tmp_path)
     server.kill()

@@ -22,10 +22,10 @@ EXAMPLES = ROOT / "examples" / "deploy"
 FILES = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
 MANIFESTS = [path for path in FILES if path.suffix == ".yaml"]
 SCRIPTS = [path for path in FILES if path.suffix in (".sbatch", ".sh")]
-TRAINING = [path for path in FILES if path.name != "etcd.yaml"]
+TRAINING = [path for path in FILES if path.name not in ("etcd.yaml", "network-policy.yaml")]
 
 MOUNTED = "/etc/rdzv-etcd"
-"""Where the examples expect the Secret (or files) with ca.crt, user and password."""
+"""Where the examples expect the Secret (or files): ca.crt, tls.crt, tls.key, user, password."""
 SLURM_JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "16"}
 SLURM_HOSTS = "gpu[07-08]"
 

@@ -17,6 +17,9 @@ NODES = {"pytorchjob.yaml": (2, 4), "statefulset.yaml": (2, 8), "indexed-job.yam
 NODES |= {"trainjob.yaml": (2, 2), "slurm.sbatch": (1, 2), EMBEDDED: (1, 2), "runai.sh": (2, 2)}
 RANK_KEYS = {"statefulset.yaml": "digits-1", "pytorchjob.yaml": None}
 
+_FILES = {"ca.crt": "PEM", "tls.crt": "PEM", "tls.key": "PEM"}
+_FILES |= {"user": "trainer\n", "password": "hidden\n"}
+
 every_example = pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
 
 
@@ -24,7 +27,7 @@ every_example = pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.
 def secret(tmp_path: Path) -> str:
     folder = tmp_path / "secret"
     folder.mkdir()
-    for name, content in (("ca.crt", "PEM"), ("user", "trainer\n"), ("password", "hidden\n")):
+    for name, content in _FILES.items():
         (folder / name).write_text(content)
     return str(folder)
 
@@ -47,6 +50,8 @@ def test_an_example_says_what_it_means(
         return
     assert connection.tls is not None
     assert str(connection.tls.ca_cert) == f"{secret}/ca.crt"
+    assert str(connection.tls.cert) == f"{secret}/tls.crt"
+    assert str(connection.tls.key) == f"{secret}/tls.key"
     assert connection.credentials is not None
     assert connection.credentials.user == "trainer"
     assert all(endpoint.port == 2379 for endpoint in connection.endpoints)

@@ -45,9 +45,12 @@ def test_the_manifest_s_members_form_a_cluster(
     endpoints: str, certificates: Certificates, job_id: str
 ) -> None:
     assert len(endpoints.split(",")) == _stateful_set()["replicas"]
-    settings = [
-        node_settings(endpoints, job_id, "2", ca_cert=str(certificates.ca)) for _ in range(2)
-    ]
+    files: dict[str, Any] = {
+        "ca_cert": str(certificates.ca),
+        "cert": str(certificates.client_cert),
+        "key": str(certificates.client_key),
+    }
+    settings = [node_settings(endpoints, job_id, "2", **files) for _ in range(2)]
     with Group(settings[0]) as one, Group(settings[1]) as two:
         assert {world.size for world in join_all([one, two])} == {2}
 
@@ -71,9 +74,8 @@ def _command(
 ) -> list[str]:
     """One member's command line, with this machine's addresses and files in it."""
     (container,) = _stateful_set()["template"]["spec"]["containers"]
-    line = "\n".join(
-        expanded(word, {"POD_NAME": f"etcd-{member}"}) for word in container["command"]
-    )
+    pod = {"POD_NAME": f"etcd-{member}", "POD_IP": "0.0.0.0"}  # replaced below, as all are
+    line = "\n".join(expanded(word, pod) for word in container["command"])
     line = re.sub(
         r"etcd-(\d)\.etcd-peers\.rdzv\.svc:(\d+)",
         lambda match: f"127.0.0.1:{ports[int(match[1]), int(match[2])]}",

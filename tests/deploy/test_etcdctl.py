@@ -85,4 +85,10 @@ def _settings(etcd: DocumentedEtcd, job_id: str, **config: object) -> Settings:
     return node_settings(etcd.server, job_id, "2", **{**files, **config})
 
 
-_FILES = {"ca_cert": "ca.crt", "user_file": "user", "password_file": "password"}
+_FILES = {
+    "ca_cert": "ca.crt",
+    "cert": "tls.crt",
+    "key": "tls.key",
+    "user_file": "user",
+    "password_file": "password",
+}

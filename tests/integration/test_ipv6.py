@@ -52,6 +52,7 @@ def drop_ipv4(host: Host, image: str) -> None:
         command=["python3", "/integration/no_ipv4.py"],
         volumes=[f"{FOLDER}:/integration:ro"],
         network_mode=f"container:{host.container.id}",
+        user="0:0",
         cap_add=["NET_ADMIN"],
         remove=True,
     )
