@@ -26,6 +26,7 @@ from rdzv_etcd.etcd.auth import Authenticator
 from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.channels import WORTH_CALLS, Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
+from rdzv_etcd.etcd.homecoming import HOME_AFTER_S
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
 from rdzv_etcd.etcd.retry import Deadline
@@ -56,9 +57,11 @@ class EtcdClient:
         clock: Clock | None = None,
         *,
         worth_calls: int = WORTH_CALLS,
+        home_after_s: float = HOME_AFTER_S,
     ) -> None:
         """``worth_calls`` within ten seconds, begun in their callers' threads, and the next ones
-        block there, over a second connection; 0: all."""
+        block there, over a second connection; 0: all. ``home_after_s``: about how long after the
+        endpoint chosen first has failed it is tried again, in the background."""
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
         self._setup(
@@ -66,6 +69,7 @@ class EtcdClient:
             Authenticator(connection.credentials, clock),
             connection,
             clock,
+            home_after_s,
         )
 
     @classmethod
@@ -88,11 +92,17 @@ class EtcdClient:
         return lent
 
     def _setup(
-        self, servers: Sequence[Server], auth: Authenticator, connection: Connection, clock: Clock
+        self,
+        servers: Sequence[Server],
+        auth: Authenticator,
+        connection: Connection,
+        clock: Clock,
+        home_after_s: float = HOME_AFTER_S,
     ) -> None:
         self._connection = connection
         self._codec = Codec()
-        self._link = Link(servers, auth, clock)
+        probe = ("Range", self._codec.get(_ANY_READ))
+        self._link = Link(servers, auth, clock, probe, home_after_s)
         self._keep_alive = KeepAlive(self._link)
         self._streams = WatchStreams(self._link)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()

@@ -13,9 +13,10 @@ from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd import retry
-from rdzv_etcd.etcd.auth import Authenticator
+from rdzv_etcd.etcd.auth import REQUIRE_LEADER, Authenticator
 from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
+from rdzv_etcd.etcd.homecoming import HOME_AFTER_S, Homecoming
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
 from rdzv_etcd.etcd.server import ClosedError, Server, Stream
@@ -88,12 +89,26 @@ class OpenStream:
 
 
 class Link:
-    """Calls go to the current endpoint until it fails, then to the next one."""
+    """Calls go to the current endpoint until it fails, then to the next one.
 
-    def __init__(self, servers: Sequence[Server], auth: Authenticator, clock: Clock) -> None:
-        self._servers = tuple(servers)
+    The order is drawn, so that a fleet spreads over the members, whichever of them fails. The first
+    one is home: a client that was driven away comes back later, when home answers again.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        auth: Authenticator,
+        clock: Clock,
+        probe: tuple[str, Any],
+        home_after_s: float = HOME_AFTER_S,
+    ) -> None:
+        """``probe``: method and request of a read that any member with a leader answers."""
+        self._servers = _shuffled(servers, clock)
         self._auth = auth
-        self._current = int(clock.jitter(len(servers)))  # spread a fleet over the members
+        self._current = 0
+        self._probe = probe
+        self._homecoming = Homecoming(clock, home_after_s, self._go_home)
         self.clock = clock
         self.closed = False
 
@@ -172,6 +187,8 @@ class Link:
         """Turn to the next endpoint, unless that has happened already."""
         if self._servers[self._current] is server:
             self._current = (self._current + 1) % len(self._servers)
+            if self._current and not self.closed:
+                self._homecoming.begin()
 
     def refuse_token(self, metadata: Metadata) -> None:
         self._auth.refuse(metadata)
@@ -182,9 +199,36 @@ class Link:
 
     async def close(self) -> None:
         self.closed = True
+        await self._homecoming.close()
         for server in self._servers:
             await server.close()
         await self.clock.sleep(_CANCELLATION_S)
+
+    async def _go_home(self) -> bool:
+        """Move to the first endpoint if it answers; tell whether the current one is that now.
+
+        Then the connection to the other one is given up, and with it the streams, which are opened
+        again at home. Calls under way there go on.
+        """
+        if not self._current or not await self._answers(self._servers[0]):
+            return not self._current
+        away, self._current = self._servers[self._current], 0
+        await away.renew()
+        return not self._current
+
+    async def _answers(self, server: Server) -> bool:
+        method, request = self._probe
+        metadata = self._auth.current or REQUIRE_LEADER
+        try:
+            if not await server.ready(_CONNECT_LIMIT_S):
+                return False
+            await server.unary(method, request, timeout_s=_CONNECT_LIMIT_S, metadata=metadata)
+        except ClosedError:
+            return False
+        except grpc.RpcError as error:  # refusing the user, or a token, is an answer
+            verdict = judge(error, authenticated=self._auth.can_renew).verdict
+            return verdict in (Verdict.FINAL, Verdict.STALE_TOKEN)
+        return True
 
     async def _connected(self, limit_s: float) -> Server:
         if self.closed:
@@ -254,6 +298,13 @@ class Link:
             )
         except (AttemptError, ClosedError, grpc.RpcError) as error:
             raise self.failed(server, error, metadata) from error
+
+
+def _shuffled(servers: Sequence[Server], clock: Clock) -> tuple[Server, ...]:
+    left, order = list(servers), []
+    while left:
+        order.append(left.pop(int(clock.jitter(len(left)))))
+    return tuple(order)
 
 
 def _last_word(call: _Call, failed: AttemptError) -> EtcdError:
