@@ -7,7 +7,13 @@ itself when nobody has used it for a while.
     addresses.py   which addresses are this machine's
     binary.py      where the etcd executable is
     probe.py       what answers at an address
+    trust.py       whose it is, and whether it knows our password
+    waiting.py     why nothing answers
+    lock.py        one supervisor per port
+    launch.py      starts the supervisor
     supervisor.py  the detached process that keeps etcd and ends it; a program of its own
+    child.py       its etcd: command line, users, requests
+    exchange.py, place.py, signals.py, words.py   what these need
 """
 
 from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd

@@ -5,10 +5,12 @@ Source: etcd serves ``/version`` on its client port without authentication in al
 
 from __future__ import annotations
 
-import http.client
 import json
+import time
+from dataclasses import dataclass
 from enum import Enum
 
+from rdzv_etcd.embedded.exchange import MalformedReplyError, ask, connect
 from rdzv_etcd.settings import Endpoint
 
 
@@ -22,27 +24,34 @@ class Answer(Enum):
     TLS = "something that wants https listens there"
 
 
-def probe(endpoint: Endpoint, timeout_s: float) -> Answer:
+@dataclass(frozen=True, slots=True)
+class Found:
+    answer: Answer
+    detail: str = ""
+    """For NOTHING: why there was no connection, in the system's words."""
+
+
+def probe(endpoint: Endpoint, timeout_s: float) -> Found:
     """Return what is at ``endpoint``; blocks for at most about ``timeout_s``; never raises.
 
-    A machine that cannot be resolved or reached counts as ``NOTHING``: it may come up yet.
+    A machine that cannot be resolved or reached counts as ``NOTHING``: it may come up yet. (Only
+    the resolver keeps its own time.)
     """
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    deadline = time.monotonic() + timeout_s
     try:
-        connection.connect()
-    except (OSError, UnicodeError):
-        connection.close()
-        return Answer.NOTHING
-    try:
-        connection.request("GET", "/version", headers={"Connection": "close"})
-        with connection.getresponse() as response:
-            return _judge(response.read(4096))
-    except (OSError, http.client.RemoteDisconnected):
-        return Answer.SILENCE  # timed out or cut off: an etcd that starts or ends does that
-    except http.client.HTTPException:
-        return Answer.STRANGER
-    finally:
-        connection.close()
+        connection = connect(endpoint.host, endpoint.port, deadline)
+    except UnicodeError:
+        return Found(Answer.NOTHING, f"{endpoint.host} is no host name")
+    except OSError as error:
+        return Found(Answer.NOTHING, (error.strerror or str(error)).lower())
+    with connection:
+        try:
+            reply = ask(connection, "GET", "/version", deadline=deadline)
+        except OSError:
+            return Found(Answer.SILENCE)  # an etcd that starts or ends does that
+        except MalformedReplyError:
+            return Found(Answer.STRANGER)
+    return Found(_judge(reply.body))
 
 
 def _judge(body: bytes) -> Answer:

@@ -5,32 +5,30 @@ Knows who may start it and how long to wait. Blocks; called before anything else
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import select
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdzv_etcd.embedded import supervisor
-from rdzv_etcd.embedded.addresses import listen_urls, own_addresses
+from rdzv_etcd.embedded import lock
+from rdzv_etcd.embedded.addresses import own_addresses
 from rdzv_etcd.embedded.binary import find_binary
-from rdzv_etcd.embedded.probe import Answer, probe
+from rdzv_etcd.embedded.launch import launch
+from rdzv_etcd.embedded.probe import Answer, Found, probe
+from rdzv_etcd.embedded.trust import check_owner, check_password, is_trusted, user_of
+from rdzv_etcd.embedded.waiting import why_nobody_answers
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint, Settings
+from rdzv_etcd.settings.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 2.0
-_START_GRACE_S = 30.0
-"""What the first node has at least between the start and its first lease."""
 _RETRY_START_S = 5.0
-_SECRETS = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
+_WARN_AFTER_S = 5.0
+_WARN_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +44,13 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     """Return when an etcd answers at the endpoint; blocks for at most ``join_timeout_s``.
 
     If none answers and the endpoint names this machine, one is started; nodes on other machines,
-    and those here that came second, wait for it. Returns what was started, ``None`` if nothing
-    had to be. Without ``embed`` it returns at once.
+    and those here that came second, wait for it. With credentials it lets nobody else in. Returns
+    what was started, ``None`` if nothing had to be. Without ``embed`` it returns at once.
 
-    Raises :class:`EmbeddedEtcdError` if etcd is not installed, does not start, the port is taken
-    by something else, or nobody started one in time; :class:`SettingsError` if the connection is
-    of a kind that cannot be embedded.
+    Raises :class:`EmbeddedEtcdError` if etcd is not installed, does not start, belongs to another
+    user of this machine, the port is taken by something else, or nobody started one in time;
+    :class:`EtcdAuthError` if it does not know our password; :class:`SettingsError` if the
+    connection is of a kind that cannot be embedded.
     """
     if not settings.embed:
         return None
@@ -66,113 +65,96 @@ class _Ensure:
         self._settings = settings
         self._environ = environ
         self._endpoint = _single_endpoint(settings)
+        self._began = time.monotonic()
         self._told = False
+        self._next_warning = self._began + _WARN_AFTER_S
         self._silent_since: float | None = None
         self._next_start = 0.0
 
     def run(self) -> StartedEtcd | None:
-        deadline = time.monotonic() + self._settings.timing.join_timeout_s
+        deadline = self._began + self._settings.timing.join_timeout_s
         pause_s = 0.05
         while True:
-            answer = probe(self._endpoint, _PROBE_TIMEOUT_S)
-            if answer is Answer.ETCD:
+            found = probe(self._endpoint, _PROBE_TIMEOUT_S)
+            if found.answer is Answer.ETCD:
+                self._accept()
                 return None
-            self._refuse_strangers(answer)
-            if answer is Answer.NOTHING:
+            self._refuse_strangers(found.answer)
+            if found.answer is Answer.NOTHING:
                 started = self._start_if_ours(deadline)
                 if started is not None:
                     return started
             if time.monotonic() > deadline:
-                raise self._nobody_came(answer)
-            self._tell_once()
+                raise self._nobody_came(found)
+            self._tell(found)
             time.sleep(pause_s)  # there is nobody yet who could announce the start
             pause_s = min(1.0, pause_s * 1.5)
 
+    def _accept(self) -> None:
+        """Raise unless what answers may be trusted with our workers."""
+        check_owner(self._endpoint, own_addresses(self._endpoint.host))
+        check_password(self._settings.connection, _PROBE_TIMEOUT_S)
+
     def _start_if_ours(self, deadline: float) -> StartedEtcd | None:
         """Start it if the endpoint is this machine's and nobody here does so already."""
-        if time.monotonic() < self._next_start or _is_kept(self._endpoint.port):
+        if time.monotonic() < self._next_start or self._is_kept():
             return None
         addresses = own_addresses(self._endpoint.host)
         if not addresses:
             return None
-        if self._settings.connection.credentials is not None:
-            raise EmbeddedEtcdError(
-                f"no etcd answers at {self._settings.connection}, and an embedded one has no "
-                "users: unset RDZV_ETCD_USER and RDZV_ETCD_PASSWORD, or start an etcd yourself"
-            )
         self._next_start = time.monotonic() + _RETRY_START_S
         binary = find_binary(self._environ)
-        status = self._run_supervisor(binary, addresses, deadline)
+        status = launch(self._settings, binary, addresses, self._environ, deadline)
         if status["outcome"] == "failed":
             self._accept_other(status["detail"])
             return None
         if status["outcome"] == "taken":
             return None
         log.info(
-            "started an embedded etcd (%s, supervisor pid %s) at %s; it stops by itself %g s after "
-            "the last node has left",
-            binary,
+            "started an embedded etcd %s (%s, supervisor pid %s) at %s; it stops by itself %g s "
+            "after the last node has left",
+            binary.version,
+            binary.path,
             status["detail"],
             self._settings.connection,
             self._settings.embed_grace_s,
         )
-        return StartedEtcd(binary, int(status["detail"]))
+        self._warn_of_islands()
+        return StartedEtcd(binary.path, int(status["detail"]))
 
-    def _run_supervisor(
-        self, binary: Path, addresses: tuple[str, ...], deadline: float
-    ) -> dict[str, str]:
-        """Start the supervisor, detached, and return what it reports about etcd's start."""
-        read_fd, write_fd = os.pipe()
-        with os.fdopen(read_fd, "rb") as status:
-            try:
-                subprocess.run(
-                    self._supervisor_command(binary, addresses, write_fd),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(write_fd,),
-                    env={k: v for k, v in self._environ.items() if k not in _SECRETS},
-                    start_new_session=True,  # a Ctrl-C for the agent is not for etcd
-                    check=True,
-                )
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise EmbeddedEtcdError(
-                    f"the supervisor of an embedded etcd could not be started: {error}"
-                ) from error
-            finally:
-                os.close(write_fd)
-            waiter = select.poll()
-            waiter.register(status, select.POLLIN)
-            ready = waiter.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            line = status.readline() if ready else b""
-        if not line:
-            why = "ended without a word" if ready else "did not report in time"
-            raise EmbeddedEtcdError(f"the supervisor of an embedded etcd ({binary}) {why}")
-        report: dict[str, str] = json.loads(line)
-        return report
-
-    def _supervisor_command(
-        self, binary: Path, addresses: tuple[str, ...], status_fd: int
-    ) -> list[str]:
-        grace_s = self._settings.embed_grace_s
-        # -I and -S: no site packages, no PYTHON* variables; it needs the standard library only.
-        command = [sys.executable, "-I", "-S", supervisor.__file__, "--binary", str(binary)]
-        command += ["--host", addresses[0], "--port", str(self._endpoint.port)]
-        for url in listen_urls(self._endpoint, addresses):
-            command += ["--listen", url]
-        command += ["--advertise", f"http://{self._endpoint.target}", "--grace", str(grace_s)]
-        command += ["--start-grace", str(max(grace_s, _START_GRACE_S))]
-        return [*command, "--status-fd", str(status_fd)]
+    def _warn_of_islands(self) -> None:
+        most = self._settings.job.max_nodes
+        if most > 1 and is_loopback(self._endpoint.host):
+            log.warning(
+                "started an etcd at %s, which no other machine can reach: if the %d nodes of job "
+                "%r are not all on this machine, each machine has now an etcd of its own; name one "
+                "of the machines in --rdzv-endpoint",
+                self._settings.connection,
+                most,
+                self._settings.job_id,
+            )
 
     def _accept_other(self, problem: str) -> None:
         """A failed start is none if somebody else's etcd took the port meanwhile."""
-        answer = probe(self._endpoint, _PROBE_TIMEOUT_S)
+        answer = probe(self._endpoint, _PROBE_TIMEOUT_S).answer
         if answer is Answer.ETCD:
             return
         self._refuse_strangers(answer)
         raise EmbeddedEtcdError(
             f"the embedded etcd did not start at {self._settings.connection}: {problem}"
         )
+
+    def _is_kept(self) -> bool:
+        """Tell whether a supervisor of this machine holds the lock of the port."""
+        keeper = lock.holder(self._endpoint.port)
+        if keeper is None:
+            return False
+        if keeper.uid is not None and not is_trusted(keeper.uid):
+            raise EmbeddedEtcdError(
+                f"{user_of(keeper.uid)} keeps port {self._endpoint.port} of this machine for an "
+                f"embedded etcd (process {keeper.pid}): choose another port in --rdzv-endpoint"
+            )
+        return True
 
     def _refuse_strangers(self, answer: Answer) -> None:
         """Raise if what listens there is not etcd, or has been silent for too long."""
@@ -183,7 +165,7 @@ class _Ensure:
             raise EmbeddedEtcdError(
                 f"{where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
             )
-        if answer is not Answer.SILENCE or _is_kept(self._endpoint.port):
+        if answer is not Answer.SILENCE or lock.holder(self._endpoint.port) is not None:
             self._silent_since = None
             return
         now = time.monotonic()
@@ -193,23 +175,33 @@ class _Ensure:
         if now - self._silent_since > limit_s:
             raise EmbeddedEtcdError(f"{where}: {answer.value} as etcd for {limit_s:g} s")
 
-    def _tell_once(self) -> None:
+    def _tell(self, found: Found) -> None:
+        """Say once what is waited for; that it takes long, and why, after some seconds."""
+        limit_s = self._settings.timing.join_timeout_s
         if not self._told:
             self._told = True
             log.info(
                 "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
-                self._settings.timing.join_timeout_s,
+                limit_s,
                 self._settings.connection,
                 self._endpoint.host,
             )
+        now = time.monotonic()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARN_AGAIN_S
+            log.warning(
+                "waiting %d s (of %g) for the etcd at %s: %s",
+                now - self._began,
+                limit_s,
+                self._settings.connection,
+                why_nobody_answers(self._endpoint, found),
+            )
 
-    def _nobody_came(self, answer: Answer) -> EmbeddedEtcdError:
-        host = self._endpoint.host
-        where = "this machine" if own_addresses(host) else "not this machine"
+    def _nobody_came(self, found: Found) -> EmbeddedEtcdError:
         return EmbeddedEtcdError(
             f"no etcd answered at {self._settings.connection} within "
-            f"{self._settings.timing.join_timeout_s:g} s: {answer.value}. {host} is {where}; is a "
-            "node running there with embed=1?"
+            f"{self._settings.timing.join_timeout_s:g} s: "
+            f"{why_nobody_answers(self._endpoint, found)}"
         )
 
 
@@ -221,15 +213,12 @@ def _single_endpoint(settings: Settings) -> Endpoint:
             f"embed=1 needs exactly one endpoint, the machine to start etcd on; got "
             f"{settings.connection}"
         )
-    return settings.connection.endpoints[0]
-
-
-def _is_kept(port: int) -> bool:
-    """Tell whether a supervisor of this machine holds the lock of that port."""
-    # Connecting a datagram socket asks without taking: binding would itself hold the lock briefly.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as question:
-        try:
-            question.connect(supervisor.lock_name(port))
-        except OSError:
-            return False
-    return True
+    endpoint = settings.connection.endpoints[0]
+    secret = settings.connection.credentials is not None
+    if secret and not (settings.connection.allow_plain_password or is_loopback(endpoint.host)):
+        raise SettingsError(
+            f"the etcd password would go to {settings.connection} in plain text, for all on the "
+            "way to read; an embedded etcd has no TLS: give allow_plain_password=1 if that network "
+            "is trusted"
+        )
+    return endpoint

@@ -1,0 +1,254 @@
+"""One etcd child process: its command line, its users, and what the supervisor asks it.
+
+Knows etcd's flags and its JSON gateway; knows nothing of jobs. Standard library only.
+
+The supervisor talks to it over a Unix socket in a folder that is nobody else's. Peers are such a
+socket, too: a single member has none, and a port would be open to every user of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import platform
+import secrets
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rdzv_etcd.embedded.exchange import MalformedReplyError, ask
+from rdzv_etcd.embedded.place import make_folder, remove_folder
+from rdzv_etcd.embedded.signals import UNBLOCKED, wait_for_signal
+from rdzv_etcd.embedded.words import last_words
+
+PR_SET_PDEATHSIG = 1
+START_LIMIT_S = 120.0
+_ASK_LIMIT_S = 5.0
+_LARGEST_LOG = 1 << 20
+# etcd 3.4 wants host:port here, and makes it the socket's file name in its working directory.
+_CLIENT_SOCKET = "client:0"
+_PEER_SOCKET = "peer:0"
+_FAST = ("--heartbeat-interval", "10", "--election-timeout", "100")
+
+
+class StartError(Exception):
+    """etcd did not come up; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """The user that nodes name, and the password."""
+
+    user: str
+    password: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run."""
+
+    binary: str
+    listen: tuple[str, ...]
+    """URLs for clients."""
+    advertise: str
+    login: Login | None = None
+    """With it, nobody gets in without."""
+
+
+class Etcd:
+    """One etcd child process with a temporary data directory."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Make its folder; raises OSError if there is no place for one."""
+        self._plan = plan
+        self._folder, self._folder_lock = make_folder()
+        self._entrance = os.open(self._folder, os.O_PATH | os.O_CLOEXEC)
+        # Not a file in the folder: a full disk would keep to itself what is wrong.
+        self._log = os.memfd_create("etcd.log")
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
+        self._cluster_token = uuid.uuid4().hex
+        self._process: subprocess.Popen[bytes] | None = None
+        self._libc = ctypes.CDLL(None)
+        self._admin: Login | None = None
+        self._token = ""
+
+    def start(self) -> None:
+        """Start and wait until it serves requests; raises :class:`StartError`.
+
+        If it is to have users, they are made before anybody else can reach it.
+        """
+        if self._plan.login is not None and self._admin is None:
+            self._run((), _FAST)
+            self._admin = self._make_users(self._plan.login)
+            self._stop()
+        self._run(self._plan.listen, ())
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def leases(self) -> list[int] | None:
+        """Return all leases, soonest to expire first; ``None`` if etcd does not answer."""
+        reply = self._call("/v3/lease/leases")
+        return None if reply is None else [int(lease["ID"]) for lease in reply.get("leases", ())]
+
+    def age_s(self, lease_id: int) -> float | None:
+        """Return how long ago a lease was granted or renewed; ``None`` if it is gone."""
+        reply = self._call("/v3/lease/timetolive", ID=str(lease_id))
+        if reply is None or int(reply.get("TTL", 0)) < 0:
+            return None
+        return float(int(reply.get("grantedTTL", 0)) - int(reply.get("TTL", 0)))
+
+    def tidy(self) -> None:
+        """Forget what it said long ago."""
+        if os.fstat(self._log).st_size > _LARGEST_LOG:
+            os.ftruncate(self._log, 0)
+
+    def remove(self) -> None:
+        """End it and delete everything it wrote."""
+        if self._process is not None:
+            self._process.kill()  # an orderly end would only save data that is deleted here
+            self._process.wait()
+        os.close(self._entrance)
+        os.close(self._log)
+        remove_folder(self._folder, self._folder_lock)
+
+    # -- the process ------------------------------------------------------------------------------
+
+    def _run(self, listen: tuple[str, ...], more: tuple[str, ...]) -> None:
+        self._token = ""
+        for name in (_CLIENT_SOCKET, _PEER_SOCKET):  # 3.4 does not take the place of an old one
+            (self._folder / name).unlink(missing_ok=True)
+        try:
+            self._process = subprocess.Popen(
+                [*self._command(listen), *more],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                env=_environment(),
+                preexec_fn=self._tie_to_parent,  # noqa: PLW1509 - one thread only here
+            )
+        except OSError as error:
+            raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._healthy():
+            if not self.running:
+                raise StartError(f"{self._plan.binary} ended at once: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise StartError(f"{self._plan.binary} is not ready: {self._last_words()}")
+            wait_for_signal(0.05)
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(_ASK_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _command(self, listen: tuple[str, ...]) -> list[str]:
+        clients, peers = f"unix://{_CLIENT_SOCKET}", f"unix://{_PEER_SOCKET}"
+        plan = self._plan
+        command = [plan.binary, "--name", "embedded", "--data-dir", str(self._folder / "data")]
+        command += ["--listen-client-urls", ",".join((clients, *listen))]
+        command += ["--advertise-client-urls", plan.advertise]
+        command += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+        command += ["--initial-cluster", f"embedded={peers}"]
+        command += ["--initial-cluster-token", self._cluster_token]
+        command += ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]
+        command += ["--snapshot-count", "10000"]  # the default of 100,000 before 3.6 costs memory
+        command += ["--logger", "zap", "--log-level", "warn"]
+        if "--unsafe-no-fsync" in _help(plan.binary):  # the data is temporary anyway
+            command += ["--unsafe-no-fsync"]
+        return command
+
+    def _tie_to_parent(self) -> None:
+        self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, UNBLOCKED)
+
+    def _last_words(self) -> str:
+        return last_words(os.pread(self._log, _LARGEST_LOG, 0).decode(errors="replace"))
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _make_users(self, login: Login) -> Login:
+        """Make ``login`` and who may do everything, and let nobody else in; return the latter."""
+        admin = login if login.user == "root" else Login("root", secrets.token_hex(32))
+        requests: list[tuple[str, dict[str, object]]] = [
+            ("user/add", {"name": "root", "password": admin.password}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": "root", "role": "root"}),
+        ]
+        if admin is not login:
+            everything = {"permType": "READWRITE", "key": "AA==", "range_end": "AA=="}
+            requests += [
+                ("user/add", {"name": login.user, "password": login.password}),
+                ("role/add", {"name": "rdzv"}),
+                ("role/grant", {"name": "rdzv", "perm": everything}),
+                ("user/grant", {"user": login.user, "role": "rdzv"}),
+            ]
+        for path, body in (*requests, ("auth/enable", {})):
+            if self._post(f"/v3/{path}" if path.startswith("auth") else f"/v3/auth/{path}", body):
+                continue
+            raise StartError(f"its users cannot be made ({path}): {self._last_words()}")
+        return admin
+
+    def _healthy(self) -> bool:
+        try:
+            return b'"health":"true"' in self._exchange("GET", "/health", "")[1]
+        except (OSError, MalformedReplyError):
+            return False
+
+    def _call(self, path: str, **body: object) -> dict[str, Any] | None:
+        """POST with a token if one is needed; ``None`` if etcd does not answer or refuses."""
+        reply = self._post(path, body)
+        if reply is not None or self._admin is None:
+            return reply
+        login = {"name": self._admin.user, "password": self._admin.password}
+        found = self._post("/v3/auth/authenticate", login)  # tokens end with the process and age
+        if found is None:
+            return None
+        self._token = str(found.get("token", ""))
+        return self._post(path, body)
+
+    def _post(self, path: str, body: Mapping[str, object]) -> dict[str, Any] | None:
+        try:
+            status, content = self._exchange("POST", path, json.dumps(body))
+            reply = json.loads(content) if status == 200 else None
+        except (OSError, MalformedReplyError, ValueError):
+            return None
+        return reply if isinstance(reply, dict) else None
+
+    def _exchange(self, verb: str, path: str, body: str) -> tuple[int, bytes]:
+        deadline = time.monotonic() + _ASK_LIMIT_S
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_ASK_LIMIT_S)
+            # A short way to it: a socket's path has at most 107 characters.
+            connection.connect(f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}")
+            reply = ask(connection, verb, path, body, self._token, deadline=deadline)
+        return reply.status, reply.body
+
+
+def _help(binary: str) -> str:
+    with contextlib.suppress(OSError):
+        done = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+    return ""
+
+
+def _environment() -> dict[str, str]:
+    """The agent's environment without ``ETCD_*``: each such variable would be a flag of etcd."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+    if platform.machine() not in ("x86_64", "AMD64"):
+        kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # etcd 3.4 refuses to start there without it
+    return kept

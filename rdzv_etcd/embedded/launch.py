@@ -1,0 +1,94 @@
+"""Start the supervisor, detached, and hear what became of it. Knows its command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from rdzv_etcd.embedded.addresses import listen_urls
+from rdzv_etcd.embedded.binary import Binary
+from rdzv_etcd.embedded.child import Login
+from rdzv_etcd.errors import EmbeddedEtcdError
+from rdzv_etcd.settings import Endpoint, Settings
+
+_START_GRACE_S = 30.0
+"""What the first node has at least between the start and its first lease."""
+_STALE_AFTER_S = 600.0
+"""A lease that nobody has renewed for so long keeps no etcd, unless nodes' last as long."""
+_SECRETS = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
+# -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from rdzv_etcd.embedded.supervisor import main; sys.exit(main())"
+)
+
+
+def launch(
+    settings: Settings,
+    binary: Binary,
+    addresses: tuple[str, ...],
+    environ: Mapping[str, str],
+    deadline: float,
+) -> dict[str, str]:
+    """Start it and return its report: ``outcome`` (started, taken, failed) and ``detail``.
+
+    Blocks until etcd serves, or to ``deadline`` (monotonic seconds). Raises
+    :class:`EmbeddedEtcdError` if there is no report.
+    """
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb") as status:
+        try:
+            subprocess.run(
+                _command(settings, binary, addresses, write_fd),
+                input=_login(settings),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(write_fd,),
+                env={k: v for k, v in environ.items() if k not in _SECRETS},
+                start_new_session=True,  # a Ctrl-C for the agent is not for etcd
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise EmbeddedEtcdError(
+                f"the supervisor of an embedded etcd could not be started: {error}"
+            ) from error
+        finally:
+            os.close(write_fd)
+        waiter = select.poll()
+        waiter.register(status, select.POLLIN)
+        ready = waiter.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        line = status.readline() if ready else b""
+    if not line:
+        why = "ended without a word" if ready else "did not report in time"
+        raise EmbeddedEtcdError(f"the supervisor of an embedded etcd ({binary.path}) {why}")
+    report: dict[str, str] = json.loads(line)
+    return report
+
+
+def _command(
+    settings: Settings, binary: Binary, addresses: tuple[str, ...], status_fd: int
+) -> list[str]:
+    endpoint: Endpoint = settings.connection.endpoints[0]
+    grace_s, stale_s = settings.embed_grace_s, max(_STALE_AFTER_S, settings.timing.lease_ttl_s)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(root), "--binary", str(binary.path)]
+    command += ["--port", str(endpoint.port)]
+    for url in listen_urls(endpoint, addresses):
+        command += ["--listen", url]
+    command += ["--advertise", f"http://{endpoint.target}", "--grace", str(grace_s)]
+    command += ["--start-grace", str(max(grace_s, _START_GRACE_S))]
+    return [*command, "--stale-after", str(stale_s), "--status-fd", str(status_fd)]
+
+
+def _login(settings: Settings) -> bytes:
+    credentials = settings.connection.credentials
+    if credentials is None:
+        return b""
+    return json.dumps(asdict(Login(credentials.user, credentials.password))).encode()

