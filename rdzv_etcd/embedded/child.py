@@ -100,12 +100,10 @@ class Etcd:
         reply = self._call("/v3/lease/leases")
         return None if reply is None else [int(lease["ID"]) for lease in reply.get("leases", ())]
 
-    def age_s(self, lease_id: int) -> float | None:
+    def age_s(self, lease_id: int) -> int | None:
         """Return how long ago a lease was granted or renewed; ``None`` if it is gone."""
         reply = self._call("/v3/lease/timetolive", ID=str(lease_id))
-        if reply is None or int(reply.get("TTL", 0)) < 0:
-            return None
-        return float(int(reply.get("grantedTTL", 0)) - int(reply.get("TTL", 0)))
+        return None if reply is None else lease_age_s(reply)
 
     def tidy(self) -> None:
         """Forget what it said long ago."""
@@ -237,6 +235,12 @@ class Etcd:
             connection.connect(f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}")
             reply = ask(connection, verb, path, body, self._token, deadline=deadline)
         return reply.status, reply.body
+
+
+def lease_age_s(reply: Mapping[str, Any]) -> int | None:
+    """Read from etcd's word on a lease how long ago it was granted or renewed; ``None``: gone."""
+    left_s = int(reply.get("TTL", 0))
+    return None if left_s < 0 else int(reply.get("grantedTTL", 0)) - left_s
 
 
 def _help(binary: str) -> str:

@@ -20,7 +20,7 @@ from rdzv_etcd.settings import Endpoint, Settings
 
 _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
-_STALE_AFTER_S = 600.0
+STALE_AFTER_S = 600.0
 """A lease that nobody has renewed for so long keeps no etcd, unless nodes' last as long."""
 _SECRETS = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
@@ -36,6 +36,8 @@ def launch(
     addresses: tuple[str, ...],
     environ: Mapping[str, str],
     deadline: float,
+    *,
+    stale_after_s: float = STALE_AFTER_S,
 ) -> dict[str, str]:
     """Start it and return its report: ``outcome`` (started, taken, failed) and ``detail``.
 
@@ -46,7 +48,7 @@ def launch(
     with os.fdopen(read_fd, "rb") as status:
         try:
             subprocess.run(
-                _command(settings, binary, addresses, write_fd),
+                _command(settings, binary, addresses, stale_after_s, write_fd),
                 input=_login(settings),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -73,10 +75,14 @@ def launch(
 
 
 def _command(
-    settings: Settings, binary: Binary, addresses: tuple[str, ...], status_fd: int
+    settings: Settings,
+    binary: Binary,
+    addresses: tuple[str, ...],
+    stale_after_s: float,
+    status_fd: int,
 ) -> list[str]:
     endpoint: Endpoint = settings.connection.endpoints[0]
-    grace_s, stale_s = settings.embed_grace_s, max(_STALE_AFTER_S, settings.timing.lease_ttl_s)
+    grace_s, stale_s = settings.embed_grace_s, max(stale_after_s, settings.timing.lease_ttl_s)
     root = Path(__file__).parents[2]
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(root), "--binary", str(binary.path)]
     command += ["--port", str(endpoint.port)]

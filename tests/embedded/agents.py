@@ -117,8 +117,11 @@ class Agent:
         """Return what it was refused with; empty if it was not."""
         return self._outcome()[1]
 
+    def log(self) -> str:
+        return self._stderr.read_text()
+
     def wait_for_log(self, text: str) -> None:
-        wait_until(f"{text!r} in the log", lambda: text in self._stderr.read_text())
+        wait_until(f"{text!r} in the log", lambda: text in self.log())
 
     def close(self) -> None:
         with self.process:

@@ -1,0 +1,83 @@
+"""What a node says while no etcd answers, and how long it may be kept waiting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.embedded import StartedEtcd, lock
+from rdzv_etcd.embedded.probe import Answer, probe
+from rdzv_etcd.settings import Endpoint
+from tests.embedded.conftest import Agents
+from tests.support.processes import free_port
+
+
+def test_each_cause_of_waiting_is_told_within_seconds(
+    agents: Agents, ensure: Callable[..., StartedEtcd | None], port: int
+) -> None:
+    """None of them causes traffic: an empty label is no name, and lo has no such neighbour."""
+    assert ensure(embed_grace=60) is not None
+    kept = free_port()
+    with lock.take(kept):
+        told = {
+            "no..name": "no..name cannot be resolved on this machine; is it spelt right",
+            "[fe80::1%lo]": "fe80::1%lo is not this machine",
+            # Another of this machine's addresses than the one that etcd was started for.
+            "127.0.0.2": "keeps an embedded etcd on this port that listens on 127.0.0.1 only",
+        }
+        waiting = [(agents.start(host), text) for host, text in told.items()]
+        starting = f"process {os.getpid()} of this machine is starting it"
+        waiting.append((agents.start(port=kept), starting))
+        for agent, _ in waiting:
+            agent.go()
+        for agent, text in waiting:
+            agent.wait_for_log(text)
+            assert "WARNING" in agent.log()
+
+
+def test_an_etcd_that_other_machines_cannot_reach_is_told_to_who_expects_several(
+    ensure: Callable[..., StartedEtcd | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ensure("127.1", max_nodes=3) is not None
+    (record,) = [it for it in caplog.records if "no other machine can reach" in it.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "if the 3 nodes of job 'job' are not all on this machine" in record.getMessage()
+
+
+def test_a_single_node_is_told_nothing(
+    ensure: Callable[..., StartedEtcd | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ensure() is not None
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_server_that_sends_a_byte_at_a_time_is_silent(port: int) -> None:
+    """It once kept a node for as long as it liked."""
+    sent = 0
+    left = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        nonlocal sent
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            text = b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000
+            try:
+                while sent < len(text):
+                    connection.sendall(text[sent : sent + 1])
+                    sent += 1
+                    time.sleep(0.05)  # it is what the server does, not a wait of the test
+            except OSError:
+                left.set()
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        server = threading.Thread(target=drip, args=(listener,))
+        server.start()
+        assert probe(Endpoint("127.0.0.1", port), 0.5).answer is Answer.SILENCE
+        server.join()
+    assert left.is_set()  # the prober went away before the end
