@@ -26,6 +26,7 @@ from rdzv_etcd.etcd.auth import Authenticator
 from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.channels import WORTH_CALLS, Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
+from rdzv_etcd.etcd.descriptors import require_free
 from rdzv_etcd.etcd.homecoming import HOME_AFTER_S
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
@@ -48,7 +49,8 @@ class EtcdClient:
 
     Making one reads the TLS files (blocks shortly; :class:`EtcdTlsError`, :class:`SettingsError`)
     and opens no connection. :class:`SettingsError` also if a password would go over plain http to
-    another machine, and that was not allowed.
+    another machine, and that was not allowed; :class:`EtcdError` if there
+    are too few file descriptors left.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class EtcdClient:
         """``worth_calls`` within ten seconds, begun in their callers' threads, and the next ones
         block there, over a second connection; 0: all. ``home_after_s``: about how long after the
         endpoint chosen first has failed it is tried again, in the background."""
+        require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
         self._setup(

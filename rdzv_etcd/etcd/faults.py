@@ -96,6 +96,7 @@ _CONNECT_HINTS = (
         "Handshake read failed",
         "it breaks off the handshake - does it speak https://, and want a client certificate?",
     ),
+    ("Too many open files", "too many open files in this process - raise ulimit -n"),
     ("Connection refused", "connection refused - is etcd running there?"),
     ("No route to host", "no route to host"),
     ("Network is unreachable", "network unreachable"),

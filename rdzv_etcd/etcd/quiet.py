@@ -20,6 +20,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rdzv_etcd.etcd.descriptors import require_free
+
 _AT_START = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 
@@ -33,6 +35,8 @@ def _environment_at_start() -> Iterator[None]:
         for name in ours:
             os.environ.pop(name, None)
 
+
+require_free()  # the core ends the process if it finds none
 
 with _environment_at_start():
     import grpc

@@ -55,6 +55,12 @@ FAILED = "failed to connect to all addresses; last error: "
         ),
         (
             CODE.UNAVAILABLE,
+            FAILED + "INTERNAL: ipv4:127.0.0.1:1: socket: Too many open files",
+            Verdict.NOT_SENT,
+            errors.EtcdUnavailableError,
+        ),
+        (
+            CODE.UNAVAILABLE,
             FAILED + "Ssl handshake failed: SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED",
             Verdict.NOT_SENT,
             errors.EtcdTlsError,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,16 @@ def test_misspelt_key(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -
 def test_min_above_max(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """torchrun itself refuses this, before the backend is asked."""
     refused(agents, Job(newest_etcd.target, tmp_path, nnodes="3:2"), "min.*max|AssertionError|3:2")
+
+
+def test_too_few_open_files(newest_etcd: EtcdServer) -> None:
+    """torch's own store would try for five minutes to get a socket."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1"]
+    torchrun += ["--rdzv-backend=etcd3", f"--rdzv-endpoint={newest_etcd.target}", "--no-python"]
+    limited = ["bash", "-c", 'ulimit -n 24; exec "$@"', "bash", *torchrun, "true"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=SOON_S, check=False)
+    assert done.returncode != 0
+    assert done.stderr.rstrip().endswith("raise ulimit -n"), done.stderr
 
 
 def test_wrong_password(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
