@@ -192,7 +192,8 @@ OPTIONS: tuple[Option, ...] = (
         "embed",
         Kind.FLAG,
         "0",
-        "Start an etcd on the machine the endpoint names if none answers there.",
+        "Start an etcd on the machine the endpoint names if none answers there; with the user and "
+        "password given, if any.",
     ),
     Option(
         "embed_grace",

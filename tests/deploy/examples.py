@@ -166,7 +166,8 @@ def expanded(word: str, environment: Mapping[str, str]) -> str:
 
 _STAND_INS = {
     # Each writes the command it is asked to run, NUL between the words. It takes no part in it.
-    "srun": 'while [[ $1 == --* ]]; do shift; done; printf "%s\\0" "$@" >"$SUBMITTED"',
+    "srun": 'while [[ $1 == --* ]]; do shift; done; printf "%s\\0" "$@" >"$SUBMITTED"\n'
+    'env --null | grep --null-data "^RDZV_ETCD_" >"$SUBMITTED.environment" || true',
     "runai": 'while [[ $1 != -- ]]; do shift; done; shift; printf "%s\\0" "$@" >"$SUBMITTED"',
     "scontrol": f'[[ "$*" == "show hostnames {SLURM_HOSTS}" ]] && printf "gpu07\\ngpu08\\n"',
 }
@@ -192,6 +193,8 @@ def _of_script(path: Path, index: int, folder: Path) -> Launch:
     command = submitted.read_text().rstrip("\0").split("\0")
     if "slurm" in path.name:
         added = {**allocation, "SLURM_NODEID": str(index), "SLURM_PROCID": str(index)}
+        inherited = Path(f"{submitted}.environment").read_text().rstrip("\0")
+        added |= dict(line.split("=", 1) for line in inherited.split("\0") if line)
     else:  # Run:ai makes a PyTorchJob with a Master, whose variables the operator sets
         added = {"RANK": str(index), "WORLD_SIZE": "2", "PET_NNODES": "2"}
         added |= {"PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "digits-master-0"}

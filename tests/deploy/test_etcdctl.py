@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.errors import EtcdPermissionError
+from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.settings import Settings
 from tests.deploy.conftest import DocumentedEtcd
@@ -35,6 +35,29 @@ def test_two_nodes_meet_as_the_user_and_nothing_else_is_allowed(
         Group(_settings(etcd, job_id, etcd_prefix="/elsewhere"))
     with pytest.raises(EtcdPermissionError):
         Group(_settings(etcd, job_id, etcd_prefix="/rdzv_etcd-b"))
+
+
+def test_a_role_per_job_keeps_one_jobs_workers_from_another_jobs_keys(
+    documented_etcd: Callable[..., DocumentedEtcd],
+) -> None:
+    etcd = documented_etcd()
+    done = etcd.run(commands("job-role"), **etcd.as_root())
+    assert done.returncode == 0, done.stderr
+    (etcd.secret / "job-7.user").write_text("job-7")
+    files = {"user_file": "job-7.user", "password_file": "job-7.password"}
+    own = {name: str(etcd.secret / path) for name, path in files.items()}
+    with (
+        Group(_settings(etcd, "job-7", **own)) as one,
+        Group(_settings(etcd, "job-7", **own)) as two,
+    ):
+        assert sorted(world.rank for world in join_all([one, two])) == [0, 1]
+    for other in ("job-70", "job-8"):
+        with pytest.raises(EtcdPermissionError):
+            Group(_settings(etcd, other, **own))
+    done = etcd.run(commands("job-role-end"), **etcd.as_root())
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(EtcdAuthError):
+        Group(_settings(etcd, "job-7", **own))
 
 
 def test_the_password_is_in_no_process_list_and_no_readable_file(
