@@ -116,7 +116,7 @@ class SimulatedNode:
     def _see(self, control: Control) -> None:
         no_leader = self._control.leader is None
         self._control = control
-        self._standing.notice(control)
+        self._standing.notice(control, time.monotonic())
         self._look()
         if no_leader and control.leader is not None:
             self._told(self)
@@ -185,7 +185,7 @@ class SimulatedNode:
         (got,) = result.results
         if isinstance(got, GetResult) and got.revision >= self._control.revision:
             self._control = control_from(self._keys, got)
-            standing.notice(self._control)
+            standing.notice(self._control, time.monotonic())
 
     async def _read_slice(self, record: Round) -> None:
         slices, standing = record.slices, self._standing

@@ -34,19 +34,26 @@ class OutcomeUnknownError(EtcdError):
     """A write may or may not have been applied: read before acting, never just retry."""
 
 
-class EtcdAuthError(EtcdError):
+class EtcdRefusedError(EtcdError):
+    """etcd answered, and refused: only an operator can change that, but often one will.
+
+    A newcomer is told at once; whoever belongs to a job waits for it, and says so.
+    """
+
+
+class EtcdAuthError(EtcdRefusedError):
     """etcd refused the user, the password or the client certificate, or asks for one."""
 
 
-class EtcdPermissionError(EtcdError):
+class EtcdPermissionError(EtcdRefusedError):
     """The authenticated user may not touch this key range."""
 
 
-class EtcdTlsError(EtcdError):
+class EtcdTlsError(EtcdRefusedError):
     """The TLS handshake failed, or a certificate or key file is unusable."""
 
 
-class EtcdNoSpaceError(EtcdError):
+class EtcdNoSpaceError(EtcdRefusedError):
     """etcd's database is over its quota (NOSPACE alarm); only an operator can clear it."""
 
     def __init__(self, detail: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from rdzv_etcd.core.model import Change, Closure, Control, Loss, Nodes, Round
+from rdzv_etcd.core.model import Change, Closure, Control, Loss, Nodes, Round, is_unknown
 from rdzv_etcd.core.waiting import sort_crowd
 
 ABSENCE_GRACE_S = 0.3
@@ -34,7 +35,12 @@ class Healthy:
 
 
 def decide_change(
-    control: Control, nodes: Nodes, now_s: float, *, trust_absence_s: float
+    control: Control,
+    nodes: Nodes,
+    now_s: float,
+    *,
+    trust_absence_s: float,
+    unknown_until_s: float = math.inf,
 ) -> Publish | Healthy:
     """Say whether the formed round is over.
 
@@ -42,6 +48,9 @@ def decide_change(
     itself a moment ago, and the others may just be coming back (see docs: being lost is an act).
     Nor is one whose presence went less than :data:`ABSENCE_GRACE_S` ago. A newcomer is a reason
     only if the next world would be larger with it.
+
+    A member whose name is not known is not called lost before ``unknown_until_s`` while a node is
+    there that may be it: that node lives, so it will put its slice back or arrive anew.
     """
     formed = control.formed
     if formed is None or control.open_change is not None:
@@ -51,6 +60,8 @@ def decide_change(
     may_return: list[float] = []
     for node_id in crowd.absent:
         until_s = max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)
+        if crowd.unplaced and is_unknown(node_id):
+            until_s = max(until_s, unknown_until_s)
         if now_s < until_s:
             may_return.append(until_s)
         else:
@@ -65,7 +76,9 @@ def decide_change(
             _named_in_part(formed, [presence.info.node_id for presence in waiters], lost)
         )
     if may_return:
-        return Healthy(min(may_return), f"{len(may_return)} members are not back yet")
+        until_s = min(may_return)
+        reason = f"{len(may_return)} members are not back yet"
+        return Healthy(None if until_s == math.inf else until_s, reason)
     return Healthy()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names
 from rdzv_etcd.core.ranks import assign_ranks
 from rdzv_etcd.core.waiting import Crowd, sort_crowd
 from rdzv_etcd.settings import JobSettings
+
+_HEIRS = 32
+"""One of them is enough, and every node reads their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,8 @@ class Close:
     world: tuple[NodeInfo, ...]
     expelled: tuple[str, ...]
     reason: str
+    heirs: tuple[str, ...] = ()
+    """See :attr:`~rdzv_etcd.core.model.Round.heirs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,14 @@ class Patience:
     """How long a round stays open, and since when (all on the leader's clock)."""
 
     last_call_s: float
+    """For nodes that nobody knows of yet."""
     settle_s: float
+    rejoin_s: float
+    """For live members of the previous round, which are on their way back."""
     opened_s: float
-    """When this leader began to collect nodes for this round."""
+    """Since when nodes could arrive for this round, as far as this leader knows."""
+    give_up_s: float = math.inf
+    """When the leader itself stops waiting: what can be closed then is closed."""
 
 
 def decide_close(
@@ -44,9 +55,13 @@ def decide_close(
 
     * all seats taken and nobody else expected: at once;
     * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
-    * at least ``min_nodes``, but live members are not back yet, or there is no previous round that
-      could tell who is still to come: after ``last_call``;
+    * at least ``min_nodes``, but live members are not back yet: after ``rejoin``, and not sooner,
+      because a world without them might begin anew what they have got;
+    * at least ``min_nodes``, and no previous round that could tell who is still to come: after
+      ``last_call``;
     * fewer: wait.
+
+    Whatever may be closed is closed before the leader gives up.
     """
     round_label = f"round {control.next_number}"
     if control.round is None and len(nodes.present) < settings.min_nodes:
@@ -64,9 +79,9 @@ def decide_close(
         return KeepWaiting(None, here + _missing(crowd, control))
     full = size == settings.max_nodes // settings.node_unit * settings.node_unit
     enough_s = _enough_since(pool, settings, patience.opened_s)
-    if crowd.expected:
-        until_s = enough_s + patience.last_call_s
-        why = "last call passed"
+    if crowd.expected or crowd.unplaced:
+        until_s = max(patience.opened_s + patience.rejoin_s, enough_s)
+        why = "live members were not back in time"
     elif full:
         return _close(control, crowd, size, "all seats are taken")
     elif control.formed is not None:
@@ -76,6 +91,8 @@ def decide_close(
     else:
         until_s = enough_s + patience.last_call_s
         why = "last call passed"
+    if patience.give_up_s < until_s:
+        until_s, why = patience.give_up_s, "the leader's join timeout is near"
     if now_s >= until_s:
         return _close(control, crowd, size, why)
     return KeepWaiting(until_s, here + _missing(crowd, control))
@@ -119,4 +136,22 @@ def _close(control: Control, crowd: Crowd, size: int, reason: str) -> Close:
     previous = (
         {} if formed is None else {node_id: rank for rank, node_id in enumerate(formed.members)}
     )
-    return Close(assign_ranks(chosen, previous), crowd.expected + crowd.idle, reason)
+    heirs = _heirs(control, crowd)
+    here = {node.node_id for node in chosen}
+    if not heirs and here.isdisjoint(previous):
+        heirs = (crowd.expected + crowd.unplaced)[:_HEIRS]
+    return Close(
+        assign_ranks(chosen, previous, heirs),
+        crowd.expected + crowd.idle,
+        reason,
+        heirs if here.isdisjoint(heirs) else (),
+    )
+
+
+def _heirs(control: Control, crowd: Crowd) -> tuple[str, ...]:
+    """Who of the heirs that the last round left out is still alive."""
+    formed = control.formed
+    if formed is None or not formed.heirs:
+        return ()
+    alive = {*crowd.idle, *(presence.info.node_id for presence in crowd.pool)}
+    return tuple(heir for heir in formed.heirs if heir in alive)

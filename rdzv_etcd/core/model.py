@@ -100,6 +100,9 @@ class Round:
     """Live nodes that did not come back in time and may still be working on an older round."""
     closure: Closure | None = None
     slices: Slices | None = None
+    heirs: tuple[str, ...] = ()
+    """Live members of an earlier round that were expelled, if nobody of theirs is in this one: as
+    soon as one of them is back, rank 0 is its, because the members began anew without them."""
 
     @property
     def size(self) -> int:

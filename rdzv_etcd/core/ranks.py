@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rdzv_etcd.core.model import NodeInfo
 
@@ -19,11 +19,14 @@ def natural_order(text: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
-def assign_ranks(chosen: Sequence[NodeInfo], previous: Mapping[str, int]) -> tuple[NodeInfo, ...]:
+def assign_ranks(
+    chosen: Sequence[NodeInfo], previous: Mapping[str, int], heirs: Collection[str] = ()
+) -> tuple[NodeInfo, ...]:
     """Order the chosen nodes by their new rank.
 
     ``chosen`` is in order of preference (members of the previous round, then newcomers as they
-    arrived); ``previous`` maps node ids to ranks in the previous round.
+    arrived); ``previous`` maps node ids to ranks in the previous round; ``heirs`` are nodes that
+    have a better claim to rank 0 than its members.
 
     With rank keys: sorted by them in natural order, nodes without one last. Without: survivors keep
     their rank if it still exists, the others move into the lowest holes, newcomers take what is
@@ -49,7 +52,10 @@ def assign_ranks(chosen: Sequence[NodeInfo], previous: Mapping[str, int]) -> tup
     if slots[0] is None and not movers and survivors:
         slots[0], slots[survivors[-1]] = slots[survivors[-1]], None
     fillers = iter([*movers, *newcomers])
-    return tuple(node if node is not None else next(fillers) for node in slots)
+    world = [node if node is not None else next(fillers) for node in slots]
+    first = next((rank for rank, node in enumerate(world) if node.node_id in heirs), 0)
+    world[0], world[first] = world[first], world[0]
+    return tuple(world)
 
 
 def _by_rank_key(chosen: Sequence[NodeInfo], previous: Mapping[str, int]) -> tuple[NodeInfo, ...]:

@@ -29,7 +29,9 @@ class Crowd:
     strangers: tuple[Presence, ...]
     """Waiters whose settings differ from the job's; each finds out by itself and goes."""
     idle: tuple[str, ...]
-    """Live non-members that are not waiting (expelled, or of a closed run)."""
+    """Live non-members that are not waiting (expelled, of a closed run, or unplaced)."""
+    unplaced: tuple[str, ...] = ()
+    """Those of the idle that may be members: not all members of the formed round are known."""
 
     @property
     def pool(self) -> tuple[Presence, ...]:
@@ -59,9 +61,10 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     newcomers: list[Presence] = []
     strangers: list[Presence] = []
     idle: list[str] = []
+    unplaced: list[str] = []
     seated = set(members)
     expelled = set() if record is None else set(record.expelled)
-    # Whoever has not asked anew may be one of them, at work. A spare then has to ask anew, too.
+    # Whoever has not asked anew may be one of them, at work or on its way back.
     some_unknown = (
         formed is not None and formed.slices is not None and any(map(is_unknown, members))
     )
@@ -71,8 +74,12 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         if info.leaving is not None:
             continue
         asks_anew = _asks_anew(presence, control)
+        if some_unknown:
+            asks_anew = asks_anew and presence.mod_revision > control.round_revision
         if not asks_anew and (formed is None or some_unknown or info.node_id in expelled):
             idle.append(info.node_id)
+            if formed is not None and info.node_id not in expelled:
+                unplaced.append(info.node_id)
         elif info.settings != settings:
             strangers.append(presence)
         else:
@@ -85,6 +92,7 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         tuple(leaving),
         tuple(strangers),
         tuple(idle),
+        tuple(unplaced),
     )
 
 

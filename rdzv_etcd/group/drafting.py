@@ -50,6 +50,7 @@ class Drafting:
             epoch_base=epoch_base,
             expelled=decision.expelled,
             slices=slices,
+            heirs=decision.heirs,
         )
 
     def _first_epoch_base(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from dataclasses import replace
 
 from rdzv_etcd.core.model import (
@@ -16,7 +17,7 @@ from rdzv_etcd.core.model import (
 )
 from rdzv_etcd.errors import (
     EtcdError,
-    EtcdNoSpaceError,
+    EtcdRefusedError,
     EtcdUnavailableError,
     JobClosedError,
     JobSettingsMismatchError,
@@ -28,13 +29,12 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
+from rdzv_etcd.group.patience import JoinPatience
 from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
 
 _RETRY_S = 0.5
-_SPACE_RETRY_S = 2.0
-"""How often to ask an etcd that is out of space: each refusal costs it a raft proposal."""
 
 
 class Joining:
@@ -46,19 +46,15 @@ class Joining:
         self._context = context
         self._standing = standing
         self._leadership = leadership
-        self._timeout_s = timeout_s
-        self._deadline_s = context.clock.now_s() + timeout_s
+        self._patience = JoinPatience(context, standing, timeout_s)
         self._marker: Closure | None = None
         """The closed marker of an earlier run, if it stood when this join began."""
-        self._belongs = standing.epoch > 0
-        """Whether it was a member, or has arrived in this join: not a newcomer any more."""
-        self._told_no_space = False
 
     async def run(self, address: str, port: int) -> World:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
         context, standing = self._context, self._standing
-        settings = context.settings
-        if context.control.problem is not None:
+        settings, problem = context.settings, context.control.problem
+        if problem is not None and not isinstance(problem, EtcdRefusedError):
             await context.control.refresh()  # it may have been mended meanwhile
         standing.begin_join(
             NodeInfo(standing.node_id, address, port, 0, settings.job, settings.rank_key)
@@ -70,9 +66,10 @@ class Joining:
             raise
 
     async def _until_admitted(self) -> World:
-        context, standing = self._context, self._standing
+        context, standing, patience = self._context, self._standing, self._patience
         while True:
             standing.check_not_gone()
+            patience.plan_to_close()
             world = standing.admit(context.control.view)
             if world is not None:
                 context.narrator.say(
@@ -81,18 +78,33 @@ class Joining:
                 )
                 context.pulse.beat()
                 return world
-            self._check_welcome()
-            await self._check_not_late()
-            large = standing.unread(context.control.view)
-            if large is not None or self._must_arrive():
-                try:
-                    await (self._arrive() if large is None else self._read_slice(large))
-                except EtcdNoSpaceError as error:
-                    await self._wait_for_space(error)
-            elif not await context.pulse.wait(self._deadline_s):
-                if not self._is_spare():
-                    raise JoinTimeoutError(await self._timeout_message())
-                self._deadline_s = context.clock.now_s() + self._timeout_s
+            try:
+                await self._advance()
+            except (EtcdRefusedError, EtcdUnavailableError, OutcomeUnknownError) as error:
+                if context.clock.now_s() >= patience.deadline_s():
+                    raise
+                await patience.sit_out(error)
+
+    async def _advance(self) -> None:
+        """Do what is next, or wait for something to change."""
+        context, standing = self._context, self._standing
+        if isinstance(context.control.problem, EtcdRefusedError):  # it may be over
+            await context.control.refresh(self._patience.limit_s())
+        self._check_welcome()
+        await self._check_not_late()
+        large = standing.unread(context.control.view)
+        if large is not None:
+            await self._read_slice(large)
+        elif self._must_arrive():
+            await self._arrive()
+        else:
+            deadline_s = self._patience.deadline_s()
+            until_s = None if deadline_s == math.inf else deadline_s
+            if not await context.pulse.wait(until_s) and self._is_over():
+                raise JoinTimeoutError(await self._timeout_message())
+
+    def _is_over(self) -> bool:
+        return self._context.clock.now_s() >= self._patience.deadline_s()
 
     # -- arriving -------------------------------------------------------------------------------
 
@@ -105,14 +117,17 @@ class Joining:
         if info is None:
             return False
         formed = control.formed
+        put_back = (
+            formed is not None and formed.slices is not None and formed.epoch_fixed is not None
+        )
+        if put_back and standing.arrived_under != control.round_revision:
+            # Of a large world that was put back, the leader may not know all members; it can tell
+            # others from them only if all who wait ask anew, and say whether they were in it.
+            return True
         if formed is not None and info.arrived_for <= formed.number:
             # Named, but not admitted: see `admit`. Expelled: named in a round that it never saw, so
             # the others think that it works there. Anybody else waits for a seat.
-            # Of a large world that was put back, the leader may not know all members; it can tell
-            # a spare from one of them only if that asks anew.
-            put_back = formed.slices is not None and formed.epoch_fixed is not None
-            is_named = standing.rank_in(formed) is not None or info.node_id in formed.expelled
-            return is_named or put_back
+            return standing.rank_in(formed) is not None or info.node_id in formed.expelled
         return info.arrived_for > control.next_number
 
     async def _arrive(self) -> None:
@@ -125,25 +140,32 @@ class Joining:
             info = standing.info = replace(
                 standing.info, arrived_for=control.next_number, epoch_seen=standing.epoch_seen
             )
-            limit_s = self._limit_s(info)
+            limit_s = self._patience.limit_s()
+            slice_ = standing.slice_to_put_back(control)
             standing.arrived_with = 0  # whatever an earlier arrival said is not what is wanted now
             try:
                 session = await context.session.open(min(limit_s, context.urgent_limit_s))
                 result = await context.etcd.txn(
-                    requests.arrive(context.keys, info, session, control.round_revision),
+                    requests.arrive(
+                        context.keys,
+                        info,
+                        session,
+                        control.round_revision,
+                        requests.put_slice(context.keys, control.formed, slice_),
+                    ),
                     timeout_s=limit_s,
                     repeatable=True,
                 )
             except LeaseNotFoundError:
                 context.session.lost(context.session.lease_id)
                 return
-            except (EtcdUnavailableError, OutcomeUnknownError) as error:
-                context.narrator.say(f"cannot reach etcd, trying on: {error}")
-                await context.clock.sleep(_RETRY_S)
-                return
+            self._patience.relieved()
             if result.succeeded:
-                self._belongs = True
+                self._patience.belongs = True
                 standing.arrived_with = session
+                standing.arrived_under = control.round_revision
+                if slice_ is not None:
+                    standing.slice_revision = control.round_revision
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
                     self._leadership.note(Leader(info.node_id, info.settings), claimed)
@@ -160,18 +182,13 @@ class Joining:
         revision = context.control.view.round_revision
         if record.slices is None:
             return
-        if context.clock.now_s() >= self._deadline_s:
+        if self._is_over():
             raise JoinTimeoutError(
                 f"round {record.number} was formed, but the part of its ranks that names this node "
-                f"could not be read within {self._timeout_s:g} s"
+                f"could not be read within {self._patience.timeout_s:g} s"
             )
         request = requests.read_slice(context.keys, record, record.slices, standing.node_id)
-        try:
-            result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
-        except EtcdUnavailableError as error:
-            context.narrator.say(f"cannot reach etcd, trying on: {error}")
-            await context.clock.sleep(_RETRY_S)
-            return
+        result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
         found = slice_from(record, standing.node_id, result)
         if found is not None:
             standing.slice, standing.slice_revision = found, revision
@@ -184,43 +201,9 @@ class Joining:
             else:
                 await context.clock.sleep(_RETRY_S)
 
-    async def _wait_for_space(self, error: EtcdNoSpaceError) -> None:
-        """Wait a little for an operator, if this node belongs to the job and has the time.
-
-        Raises ``error`` otherwise: a newcomer can be refused without harm, and its launcher should
-        hear of it at once; a member that gave up would end a job whose etcd only needs care.
-        """
-        context = self._context
-        if not self._belongs:
-            raise error
-        retry_at_s = context.clock.now_s() + _SPACE_RETRY_S
-        if retry_at_s >= self._deadline_s:
-            raise EtcdNoSpaceError(
-                f"could not arrive for the next round within {self._timeout_s:g} s: {error.detail}"
-            ) from error
-        if not self._told_no_space:
-            self._told_no_space = True
-            context.narrator.warn(
-                f"waiting up to {self._deadline_s - context.clock.now_s():.0f} s to arrive: {error}"
-            )
-        await context.pulse.wait(retry_at_s)
-
     async def _look_again(self) -> None:
         context = self._context
-        try:
-            await context.control.refresh(context.settings.connection.request_timeout_s)
-        except EtcdUnavailableError as error:
-            context.narrator.say(f"cannot reach etcd, trying on: {error}")
-            await context.clock.sleep(_RETRY_S)
-
-    def _limit_s(self, info: NodeInfo) -> float:
-        remaining_s = self._deadline_s - self._context.clock.now_s()
-        if remaining_s <= 0:
-            raise EtcdUnavailableError(
-                f"could not arrive for round {info.arrived_for} within {self._timeout_s:g} s: "
-                "etcd did not answer"
-            )
-        return min(remaining_s, self._context.settings.connection.request_timeout_s)
+        await context.control.refresh(context.settings.connection.request_timeout_s)
 
     async def _withdraw(self) -> None:
         """Take the presence back: whoever saw this node waiting does not count on it any more."""
@@ -283,11 +266,6 @@ class Joining:
         if waiting <= 1 < context.settings.job.min_nodes:
             raise self._closed_error(marker)
 
-    def _is_spare(self) -> bool:
-        """Whether a healthy round is running and this node waits for a seat in the next one."""
-        control = self._context.control.view
-        return control.formed is not None and control.open_change is None
-
     def _closed_error(self, closure: Closure) -> JobClosedError:
         return JobClosedError(
             self._closed_text(closure),
@@ -306,7 +284,7 @@ class Joining:
         context = self._context
         text = (
             f"round {context.control.view.next_number} was not formed within "
-            f"{self._timeout_s:g} s: "
+            f"{self._patience.timeout_s:g} s: "
         )
         try:
             result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)

@@ -53,7 +53,6 @@ class Leadership:
         self._roster = Roster(context)
         self._job_lease = JobLease(context)
         self._drafting = Drafting(context, standing, self._job_lease)
-        self._opened: tuple[tuple[object, ...], float] = ((), 0.0)
 
     @property
     def is_mine(self) -> bool:
@@ -189,6 +188,7 @@ class Leadership:
             await self._recover(feed)
         except EtcdError as error:
             context.narrator.say(f"as leader: {error}")
+            self._standing.note_trouble(context.clock.now_s())
             await self._recover(feed)
         else:
             now_s = context.clock.now_s()
@@ -208,7 +208,14 @@ class Leadership:
         if now_s < usable_s:
             return min(usable_s, now_s + _RETRY_S)
         trust_s = context.session.trust_absence_s()
-        change = decide_change(control, nodes, now_s, trust_absence_s=trust_s)
+        change = decide_change(
+            control,
+            nodes,
+            now_s,
+            trust_absence_s=trust_s,
+            unknown_until_s=self._roster.incomplete_since_s
+            + context.settings.timing.rejoin_timeout_s,
+        )
         if isinstance(change, Publish):
             done = await self._publish(control, change)
         else:
@@ -236,13 +243,19 @@ class Leadership:
         trust_s = context.session.trust_absence_s()
         if control.round is None and self._standing.epoch_seen and now_s < trust_s:
             return KeepWaiting(trust_s, "the round record was lost; its members may put it back")
-        phase: tuple[object, ...] = (control.leader_revision, control.round_revision)
-        if self._opened[0] != phase:
-            self._opened = (phase, now_s)
-        timing = context.settings.timing
-        patience = Patience(timing.last_call_timeout_s, timing.settle_s, self._opened[1])
         settings = context.settings.job if formed is None else formed.settings
-        return decide_close(control, nodes, settings, patience, now_s)
+        return decide_close(control, nodes, settings, self._patience(), now_s)
+
+    def _patience(self) -> Patience:
+        """Say how long the open round stays so; it does not begin anew with each leader."""
+        standing, timing = self._standing, self._context.settings.timing
+        return Patience(
+            timing.last_call_timeout_s,
+            timing.settle_s,
+            timing.rejoin_timeout_s,
+            max(standing.arrivable_s, self._context.session.in_contact_since_s()),
+            standing.closes_by_s,
+        )
 
     async def _publish(self, control: Control, decision: Publish) -> bool:
         """Publish the change; ``False`` if things are not as they were when it was decided."""
@@ -290,7 +303,7 @@ class Leadership:
         context = self._context
         record = await self._drafting.next_record(control, nodes, decision)
         members = [node.node_id for node in decision.world]
-        audit = self._drafting.audit(control, nodes, record, decision, self._opened[1])
+        audit = self._drafting.audit(control, nodes, record, decision, self._standing.opened_s)
         if not await self._roster.publish(control, record, members):
             return False
         try:

@@ -175,7 +175,7 @@ def _context(
         request=requests.read_control(keys),
         build=lambda result: control_from(keys, result),
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
-        notice=standing.notice,
+        notice=lambda view: standing.notice(view, clock.now_s()),
     )
     session = Session(etcd, clock, pulse, timing.lease_ttl_s, timing.keep_alive_deadline_s)
     narrator = Narrator(settings.job_id, identity.name)

@@ -23,7 +23,8 @@ class Roster:
         self._members: tuple[str, ...] = ()
         self._complete = False
         self._waits_for = 0
-        self._waits_until_s = 0.0
+        self.incomplete_since_s = 0.0
+        """When this node began to lead a world of which it did not know all members."""
 
     async def publish(self, control: Control, record: Round, members: Sequence[str]) -> bool:
         """Put the slices of ``record``, which is about to be published; ``False`` if the lead is
@@ -63,9 +64,10 @@ class Roster:
             self._world = world
             if self._waits_for != control.round_revision:  # formed, or put back (once more)
                 self._waits_for = control.round_revision
-                self._waits_until_s = context.clock.now_s() + context.settings.timing.lease_ttl_s
+                self.incomplete_since_s = context.clock.now_s()
         filled = replace(control, round=replace(record, members=self._members))
-        return filled, 0.0 if self._complete else self._waits_until_s
+        usable_s = self.incomplete_since_s + context.settings.timing.lease_ttl_s
+        return filled, 0.0 if self._complete else usable_s
 
 
 async def members_of(context: NodeContext, world: World) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class Session:
         """How many renewals failed since."""
         self._renewals: set[asyncio.Task[None]] = set()
         self._last_contact_s = clock.now_s()
+        self._in_contact_since_s = self._last_contact_s
         self._shaken_until_s = 0.0
         self.lease_id = 0
         self.first_revision: int | None = None
@@ -90,6 +91,12 @@ class Session:
         if now_s - self._last_contact_s > self._ttl_s / 2:
             return now_s + self._ttl_s
         return self._shaken_until_s
+
+    def in_contact_since_s(self) -> float:
+        """Since when (on the clock) this node has heard from etcd all the time."""
+        now_s = self._clock.now_s()
+        cut_off = now_s - self._last_contact_s > self._ttl_s / 2
+        return now_s if cut_off else self._in_contact_since_s
 
     async def run(self) -> None:
         """Renew the lease until cancelled; sets ``lease_id`` to 0 and beats when it is gone.
@@ -153,4 +160,5 @@ class Session:
         now_s = self._clock.now_s()
         if now_s - self._last_contact_s > self._ttl_s / 2:
             self._shaken_until_s = now_s + self._ttl_s
+            self._in_contact_since_s = now_s
         self._last_contact_s = now_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -51,6 +52,8 @@ class Standing:
     """The presence as last written or about to be."""
     arrived_with: int = 0
     """The session of the last arrival; another one means: arrive again."""
+    arrived_under: int = 0
+    """The revision of the round record at the last arrival."""
     record: Round | None = None
     """The round that this node works in …"""
     epoch: int = 0
@@ -70,6 +73,15 @@ class Standing:
     """How the job ended; remembered here, because the marker expires."""
     was_member: bool = False
     """Whether this node belonged to the round that was closed."""
+    opened_s: float = 0.0
+    """Since when the next round has been open, as far as this node has seen (on its clock): since
+    the change, or since it began to watch a job without a formed round …"""
+    arrivable_s: float = 0.0
+    """… and since when nodes could arrive for it: etcd was not away, and refused nothing."""
+    closes_by_s: float = math.inf
+    """When this node, if it leads, closes what can be closed: its own join is about to end."""
+    _open: tuple[object, ...] | None = None
+    """Names the open round that those times belong to."""
     presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the presence is written: arriving, healing and leaving exclude each other."""
 
@@ -88,8 +100,12 @@ class Standing:
         """Whether this node works on although its job was closed."""
         return self.phase is Phase.MEMBER and self.closure is not None
 
-    def notice(self, control: Control) -> None:
-        """Remember what must outlive its key."""
+    def notice(self, control: Control, now_s: float) -> None:
+        """Remember what must outlive its key, and since when things are as they are."""
+        open_ = _open_round(control)
+        if open_ != self._open:
+            self._open = open_
+            self.opened_s = self.arrivable_s = now_s
         if self.known_since is not None and control.revision < self.known_since:
             self.known_since = 0  # data wiped: whatever there is now came after this node
         if control.formed is not None:
@@ -97,6 +113,10 @@ class Standing:
         if control.closure is not None and not self.is_earlier_run(control):
             self.closure = control.closure
             self.was_member = control.round is not None and self.rank_in(control.round) is not None
+
+    def note_trouble(self, now_s: float) -> None:
+        """Note that etcd did not do what this node asked: others could not arrive either."""
+        self.arrivable_s = max(self.arrivable_s, now_s)
 
     def slice_of(self, record: Round) -> Slice | None:
         """This node's slice of ``record``, if that is a large world and the slice was read."""
@@ -120,6 +140,13 @@ class Standing:
         if info is None or not 0 < info.arrived_for <= record.number:
             return None
         return record
+
+    def slice_to_put_back(self, control: Control) -> Slice | None:
+        """What this node knows of a large world whose record was put back, if it was in it."""
+        formed = control.formed
+        if formed is None or control.round_revision == self.slice_revision:
+            return None
+        return None if self.rank_in(formed) is None else self.slice_of(formed)
 
     def may_lack_slice(self, control: Control) -> bool:
         """Whether this member's record was put back, so that its slice may have to be, too."""
@@ -163,6 +190,7 @@ class Standing:
         if rank == 0 and master != (info.address, info.port):
             return None
         self.phase = Phase.MEMBER
+        self.closes_by_s = math.inf
         self.record, self.epoch = record, control.epoch
         return World(
             record.number,
@@ -176,3 +204,11 @@ class Standing:
             record.run,
             record.slices,
         )
+
+
+def _open_round(control: Control) -> tuple[object, ...]:
+    """Name the round that is open for arrivals; a healthy round is named by its number alone."""
+    formed = control.formed
+    if formed is None:
+        return ()
+    return (formed.run, formed.number, control.open_change is not None)

@@ -25,8 +25,13 @@ def read_nodes(keys: JobKeys) -> Get:
     return _get(keys.nodes)
 
 
-def arrive(keys: JobKeys, info: NodeInfo, session: int, round_revision: int) -> Txn:
+def arrive(
+    keys: JobKeys, info: NodeInfo, session: int, round_revision: int, also: Sequence[Op] = ()
+) -> Txn:
     """Put the presence if the round record is still the one that was read, and claim a vacant lead.
+
+    ``also``: :func:`put_slice` of a member whose record was put back. The leader may not know whom
+    that names.
 
     On failure the result holds the control keys as they are now; on success :func:`leader_after`
     tells who leads.
@@ -37,6 +42,7 @@ def arrive(keys: JobKeys, info: NodeInfo, session: int, round_revision: int) -> 
         (
             Put(keys.node(info.node_id), values.encode_node(info), session),
             claim(keys, leader, session),
+            *also,
         ),
         (read_control(keys),),
     )
@@ -201,13 +207,14 @@ def restore_presence(
         (
             Put(keys.node(info.node_id), values.encode_node(info), session),
             claim(keys, Leader(info.node_id, info.settings), session),
-            *_put_slice(keys, control.round, slice_),
+            *put_slice(keys, control.round, slice_),
         ),
         (read_control(keys),),
     )
 
 
-def _put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tuple[Op, ...]:
+def put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tuple[Op, ...]:
+    """Put a slice of a large world back if it is gone."""
     if record is None or record.slices is None or slice_ is None:
         return ()
     key = keys.slice(record.number, record.slices.edition, slice_.index)
@@ -226,7 +233,7 @@ def restore_record(
             Delete(keys.change),
             Put(keys.node(info.node_id), values.encode_node(info), session),
             claim(keys, Leader(info.node_id, info.settings), session),
-            *_put_slice(keys, record, slice_),
+            *put_slice(keys, record, slice_),
         ),
         (read_control(keys),),
     )

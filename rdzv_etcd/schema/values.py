@@ -206,6 +206,8 @@ def encode_round(record: Round) -> bytes:
         fields["epoch"] = record.epoch_fixed
     if record.expelled:
         fields["expelled"] = list(record.expelled)
+    if record.heirs:
+        fields["heirs"] = list(record.heirs)
     if record.slices is not None:
         slices = record.slices
         fields["slices"] = {
@@ -268,6 +270,7 @@ def _round(f: _Fields) -> Round:
         f.texts("expelled", []),
         closure,
         slices,
+        f.texts("heirs", []),
     )
 
 

@@ -149,6 +149,7 @@ def _timing(given: Given, job: JobSettings) -> Timing:
         keep_alive_timeout_s=given.seconds("heartbeat_timeout"),
         join_timeout_s=join_timeout_s,
         last_call_timeout_s=_last_call_timeout_s(given, job, join_timeout_s),
+        rejoin_timeout_s=given.seconds("rejoin_timeout") or _TIMING.rejoin_timeout_s,
         settle_s=_TIMING.settle_s if settle_s is None else settle_s,
         closed_ttl_s=given.whole("closed_ttl") or _TIMING.closed_ttl_s,
         job_lease_ttl_s=_job_lease_ttl_s(given, lease_ttl_s),

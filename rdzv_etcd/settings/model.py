@@ -130,6 +130,9 @@ class Timing:
     last_call_timeout_s: float = 30.0
     """How long a round with at least ``min_nodes`` stays open for more when it cannot be known
     whether more will come; at most ``join_timeout_s`` makes sense."""
+    rejoin_timeout_s: float = 120.0
+    """How long a round stays open for live members of the one before. Above the time workers take
+    to stop: torch gives them 30 s after ``SIGTERM``, and a checkpoint is often saved then."""
     settle_s: float = 0.2
     """How long a round stays open when all live members are back and ``min_nodes`` are there."""
     closed_ttl_s: int = 60
@@ -145,6 +148,7 @@ class Timing:
             "lease_ttl_s",
             "join_timeout_s",
             "last_call_timeout_s",
+            "rejoin_timeout_s",
             "closed_ttl_s",
             "close_timeout_s",
         ):

@@ -95,8 +95,15 @@ OPTIONS: tuple[Option, ...] = (
         "last_call_timeout",
         Kind.SECONDS,
         "30",
-        "How long a round with `min_nodes` stays open when more nodes may come; at most "
+        "How long a first round with `min_nodes` stays open when more nodes may come; at most "
         "`join_timeout`.",
+    ),
+    Option(
+        "rejoin_timeout",
+        Kind.SECONDS,
+        "120",
+        "How long a later round stays open for live members of the one before. Longer than workers "
+        "take to stop, a checkpoint included.",
     ),
     Option(
         "settle",

@@ -8,16 +8,18 @@ scene.new("d")                                  # a newcomer
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
-from rdzv_etcd.core.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
+from rdzv_etcd.core.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round, Slices
 from rdzv_etcd.settings import JobSettings
 
 NOW_S = 1000.0
 LAST_CALL_S = 30.0
 SETTLE_S = 0.2
+REJOIN_S = 120.0
 
 
 def names(words: str) -> tuple[str, ...]:
@@ -36,9 +38,11 @@ class Scene:
         members: str = "",
         at: int = 5,
         expelled: str = "",
+        heirs: str = "",
     ) -> None:
         self.settings = JobSettings(least, most, unit)
         self.opened_s = NOW_S - 5.0
+        self.give_up_s = math.inf
         self._revision = 100
         self._present: dict[str, Presence] = {}
         self._left: set[str] = set()
@@ -54,6 +58,7 @@ class Scene:
                 2000,
                 7,
                 expelled=names(expelled),
+                heirs=names(heirs),
             )
         self.control = Control(self._revision, record, 50 if members else 0)
         for name in names(members):
@@ -114,6 +119,14 @@ class Scene:
         self.control = replace(self.control, change=change, change_revision=60)
         return self
 
+    def slices(self) -> Scene:
+        """The members are named in slices, of which some were lost."""
+        record = self.control.round
+        assert record is not None
+        record = replace(record, slices=Slices(record.size, 1, "edition"))
+        self.control = replace(self.control, round=record)
+        return self
+
     def closed(self, *, succeeded: bool = True) -> Scene:
         assert self.control.round is not None
         closure = Closure("a", "done", succeeded, 0.0)
@@ -141,7 +154,7 @@ class Scene:
         return Nodes(self._revision, present, left, gone=dict(self._gone))
 
     def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:
-        patience = Patience(LAST_CALL_S, SETTLE_S, self.opened_s)
+        patience = Patience(LAST_CALL_S, SETTLE_S, REJOIN_S, self.opened_s, self.give_up_s)
         return decide_close(self.control, self.nodes, self.settings, patience, now_s)
 
     def closed_world(self, now_s: float = NOW_S) -> str:

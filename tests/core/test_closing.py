@@ -6,7 +6,7 @@ import pytest
 
 from rdzv_etcd.core.closing import Close, KeepWaiting
 from rdzv_etcd.settings import JobSettings
-from tests.core.scenes import LAST_CALL_S, NOW_S, SETTLE_S, Scene
+from tests.core.scenes import LAST_CALL_S, NOW_S, REJOIN_S, SETTLE_S, Scene
 
 # --- the first round ------------------------------------------------------------------------------
 
@@ -110,28 +110,101 @@ def test_a_stream_of_newcomers_cannot_put_the_round_off_beyond_the_last_call() -
     assert scene.closed_world() == "a b d"
 
 
-def test_a_live_member_that_is_not_back_is_waited_for_until_the_last_call() -> None:
+def test_a_live_member_that_is_not_back_is_waited_for_until_the_rejoin_timeout() -> None:
+    """It counts from when the round was opened; the last call is for newcomers only."""
     scene = Scene(2, 4, members="a b c d").changed("d").gone("d").back("a b", NOW_S - 1)
     decision = scene.close()
     assert isinstance(decision, KeepWaiting)
-    assert decision.until_s == NOW_S - 1 + LAST_CALL_S
+    assert decision.until_s == scene.opened_s + REJOIN_S
     assert "waiting for c" in decision.reason
     assert "lost d (lease expired)" in decision.reason
-    closed = scene.close(NOW_S - 1 + LAST_CALL_S)
+    closed = scene.close(scene.opened_s + REJOIN_S)
     assert isinstance(closed, Close)
     assert closed.expelled == ("c",)
 
 
 def test_a_full_round_still_waits_for_live_members() -> None:
     scene = Scene(2, 3, members="a b c").changed("", "x").back("a b").new("x")
-    assert scene.waits_until() == NOW_S - 1 + LAST_CALL_S
+    assert scene.waits_until() == scene.opened_s + REJOIN_S
     assert scene.back("c").closed_world() == "a b c"
+
+
+def test_newcomers_alone_form_no_world_while_a_survivor_is_on_its_way_back() -> None:
+    scene = Scene(1, 3, members="a").changed("", "x y").new("x y", NOW_S - 60)
+    scene.opened_s = NOW_S - 60
+    assert scene.waits_until() == NOW_S + 60
+    assert scene.back("a").closed_world() == "a x y"
+
+
+def test_live_members_of_a_large_world_whose_names_are_not_known_are_waited_for() -> None:
+    scene = Scene(1, 4, members="nobody~0 b").gone("nobody~0").slices()
+    scene.new("a", NOW_S - 1, arrived_for=5).changed("b").gone("b").new("x")
+    assert scene.waits_until() == scene.opened_s + REJOIN_S
+
+
+def test_what_can_be_closed_is_closed_before_the_leader_gives_up() -> None:
+    for scene in (
+        Scene(2, 4).new("a b"),
+        Scene(2, 4, members="a b c").changed("c").back("a b"),
+    ):
+        scene.give_up_s = NOW_S + 3
+        assert scene.waits_until() == NOW_S + 3
+        assert scene.closed_world(NOW_S + 3) == "a b"
+
+
+def test_a_world_too_small_is_not_closed_when_the_leader_gives_up() -> None:
+    scene = Scene(2, 4).new("a")
+    scene.give_up_s = NOW_S + 3
+    assert scene.waits_until(NOW_S + 4) is None
+
+
+# --- who has a claim to rank 0 --------------------------------------------------------------------
+
+
+def test_members_left_out_of_a_world_of_newcomers_are_remembered_as_its_heirs() -> None:
+    scene = Scene(1, 3, members="a b").changed("", "x").new("x")
+    closed = scene.close(NOW_S + REJOIN_S)
+    assert isinstance(closed, Close)
+    assert closed.expelled == closed.heirs == ("a", "b")
+
+
+def test_a_world_with_a_survivor_has_no_heirs() -> None:
+    scene = Scene(1, 3, members="a b").changed("", "x").new("x").back("b")
+    closed = scene.close(NOW_S + REJOIN_S)
+    assert isinstance(closed, Close)
+    assert (closed.expelled, closed.heirs) == (("a",), ())
+
+
+def test_an_heir_that_is_back_gets_rank_0() -> None:
+    """What the members have got they began without it, perhaps from an empty disk."""
+    scene = Scene(1, 3, members="x y", expelled="a b", heirs="a b").changed("", "b")
+    scene.back("x y").new("a", arrived_for=4).new("b")
+    closed = scene.close()
+    assert isinstance(closed, Close)
+    assert [node.node_id for node in closed.world] == ["b", "y", "x"]
+    assert (closed.expelled, closed.heirs) == (("a",), ())
+
+
+def test_the_claim_of_heirs_lasts_while_they_live() -> None:
+    scene = Scene(1, 2, members="x", expelled="a b", heirs="a b").changed("", "z")
+    scene.back("x").new("a", arrived_for=4).new("z")
+    closed = scene.close()
+    assert isinstance(closed, Close)
+    assert [node.node_id for node in closed.world] == ["x", "z"]
+    assert closed.heirs == ("a",)
+
+
+def test_when_all_heirs_are_gone_the_members_have_the_claim() -> None:
+    scene = Scene(1, 2, members="x", expelled="a", heirs="a").changed("", "z").new("z")
+    closed = scene.close(NOW_S + REJOIN_S)
+    assert isinstance(closed, Close)
+    assert closed.heirs == ("x",)
 
 
 def test_a_member_called_lost_that_came_back_in_the_same_moment_is_expected() -> None:
     """It hears of the change and arrives again; if it is too slow it is expelled, not a spare."""
     scene = Scene(2, 3, members="a b c").changed("c").back("a b")
-    decision = scene.close(NOW_S + LAST_CALL_S)
+    decision = scene.close(NOW_S + REJOIN_S)
     assert isinstance(decision, Close)
     assert [node.node_id for node in decision.world] == ["a", "b"]
     assert decision.expelled == ("c",)

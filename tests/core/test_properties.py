@@ -70,7 +70,7 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
     scene: tuple[Control, Nodes, JobSettings], now_s: float
 ) -> None:
     control, nodes, settings = scene
-    decision = decide_close(control, nodes, settings, Patience(30, 0.2, 0.0), now_s)
+    decision = decide_close(control, nodes, settings, Patience(30, 0.2, 120, 0.0), now_s)
     if isinstance(decision, KeepWaiting):
         assert decision.until_s is None or decision.until_s > now_s
         return
@@ -115,7 +115,7 @@ def test_waiting_long_enough_closes_whatever_can_be_closed(
     scene: tuple[Control, Nodes, JobSettings],
 ) -> None:
     control, nodes, settings = scene
-    patience = Patience(30, 0.2, 0.0)
+    patience = Patience(30, 0.2, 120, 0.0)
     decision = decide_close(control, nodes, settings, patience, 50.0)
     if isinstance(decision, KeepWaiting) and decision.until_s is not None:
         later = decide_close(control, nodes, settings, patience, decision.until_s)

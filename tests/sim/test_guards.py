@@ -215,9 +215,10 @@ def test_a_member_that_came_back_too_late_is_named() -> None:
 
     async def scenario(job: SimJob) -> None:
         _, slow, victim = await works_one_after_the_other(job, "abc")
-        slow.stops_in_s = 60.0
+        rejoin_s = job.settings.timing.rejoin_timeout_s
+        slow.stops_in_s = rejoin_s + 30.0
         job.crash(victim.name)
-        await job.until(lambda: len(job.history.formed) == 2, "a round without it", 50.0)
+        await job.until(lambda: len(job.history.formed) == 2, "a round without it", rejoin_s + 20.0)
         await job.pass_time(60.0)
         await job.until_works("ab")
 

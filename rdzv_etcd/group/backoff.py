@@ -1,0 +1,32 @@
+"""How soon to ask an etcd again that did not do what it was asked. Knows no clock."""
+
+from __future__ import annotations
+
+from rdzv_etcd.errors import EtcdRefusedError
+
+FIRST_S = 0.5
+"""Also how long to wait after a request that got no answer: that has taken its time already."""
+
+
+class Backoff:
+    """The waits between tries; after refusals they grow to ``longest_s``.
+
+    A refusal is quick, and each costs etcd something (out of space: a raft proposal), so a node
+    must not repeat it much more often than it renews its lease.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = max(FIRST_S, longest_s)
+        self._next_s = FIRST_S
+
+    def after(self, error: Exception) -> float:
+        """Return how many seconds to wait after ``error``."""
+        if not isinstance(error, EtcdRefusedError):
+            return FIRST_S
+        wait_s = self._next_s
+        self._next_s = min(2 * wait_s, self._longest_s)
+        return wait_s
+
+    def reset(self) -> None:
+        """Note that etcd does what it is asked."""
+        self._next_s = FIRST_S

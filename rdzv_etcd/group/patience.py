@@ -1,0 +1,121 @@
+"""The patience of one join: until when it waits, and what it does while etcd refuses or is away."""
+
+from __future__ import annotations
+
+import math
+
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdNoSpaceError,
+    EtcdRefusedError,
+    EtcdUnavailableError,
+)
+from rdzv_etcd.group.backoff import Backoff
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.standing import Phase, Standing
+
+_HEADWAY_S = 5.0
+"""How long before its own join ends a leader closes what can be closed: the write takes time, and
+so does another try."""
+
+
+class JoinPatience:
+    """Counts a join's time; a spare of a healthy round has as much as it needs."""
+
+    def __init__(self, context: NodeContext, standing: Standing, timeout_s: float) -> None:
+        self._context = context
+        self._standing = standing
+        self._backoff = Backoff(context.session.renewal_period_s)
+        self._told: set[type[EtcdError]] = set()
+        self.timeout_s = timeout_s
+        self.began_s = context.clock.now_s()
+        self.belongs = standing.epoch > 0
+        """Whether the node was a member, or has arrived in this join: not a newcomer any more."""
+        self.trouble: EtcdError | None = None
+        """Why etcd does not do what it is asked, …"""
+        self.trouble_since_s = 0.0
+        """… and since when."""
+
+    def is_spare(self) -> bool:
+        """Whether a healthy round is running and this node waits for a seat in the next one."""
+        control, standing = self._context.control.view, self._standing
+        formed = control.formed
+        return (
+            formed is not None
+            and control.open_change is None
+            and standing.rank_in(formed) is None
+            and standing.unread(control) is None
+        )
+
+    def deadline_s(self) -> float:
+        """Until when to wait, on the clock.
+
+        It counts from when the round was opened: a spare that has waited for days is still needed
+        in the moment in which its seat becomes free.
+        """
+        if self.is_spare():
+            return math.inf if self.trouble is None else self.trouble_since_s + self.timeout_s
+        return max(self.began_s, self._standing.opened_s) + self.timeout_s
+
+    def plan_to_close(self) -> None:
+        """Tell this node's lead when to close what can be closed."""
+        headway_s = min(_HEADWAY_S, self.timeout_s / 10)
+        self._standing.closes_by_s = self.deadline_s() - headway_s
+
+    def limit_s(self) -> float:
+        """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
+        remaining_s = self.deadline_s() - self._context.clock.now_s()
+        if remaining_s <= 0:
+            number = self._context.control.view.next_number
+            why = "etcd did not answer" if self.trouble is None else str(self.trouble)
+            raise EtcdUnavailableError(
+                f"could not arrive for round {number} within {self.timeout_s:g} s: {why}"
+            )
+        return min(remaining_s, self._context.settings.connection.request_timeout_s)
+
+    def relieved(self) -> None:
+        """Note that etcd did what it was asked."""
+        if self.trouble is not None:
+            self._standing.note_trouble(self._context.clock.now_s())
+        self.trouble = None
+        self._told.clear()
+        self._backoff.reset()
+
+    async def sit_out(self, error: EtcdError) -> None:
+        """Wait a little because of ``error``: etcd is away, or refuses.
+
+        Raises ``error`` if etcd refuses a newcomer: that does no harm, and its launcher should hear
+        of it at once. A member that gave up would end a job whose etcd only needs care. Raises an
+        error of the same kind when the time is up.
+        """
+        context = self._context
+        now_s = context.clock.now_s()
+        self._standing.note_trouble(now_s)
+        if self.trouble is None:
+            self.trouble_since_s = now_s
+        self.trouble = error
+        wait_s = self._backoff.after(error)
+        if not isinstance(error, EtcdRefusedError):
+            context.narrator.say(f"cannot reach etcd, trying on: {error}")
+            await context.clock.sleep(wait_s)
+            return
+        if not self.belongs:
+            raise error
+        retry_at_s, deadline_s = now_s + wait_s, self.deadline_s()
+        if retry_at_s >= deadline_s:
+            raise _too_late(error, self.timeout_s) from error
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            context.narrator.warn(f"waiting up to {deadline_s - now_s:.0f} s to arrive: {error}")
+        seen = context.control.view.round_revision
+        await context.pulse.wait(
+            retry_at_s,
+            when=lambda: (
+                self._standing.phase is Phase.GONE or context.control.view.round_revision != seen
+            ),
+        )
+
+
+def _too_late(error: EtcdRefusedError, timeout_s: float) -> EtcdRefusedError:
+    text = error.detail if isinstance(error, EtcdNoSpaceError) else str(error)
+    return type(error)(f"could not arrive for the next round within {timeout_s:g} s: {text}")
