@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from tests.sim.test_mutants import (
     wiped,
     without_guard,
 )
-from tests.sim.world import TTL_S, Scenario, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, TTL_S, Scenario, SimJob, SimNode, simulate
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -215,10 +216,9 @@ def test_a_member_that_came_back_too_late_is_named() -> None:
 
     async def scenario(job: SimJob) -> None:
         _, slow, victim = await works_one_after_the_other(job, "abc")
-        rejoin_s = job.settings.timing.rejoin_timeout_s
-        slow.stops_in_s = rejoin_s + 30.0
+        slow.stops_in_s = 60.0
         job.crash(victim.name)
-        await job.until(lambda: len(job.history.formed) == 2, "a round without it", rejoin_s + 20.0)
+        await job.until(lambda: len(job.history.formed) == 2, "a round without it", 50.0)
         await job.pass_time(60.0)
         await job.until_works("ab")
 
@@ -230,6 +230,7 @@ def test_a_member_that_came_back_too_late_is_named() -> None:
         Invariant.SEATS,
         min_nodes=1,
         max_nodes=3,
+        timing=replace(TIMING, rejoin_timeout_s=30.0),
     )
 
 
