@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rdzv_etcd import errors
     from rdzv_etcd.core.model import Closure
     from rdzv_etcd.etcd.client import EtcdClient
-    from rdzv_etcd.group.group import Group
+    from rdzv_etcd.group.group import Group, leave_all
     from rdzv_etcd.group.standing import World
     from rdzv_etcd.settings import (
         Connection,
@@ -42,6 +42,7 @@ __all__ = [
     "World",
     "__version__",
     "errors",
+    "leave_all",
     "parse_endpoints",
     "settings_from_config",
 ]
@@ -50,6 +51,7 @@ _HOMES = {
     "Closure": "rdzv_etcd.core.model",
     "EtcdClient": "rdzv_etcd.etcd.client",
     "Group": "rdzv_etcd.group.group",
+    "leave_all": "rdzv_etcd.group.group",
     "World": "rdzv_etcd.group.standing",
 }
 

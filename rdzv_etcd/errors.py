@@ -7,13 +7,38 @@ plugin translates these into torch's.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+E = TypeVar("E", bound="RdzvEtcdError")
+
 
 class RdzvEtcdError(Exception):
     """Base of every error raised by this library."""
 
+    def copy(self: E) -> E:
+        """Return an equal error; what its traceback gets from now on, this one's does not."""
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__.update(self.__dict__)
+        other.__cause__, other.__context__ = self.__cause__, self.__context__
+        other.__suppress_context__ = self.__suppress_context__
+        return other.with_traceback(self.__traceback__)
+
 
 class SettingsError(RdzvEtcdError, ValueError):
     """A setting is unknown, malformed, out of range, or contradicts another one."""
+
+
+class ForkedProcessError(RdzvEtcdError, RuntimeError):
+    """This process is a forked child, and what it was to use lives in its parent only."""
+
+    def __init__(self, parent: int) -> None:
+        super().__init__(
+            f"this is a forked child of process {parent}, which has used rdzv_etcd: neither its "
+            "nodes and stores nor gRPC's connections and threads can be used in a fork. Start the "
+            "process with the start method 'spawn' or 'forkserver' instead (multiprocessing's "
+            "get_context, torch.multiprocessing's start_processes), or fork before the first use"
+        )
+        self.parent = parent
 
 
 # --- etcd ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd.forks import note_use
 from rdzv_etcd.etcd.quiet import grpc
 
 Credentials: TypeAlias = Callable[[], "grpc.ChannelCredentials | None"]
@@ -50,6 +51,7 @@ _BLOCKING_OPTIONS: tuple[tuple[str, int], ...] = (
 
 def open_channel(kind: Any, target: str, credentials: grpc.ChannelCredentials | None) -> Any:
     """Return a channel, encrypted if there are credentials; ``kind``: ``grpc`` or ``grpc.aio``."""
+    note_use()
     options = _OPTIONS + _BLOCKING_OPTIONS if kind is grpc else _OPTIONS
     if credentials is None:
         return kind.insecure_channel(target, options=options)

@@ -27,6 +27,7 @@ from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.channels import WORTH_CALLS, Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.descriptors import require_free
+from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.etcd.homecoming import HOME_AFTER_S
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.link import Link
@@ -102,6 +103,7 @@ class EtcdClient:
         clock: Clock,
         home_after_s: float = HOME_AFTER_S,
     ) -> None:
+        refuse_after_fork()
         self._connection = connection
         self._codec = Codec()
         probe = ("Range", self._codec.get(_ANY_READ))

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import secrets
 import socket
+import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.model import Closure
-from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.errors import EtcdUnavailableError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
+from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.barrier import wait_at_barrier
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 
-_log = logging.getLogger("rdzv_etcd")
+__all__ = ["Group", "leave_all"]
 
 T = TypeVar("T")
 
@@ -52,8 +54,10 @@ class Group:
     :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node,
     :class:`OSError` if no port can be had, as :meth:`join` does.
 
-    All methods may be called from any thread; one join at a time. When the interpreter exits, a
-    group that was not left leaves by itself.
+    All methods may be called from any thread; one join at a time. A group that was not left leaves
+    by itself when the interpreter exits or nobody refers to it any more. It belongs to the process
+    that made it: in a forked child it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so
+    does a new group if the parent has used gRPC.
     """
 
     def __init__(
@@ -68,12 +72,11 @@ class Group:
         self._settings = settings
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._keys = JobKeys(settings.prefix, settings.job_id)
-        self._listener: Bootstrap | None = None
-        self._bound: Bootstrap | None = None
-        """The socket for the first round; the later ones bind theirs when they begin."""
         self._world: World | None = None
-        self._left = False
         self._granted: LeaseGrant | None = None
+        refuse_after_fork()
+        place = (str(settings.connection), self._keys)
+        warn_of_others(place)
         self._embed()
         self._runtime = Runtime.acquire()
         try:
@@ -82,10 +85,12 @@ class Group:
             self._runtime.release()
             raise
         self._node = Node(self._etcd, settings, make_identity(), self._clock)
-        atexit.register(self._at_exit)
+        self._part = Participation(self._runtime, self._etcd, self._node, place)
+        self._finalizer = weakref.finalize(self, self._part.drop)
+        self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
             self._runtime.run(self._node.start(self._granted))
-            self._bound = self._bind()
+            self._part.bound = self._bind()
         except BaseException:
             self.leave("could not start")
             raise
@@ -136,8 +141,12 @@ class Group:
         :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`, and
         :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile.
         """
-        self._drop_listener()
-        bootstrap, self._bound = self._bound or self._bind(), None
+        part = self._part
+        part.joined_in = threading.get_ident()
+        listener = part.take_listener()
+        if listener is not None:
+            listener.close()
+        bootstrap, part.bound = part.bound or self._bind(), None
         limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
         try:
             world = self._run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
@@ -145,7 +154,7 @@ class Group:
             bootstrap.close()
             raise
         if world.rank == 0:
-            self._listener = bootstrap
+            part.listener = bootstrap
         else:
             bootstrap.close()
         self._world = world
@@ -168,8 +177,7 @@ class Group:
 
     def take_listener(self) -> Bootstrap | None:
         """Hand rank 0 the socket listening on ``world.master_port``, once; the caller owns it."""
-        listener, self._listener = self._listener, None
-        return listener
+        return self._part.take_listener()
 
     def waiting_count(self) -> int:
         """How many nodes wait for a re-rendezvous; above zero: stop working and join again.
@@ -211,7 +219,7 @@ class Group:
         try:
             return self._runtime.run(work)
         except RuntimeError:
-            if not self._left:
+            if not self._part.has_left:
                 raise
             # The runtime was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
@@ -228,34 +236,12 @@ class Group:
 
         Idempotent; never raises because etcd is away (then the lease expires by itself).
         """
-        if self._left:
-            return
-        self._left = True
-        atexit.unregister(self._at_exit)
-        self._drop_listener()
-        if self._bound is not None:
-            self._bound.close()
-        try:
-            self._runtime.run(self._leave(reason))
-        finally:
-            self._runtime.release()
+        self._finalizer.detach()
+        self._part.leave(reason)
 
-    async def _leave(self, reason: str) -> None:
-        try:
-            await self._node.leave(reason)
-        finally:
-            await self._etcd.close()
-
-    def _at_exit(self) -> None:
-        try:
-            self.leave("the process ended")
-        except RdzvEtcdError as error:
-            _log.info("left without etcd's confirmation: %s", error)
-
-    def _drop_listener(self) -> None:
-        listener = self.take_listener()
-        if listener is not None:
-            listener.close()
+    @property
+    def has_left(self) -> bool:
+        return self._part.has_left
 
     def __enter__(self) -> Group:
         return self

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from rdzv_etcd import eager
+from rdzv_etcd.errors import ForkedProcessError, RdzvEtcdError
 
 T = TypeVar("T")
 
@@ -72,17 +73,44 @@ class Runtime:
             return
         if thread.is_current:
             raise RuntimeError("Runtime.release() was called on the event-loop thread itself")
+        if self._give_up():
+            thread.stop()
+
+    def release_after(self, last_work: Coroutine[Any, Any, None]) -> None:
+        """Run ``last_work`` on the loop and then give up the hold, without waiting for either.
+
+        For finalizers, which run in any thread, the loop's included, in the midst of anything.
+        """
+        if self._thread.is_foreign or self._released:
+            last_work.close()
+            return
+        with contextlib.suppress(RuntimeError):  # the runtime has been stopped
+            self._thread.begin(_Call(self._work_and_release(last_work)))
+
+    async def _work_and_release(self, last_work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await last_work
+        except RdzvEtcdError as error:
+            _log.info("the last work for a released Runtime failed: %s", error)
+        finally:
+            if self._give_up():
+                self._thread.end()
+
+    def _give_up(self) -> bool:
+        """Give up the hold; tell whether it was the thread's last one."""
+        thread = self._thread
         with _state.lock:
             if self._released:
-                return
+                return False
             self._released = True
             self._kept.clear()
             thread.holds -= 1
-            last = thread.holds == 0
-            if last and _state.current is thread:
+            if thread.holds:
+                return False
+            if _state.current is thread:
                 _state.current = None
-        if last:
-            thread.stop()
+            _state.ending.add(thread)
+            return True
 
     def keep(self, user: object) -> None:
         """Keep ``user`` alive as long as this hold, for callers that Python knows nothing of."""
@@ -106,7 +134,8 @@ class Runtime:
         Raises :class:`TimeoutError` after ``timeout_s``; ``coro`` is cancelled then. If a signal
         handler raises in the waiting thread, ``coro`` is cancelled and given ``CANCEL_GRACE_S`` to
         tidy up before the handler's exception goes on. Raises :class:`RuntimeError` on the loop's
-        own thread, after the release, in a forked child, and if the runtime stops meanwhile.
+        own thread, after the release, in a forked child
+        (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if the runtime stops meanwhile.
         """
         thread = self._usable(coro)
         if thread.is_current:
@@ -145,10 +174,7 @@ class Runtime:
     def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:
         if self._thread.is_foreign:
             coro.close()
-            raise RuntimeError(
-                f"this Runtime belongs to process {self._thread.pid}; a forked child must acquire "
-                "its own"
-            )
+            raise ForkedProcessError(self._thread.pid)
         if self._released:
             coro.close()
             raise RuntimeError("this Runtime has been released")
@@ -193,6 +219,11 @@ class _Call(Generic[T]):
     def result(self) -> T:
         if self.task is None or not self.task.done() or self.task.cancelled():
             raise RuntimeError("the call was cancelled because its Runtime was stopped")
+        error = self.task.exception()
+        if isinstance(error, RdzvEtcdError):
+            # Who works on the loop may keep the error. With the caller's frames in its traceback it
+            # would keep the caller, too, such as a group that is dropped now and should leave.
+            raise error.copy()
         return self.task.result()
 
     def log_failure(self) -> None:
@@ -250,6 +281,11 @@ class _LoopThread:
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    def end(self) -> None:
+        """Stop the loop from its own thread, which ends by itself."""
+        if not self._stopping:
+            self._loop.stop()
+
     # -- on the loop's thread ---------------------------------------------------------------------
 
     def _start(self, call: _Call[Any]) -> None:
@@ -285,6 +321,7 @@ class _LoopThread:
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
+            _state.ending.discard(self)
             # Whoever waits must not wait for ever. Threads that come too late still add theirs, so
             # the set must not be iterated over.
             with contextlib.suppress(KeyError):
@@ -309,6 +346,7 @@ class _State:
         # Re-entrant: a signal handler may acquire or release while its own thread is in here.
         self.lock = threading.RLock()
         self.current: _LoopThread | None = None
+        self.ending: set[_LoopThread] = set()
 
 
 _state = _State()
@@ -330,9 +368,10 @@ def _stop_at_exit() -> None:
     still finds the loop running.
     """
     with _state.lock:
-        thread, _state.current = _state.current, None
-    if thread is not None:
-        thread.stop()
+        threads, _state.current = {_state.current, *_state.ending}, None
+    for thread in threads:
+        if thread is not None:
+            thread.stop()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

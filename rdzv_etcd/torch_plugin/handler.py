@@ -20,6 +20,7 @@ from rdzv_etcd.group.group import Connect, Group
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
+from rdzv_etcd.torch_plugin.launches import end_interrupted_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import Outcome, is_missing_result, outcome_of, torch_errors
@@ -163,4 +164,7 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
             "would be the same job; give each job its own",
             params.run_id,
         )
-    return EtcdRendezvousHandler(settings)
+    end_interrupted_launch(settings)
+    handler = EtcdRendezvousHandler(settings)
+    note_launch(settings, handler._group)
+    return handler

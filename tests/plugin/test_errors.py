@@ -174,4 +174,4 @@ def test_a_time_limit(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: st
 )
 def test_a_bad_setting(job_id: str, config: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        create_handler(parameters("127.0.0.1:1", job_id, "1", **config))
+        create_handler(parameters("127.0.0.1:1", job_id, "1:2", **config))

@@ -1,0 +1,153 @@
+"""What a group holds until it leaves: its node, the connection, a hold on the loop, sockets.
+
+Knows how a node leaves from any thread, and at the interpreter's exit. Does not know the group: one
+that is dropped without leaving must not be kept alive by what has to be tidied up behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import logging
+import os
+import threading
+
+from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.group.bootstrap import Bootstrap
+from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.schema.keys import JobKeys
+
+_log = logging.getLogger("rdzv_etcd")
+
+_open: set[Participation] = set()
+
+
+class Participation:
+    """One node of this process, from its first contact with etcd until it has left."""
+
+    def __init__(
+        self, runtime: Runtime, etcd: Etcd, node: Node, place: tuple[str, JobKeys]
+    ) -> None:
+        """``place`` is the etcd and the job in it."""
+        self.runtime = runtime
+        self.etcd = etcd
+        self.node = node
+        self.place = place
+        self.bound: Bootstrap | None = None
+        """The socket for the first round; the later ones bind theirs when they begin."""
+        self.listener: Bootstrap | None = None
+        """Rank 0's, until somebody takes it."""
+        self.joined_in: int | None = None
+        """The thread that joined last."""
+        self.has_left = False
+        self._since_s = node.context.clock.now_s()
+        self._process = os.getpid()
+        self._leaving: asyncio.Future[None] | None = None
+        _open.add(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a forked child of the one that takes part."""
+        return self._process != os.getpid()
+
+    def take_listener(self) -> Bootstrap | None:
+        listener, self.listener = self.listener, None
+        return listener
+
+    def leave(self, reason: str) -> None:
+        """End the session and free everything; see :meth:`rdzv_etcd.group.group.Group.leave`."""
+        if not self._begin_to_leave():
+            return
+        try:
+            self.runtime.run(self._leave(reason))
+        finally:
+            self.runtime.release()
+
+    def drop(self) -> None:
+        """Begin to leave, without waiting for it: may be called anywhere, by the garbage collector
+        in the midst of anything."""
+        if self._begin_to_leave():
+            self.runtime.release_after(self._leave("was dropped by its program"))
+
+    def describe(self) -> str:
+        """Tell who it is and for how long it has been there."""
+        node = self.node.context
+        return f"{node.identity.node_id}, for {node.clock.now_s() - self._since_s:.0f} s"
+
+    def _begin_to_leave(self) -> bool:
+        if self.has_left:
+            return False
+        self.has_left = True
+        for bootstrap in (self.take_listener(), self.bound):
+            if bootstrap is not None:
+                bootstrap.close()
+        return not self.is_foreign
+
+    async def _leave(self, reason: str) -> None:
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave_once(reason))
+        await asyncio.shield(self._leaving)
+
+    async def _leave_once(self, reason: str) -> None:
+        try:
+            await self.node.leave(reason)
+        finally:
+            _open.discard(self)
+            atexit.unregister(self._at_exit)
+            await self.etcd.close()
+
+    def _at_exit(self) -> None:
+        if self.is_foreign:
+            return
+        try:
+            if self.has_left:  # some other thread sees to it, or the loop's own
+                with contextlib.suppress(RuntimeError):  # and has just done it
+                    self.runtime.run(self._leave(""))
+            else:
+                self.leave("the process ended")
+        except RdzvEtcdError as error:
+            _log.info("left without etcd's confirmation: %s", error)
+
+
+def warn_of_others(place: tuple[str, JobKeys]) -> None:
+    """Warn if this thread has joined the job as another node already, which has not left.
+
+    Such a node is usually left over from a run that was interrupted, and would be waited for.
+    Nodes that nobody can reach any more leave now.
+    """
+    if _joined_here(place):
+        gc.collect()
+    for other in _joined_here(place):
+        _log.warning(
+            "this process already takes part in job %r, as %s: what starts now is another node of "
+            "it. If that one is left over from a run that was interrupted, end it with "
+            "rdzv_etcd.leave_all(%r)",
+            place[1].job_id,
+            other.describe(),
+            place[1].job_id,
+        )
+
+
+def leave_all(job_id: str | None = None) -> None:
+    """Let every node of this process leave, or all of one job; for what an interrupted run left.
+
+    Blocks and raises as :meth:`rdzv_etcd.group.group.Group.leave`.
+    """
+    for each in tuple(_open):
+        if job_id in (None, each.place[1].job_id):
+            each.leave("left over")
+
+
+def _joined_here(place: tuple[str, JobKeys]) -> list[Participation]:
+    return [
+        each
+        for each in tuple(_open)
+        if each.place == place
+        and each.joined_in == threading.get_ident()
+        and not (each.has_left or each.is_foreign)
+    ]

@@ -1,0 +1,158 @@
+"""Processes that were forked from one that has used the library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.library.nodes import LIMIT_S, node_options
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+_BEGINNING = """
+import json, multiprocessing, os, sys, warnings
+from rdzv_etcd.errors import ForkedProcessError
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.settings.config import settings_from_config
+
+warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from Python 3.12 on
+
+def make():
+    return Group(settings_from_config(environ={}, **json.loads(sys.argv[1])))
+
+def in_fork(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        sys.exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def run(program: str, server: EtcdServer, job_id: str, nodes: str = "1") -> str:
+    """Return what a program printed that ended well, without a word on stderr."""
+    options = json.dumps(node_options(server, job_id, nodes, lease_ttl=600))
+    done = subprocess.run(
+        [sys.executable, "-c", _BEGINNING + textwrap.dedent(program), options],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_child_that_ends_says_nothing_and_leaves_the_parents_node_alone(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    printed = run(
+        """
+        group = make()
+        group.join()
+        in_fork(lambda: None)
+        in_fork(group.leave)
+        in_fork(lambda: globals().pop("group"))
+        print(group.waiting_count(), group.join().round)
+        """,
+        etcd_server,
+        job_id,
+    )
+    assert printed.split() == ["0", "0", "0", "0", "2"]
+    assert not etcd_server.keys(job_root(job_id))
+
+
+@pytest.mark.parametrize("works", ["(make, group.join, lambda: group.barrier('b'))", "(make,)"])
+def test_a_node_in_a_child_is_refused_at_once_with_the_way_out(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, works: str
+) -> None:
+    """What gRPC has set up in the parent would crash, also if the parent's node has left."""
+    printed = run(
+        f"""
+        group = make()
+        group.join()
+        works = {works}
+        if len(works) == 1:
+            group.leave()
+
+        def use():
+            for work in works:
+                try:
+                    work()
+                except ForkedProcessError as error:
+                    print("spawn" in str(error), str(error.parent) in str(error), flush=True)
+
+        in_fork(use)
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        child.join()
+        print(child.exitcode)
+        """,
+        etcd_server,
+        job_id,
+    )
+    refusals = ["True"] * 2 * (3 if "join" in works else 1)
+    assert printed.split() == [*refusals, "0", *refusals, "0"]
+
+
+def test_a_child_forked_before_the_first_use_is_a_node_of_its_own(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    printed = run(
+        """
+        import rdzv_etcd.etcd.client
+
+        def take_part():
+            with make() as group:
+                print("size", group.join().size, flush=True)
+
+        child = os.fork()
+        take_part()
+        if child:
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        etcd_server,
+        job_id,
+        "2",
+    )
+    assert sorted(printed.split()) == ["0", "2", "2", "size", "size"]
+
+
+def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    printed = run(
+        """
+        import torch.distributed as dist
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
+
+        settings = settings_from_config(environ={}, **json.loads(sys.argv[1]))
+        handler = EtcdRendezvousHandler(settings)
+        store = handler.next_rendezvous().store
+
+        def use():
+            for work in (
+                lambda: EtcdRendezvousHandler(settings),
+                handler.next_rendezvous,
+                lambda: store.get("key"),
+            ):
+                try:
+                    work()
+                except (RendezvousError, dist.DistStoreError) as error:
+                    print("spawn" in str(error), flush=True)
+            print(handler.num_nodes_waiting(), flush=True)
+
+        in_fork(use)
+        store.set("key", "value")
+        print(store.get("key").decode())
+        handler.shutdown()
+        """,
+        etcd_server,
+        job_id,
+    )
+    assert printed.split() == ["True", "True", "True", "0", "0", "value"]

@@ -1,0 +1,168 @@
+"""Nodes that their program forgets."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import rdzv_etcd
+from rdzv_etcd.errors import RendezvousFailedError, StateCorruptError
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.runtime import THREAD_NAME
+from tests.library.nodes import ALONE, LIMIT_S, groups, node_options, node_settings, wait_until
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+LONG_S = 600
+"""A lease that will not end by itself while a test runs."""
+
+
+def wait_for_leaving(server: EtcdServer, job_id: str) -> None:
+    wait_until("its leaving", lambda: not server.keys(job_root(job_id) + b"nodes/"))
+    wait_until(
+        "the loop's end",
+        lambda: THREAD_NAME not in [thread.name for thread in threading.enumerate()],
+    )
+    gc.collect()  # what the loop's thread held until now
+
+
+def test_a_group_that_nobody_refers_to_any_more_leaves(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+    node.join()
+    del node
+    gc.collect()
+    wait_for_leaving(etcd_server, job_id)
+    assert not etcd_server.keys(job_root(job_id))
+
+
+def test_a_group_that_is_dropped_after_an_error_leaves(
+    leak_check: LeakCheck, fresh_etcd: Callable[..., EtcdServer], job_id: str
+) -> None:
+    """Though the node remembers the error, and with its traceback who was told of it."""
+    server = fresh_etcd()
+
+    def fail() -> None:
+        node = Group(node_settings(server, job_id, "1", lease_ttl=LONG_S))
+        node.join()
+        server.gateway.put(job_root(job_id) + b"ctl/round", b"a foreign value")
+        with pytest.raises(StateCorruptError):
+            node.join()
+
+    fail()
+    gc.collect()
+    wait_for_leaving(server, job_id)
+
+
+def test_a_dropped_group_leaves_the_others_of_its_process_alone(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S, **ALONE)
+    with Group(settings) as staying:
+        staying.join()
+        dropped = Group(settings)
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(dropped.join)
+            assert staying.wait_change(LIMIT_S)
+            assert staying.join().size == 2
+            joining.result(LIMIT_S)
+        del joining, dropped
+        gc.collect()
+        assert staying.wait_change(LIMIT_S)
+        assert staying.join().size == 1
+
+
+def test_a_group_dropped_on_the_loops_own_thread_leaves(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """The garbage collector runs wherever it is due."""
+    node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+    node.join()
+    runtime, held = node.runtime, [node]
+
+    async def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    del node
+    runtime.run(drop())
+    wait_for_leaving(etcd_server, job_id)
+    assert not etcd_server.keys(job_root(job_id))
+
+
+def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    before = etcd_server.leases()
+    program = (
+        "import json, sys\n"
+        "from rdzv_etcd.group.group import Group\n"
+        "from rdzv_etcd.settings.config import settings_from_config\n"
+        "Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()\n"
+    )
+    options = json.dumps(node_options(etcd_server, job_id, "1", lease_ttl=LONG_S))
+    done = subprocess.run(
+        [sys.executable, "-c", program, options],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not etcd_server.keys(job_root(job_id))
+    assert not etcd_server.leases() - before
+
+
+def test_a_second_node_in_the_place_of_one_left_over_warns_and_tells_the_way_out(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
+    left_over = Group(settings)
+    left_over.join()
+    with Group(settings) as again:
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert left_over.node_id in record.getMessage()
+        assert f"rdzv_etcd.leave_all({job_id!r})" in record.getMessage()
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(again.join)
+            left_over.leave()
+            assert joining.result(LIMIT_S).size == 1
+
+
+def test_leave_all_ends_the_nodes_of_this_process(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S)
+    with groups(settings, 2) as nodes:
+        rdzv_etcd.leave_all("another job")
+        assert not any(node.has_left for node in nodes)
+        rdzv_etcd.leave_all(job_id)
+        for node in nodes:
+            with pytest.raises(RendezvousFailedError, match="left"):
+                node.join()
+
+
+def test_nodes_made_side_by_side_are_no_reason_to_warn(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = node_settings(etcd_server, job_id, "2")
+    with groups(settings, 2) as nodes, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(nodes[0].join)
+        nodes[1].join()
+        joining.result(LIMIT_S)
+    assert caplog.records == []

@@ -1,0 +1,59 @@
+"""torch's ``elastic_launch`` in a process that lives on, as a notebook's does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.library.nodes import LIMIT_S
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+_PROGRAM = """
+import os, signal, sys, threading
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def work(forever):
+    if forever:
+        os.kill(os.getppid(), signal.SIGTERM)
+        threading.Event().wait()
+    return "done"
+
+def launch(forever):
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=1, run_id=sys.argv[2], rdzv_backend="etcd3",
+        rdzv_endpoint=sys.argv[1], local_addr="127.0.0.1", monitor_interval=0.1,
+        rdzv_configs={"lease_ttl": 600, "timeout": 60}, start_method="spawn",
+    )
+    return elastic_launch(config, work)(forever)
+
+if __name__ == "__main__":
+    try:
+        launch(True)
+    except SignalException as error:
+        kept = error if sys.argv[3] == "kept" else None
+    print(launch(False))
+"""
+
+
+@pytest.mark.parametrize("traceback", ["kept", "dropped"])
+def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path, traceback: str
+) -> None:
+    """Torch does not shut the handler down; who keeps the traceback keeps the handler."""
+    program = tmp_path / "launch.py"
+    program.write_text(_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, program, etcd_server.endpoint, job_id, traceback],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "{0: 'done'}\n"), done.stderr
+    assert ("was interrupted: its node" in done.stderr) == (traceback == "kept"), done.stderr
+    assert set(etcd_server.keys(job_root(job_id))) == {job_root(job_id) + b"ctl/round"}
