@@ -6,7 +6,6 @@ Knows how each kind of value is written; does not know what an option is for.
 from __future__ import annotations
 
 import difflib
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.options import NAMES, WITHOUT_MEANING, Kind, Option
-
-_log = logging.getLogger("rdzv_etcd")
 
 LONGEST_S = 10 * 365 * 86400
 """Ten years: longer waits are mistakes, and overflow some timers."""
@@ -47,7 +44,6 @@ class Given:
         self._entries: dict[str, Entry] = {}
         for typed, raw in config.items():
             if typed in WITHOUT_MEANING:
-                _log.warning("%s= has no effect here: %s", typed, WITHOUT_MEANING[typed])
                 continue
             option = _find(typed)
             if raw is None:

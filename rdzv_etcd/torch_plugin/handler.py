@@ -19,6 +19,7 @@ from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError
 from rdzv_etcd.group.group import Connect, Group
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
+from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.launches import end_interrupted_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
@@ -158,6 +159,8 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         config=params.config,
         environ=os.environ,
     )
+    for name in WITHOUT_MEANING.keys() & params.config.keys():
+        _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])
     if is_default_job_id(params.run_id):
         _log.warning(
             "--rdzv-id is %r, torchrun's default: every job started without an id on this etcd "

@@ -113,3 +113,16 @@ def test_the_default_id_gets_a_warning(
         caplog.clear()
         leave(create_handler(parameters(etcd_server, job_id, "1")))
         assert "--rdzv-id" not in caplog.text
+
+
+def test_options_of_c10d_are_told_to_mean_nothing_here(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"is_host": 1, "store_type": "file"}
+    leave(create_handler(parameters(etcd_server, job_id, "1", **options)))
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for option in options:
+        assert sum(text.startswith(f"{option}= has no effect here") for text in told) == 1
