@@ -68,8 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """An sdist of a copy of the project, and a wheel made from that sdist."""
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
-    unwanted = (".git", ".venv", "*.egg-info", "__pycache__", "build", "dist", ".*_cache")
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*unwanted), symlinks=True)
+    shutil.copytree(ROOT, source, ignore=_made_here, symlinks=True)
     sdist = _build("sdist", source, folder)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
@@ -78,6 +77,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return Built(sdist, wheel, email.message_from_bytes(archive.read(name)))
+
+
+def _made_here(folder: str, names: list[str]) -> set[str]:
+    """Name what is no part of the project: virtual environments, caches, earlier builds."""
+    patterns = (".git", "*.egg-info", "__pycache__", "build", "dist", ".*_cache", ".hypothesis")
+    environments = {name for name in names if Path(folder, name, "pyvenv.cfg").exists()}
+    return environments | shutil.ignore_patterns(*patterns)(folder, names)
 
 
 def _build(kind: str, source: Path, folder: Path) -> Path:
@@ -102,21 +108,21 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
 
 def test_the_sdist_can_be_tested_and_read(built: Built) -> None:
     """Everything that is kept in the repository, so that its tests can be run from it."""
-    tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     names = built.sdist_names()
-    if tracked.returncode == 0:
-        kept = {name for name in tracked.stdout.splitlines() if (ROOT / name).exists()}
-        assert kept - names - {".gitignore"} == set()
+    assert _kept() - names - {".gitignore"} == set()
     for name in ("README.md", "docs/protocol.md", "examples/digits.py", "tools/test.sh"):
         assert name in names
     assert Path(__file__).relative_to(ROOT).as_posix() in names
     assert not any("__pycache__" in name or name.startswith(".venv") for name in names)
+
+
+def _kept() -> set[str]:
+    """Name the files that git keeps; none where there is no repository."""
+    if shutil.which("git") is None:
+        return set()
+    command = ["git", "ls-files"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {name for name in told.stdout.splitlines() if (ROOT / name).exists()}
 
 
 def test_the_version_is_the_one_that_is_installed_under(built: Built) -> None:
