@@ -111,4 +111,7 @@ def _packaged() -> Iterator[Path]:
 
 
 def _is_program(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    try:
+        return path.is_file() and os.access(path, os.X_OK)
+    except OSError:  # a folder on PATH, say root's, that is not for us to look into
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,21 @@ import pytest
 from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
 from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.errors import EmbeddedEtcdError
-from tests.embedded.agents import environment, settings
+from tests.embedded.agents import NOBODY, environment, settings
 from tests.support.servers import EtcdBinary
+
+
+_LOOK_AS_ANOTHER_USER = """
+import os, sys
+from rdzv_etcd.embedded.binary import find_binary
+from rdzv_etcd.errors import EmbeddedEtcdError
+os.setuid(int(sys.argv[1]))
+try:
+    find_binary({"PATH": sys.argv[2]})
+except EmbeddedEtcdError:
+    pass  # the package may be where only root looks, too
+print("looked")
+"""
 
 
 def script(folder: Path, text: str) -> Path:
@@ -56,6 +70,22 @@ def test_an_etcd_on_path_that_is_old_or_does_not_run_is_passed_over_and_named(
     assert found.path.parent.name == "etcdbin"  # the package's
     assert f"{old} is etcd 3.3.27, older than 3.4" in caplog.text
     assert f"{broken} --version does not answer as etcd's does (cannot execute)" in caplog.text
+
+
+def test_a_folder_on_path_that_may_not_be_read_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    """As root's own, in the PATH that ``su`` and containers leave to other users."""
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0o700)
+    script(secret / "bin", "echo 'etcd Version: 3.5.9'")
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK_AS_ANOTHER_USER, str(NOBODY), str(secret / "bin")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "looked\n", done.stderr
 
 
 def test_the_packages_script_on_path_is_not_run() -> None:
