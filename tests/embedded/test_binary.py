@@ -16,7 +16,6 @@ from rdzv_etcd.errors import EmbeddedEtcdError
 from tests.embedded.agents import NOBODY, environment, settings
 from tests.support.servers import EtcdBinary
 
-
 _LOOK_AS_ANOTHER_USER = """
 import os, sys
 from rdzv_etcd.embedded.binary import find_binary
