@@ -147,13 +147,17 @@ class JobClosedError(RendezvousFailedError):
     """The job was closed; its message says by whom, how long ago and why.
 
     ``succeeded`` tells whether it was closed because its work was done; ``was_member`` whether
-    this node belonged to the last round.
+    this node belonged to the last round; ``is_refused`` whether it was started afterwards, and may
+    not begin a new run (``after_end=refuse``).
     """
 
-    def __init__(self, message: str, *, succeeded: bool, was_member: bool) -> None:
+    def __init__(
+        self, message: str, *, succeeded: bool, was_member: bool, is_refused: bool = False
+    ) -> None:
         super().__init__(message)
         self.succeeded = succeeded
         self.was_member = was_member
+        self.is_refused = is_refused
 
 
 class JoinTimeoutError(RendezvousFailedError):

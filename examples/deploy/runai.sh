@@ -17,5 +17,5 @@ runai training pytorch submit digits \
     --rdzv-backend=etcd3 \
     --rdzv-endpoint=https://etcd.rdzv.svc:2379 \
     --rdzv-id=team-a.digits \
-    --rdzv-conf=rank_key=PET_NODE_RANK,join_timeout=1800,ca_cert=/etc/rdzv-etcd/ca.crt,cert=/etc/rdzv-etcd/tls.crt,key=/etc/rdzv-etcd/tls.key,user_file=/etc/rdzv-etcd/user,password_file=/etc/rdzv-etcd/password \
+    --rdzv-conf=rank_key=PET_NODE_RANK,join_timeout=1800,after_end=finish,ca_cert=/etc/rdzv-etcd/ca.crt,cert=/etc/rdzv-etcd/tls.crt,key=/etc/rdzv-etcd/tls.key,user_file=/etc/rdzv-etcd/user,password_file=/etc/rdzv-etcd/password \
     examples/digits.py --checkpoint-dir=/checkpoints

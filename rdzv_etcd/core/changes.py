@@ -130,10 +130,10 @@ class Recovery(Enum):
 
 def decide_recovery(control: Control, world: Round) -> Recovery:
     """Say what a member of ``world`` without a session may put back, given a fresh ``control``."""
+    if control.end_of(world.origin) is not None:
+        return Recovery.NOTHING
     if control.round is None:
         return Recovery.RECORD
-    if control.closure is not None:
-        return Recovery.NOTHING
     if not control.round.same_world(world) or control.open_change is not None:
         return Recovery.REJOIN
     return Recovery.PRESENCE

@@ -49,6 +49,18 @@ class Closure:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that is over: remembered for much longer than the job counts as closed, for whoever was
+    cut off when it ended."""
+
+    origin: str
+    """See :attr:`Round.origin`."""
+    closure: Closure
+    epoch: int
+    """The highest one that was seen by who closed it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Slices:
     """Where the members of a large world are named: in slices beside its record.
 
@@ -103,6 +115,13 @@ class Round:
     heirs: tuple[str, ...] = ()
     """Live members of an earlier round that were expelled, if nobody of theirs is in this one: as
     soon as one of them is back, rank 0 is its, because the members began anew without them."""
+    began_as: str | None = None
+    """The name the run began with, if it had to take another one since."""
+
+    @property
+    def origin(self) -> str:
+        """Names the run for all its life: :attr:`run` changes when a record was put back."""
+        return self.run if self.began_as is None else self.began_as
 
     @property
     def size(self) -> int:
@@ -173,6 +192,17 @@ class Control:
     """The leader key's *create* revision: it fences the leader's writes."""
     change: Change | None = None
     change_revision: int = 0
+    ended: tuple[Ended, ...] = ()
+    """The last runs that ended, the latest one last."""
+    ended_revision: int = 0
+    ended_lease: int = 0
+
+    def end_of(self, origin: str) -> Closure | None:
+        """How that run ended, if it did."""
+        record = self.round
+        if record is not None and record.closure is not None and record.origin == origin:
+            return record.closure
+        return next((run.closure for run in self.ended if run.origin == origin), None)
 
     @property
     def formed(self) -> Round | None:

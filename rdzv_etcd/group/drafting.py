@@ -36,6 +36,7 @@ class Drafting:
             # Revisions began anew after a loss of data; epochs only grow.
             epoch_base = highest
         master, run = decision.world[0], self._run_after(formed)
+        origin = self._origin(control, run)
         edition = f"{run}.{control.leader_revision:x}.{nodes.revision:x}"
         slices = slices_for(len(decision.world), self._context.settings.slice_nodes, edition)
         members = tuple(node.node_id for node in decision.world)
@@ -51,6 +52,7 @@ class Drafting:
             expelled=decision.expelled,
             slices=slices,
             heirs=decision.heirs,
+            began_as=None if origin == run else origin,
         )
 
     def _first_epoch_base(self) -> int:
@@ -59,6 +61,15 @@ class Drafting:
         if not self._context.settings.embed:
             return 0
         return int(self._context.clock.wall_s() * 1_000_000)
+
+    def _origin(self, control: Control, run: str) -> str:
+        """Say which run goes on, under whatever name: that of the last round, if there is any; or,
+        if its record was lost while all waited, the one that this node was in."""
+        if control.formed is not None:
+            return control.formed.origin
+        mine = self._standing.origin
+        goes_on = control.round is None and mine is not None and control.end_of(mine) is None
+        return mine if mine is not None and goes_on else run
 
     def _run_after(self, formed: Round | None) -> str:
         """Name the run of the next round: a new one, never named before, unless the last round's

@@ -11,7 +11,7 @@ import contextlib
 from dataclasses import replace
 
 from rdzv_etcd.core.changes import Recovery, decide_recovery
-from rdzv_etcd.core.model import NodeInfo, Round
+from rdzv_etcd.core.model import Control, NodeInfo, Round
 from rdzv_etcd.errors import EtcdError, LeaseExistsError, LeaseNotFoundError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.group.context import NodeContext
@@ -103,7 +103,7 @@ class Healing:
             )
             info = replace(info, arrived_for=record.number)
             if recovery is Recovery.RECORD:
-                txn = await self._record(record, info, session)
+                txn = await self._record(control, record, info, session)
             else:
                 txn = requests.restore_presence(
                     context.keys,
@@ -118,7 +118,7 @@ class Healing:
                 context.narrator.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
 
-    async def _record(self, record: Round, info: NodeInfo, session: int) -> Txn:
+    async def _record(self, control: Control, record: Round, info: NodeInfo, session: int) -> Txn:
         with contextlib.suppress(LeaseExistsError):  # another member was first
             await self._context.etcd.grant(
                 self._context.settings.timing.job_ttl_s,
@@ -127,7 +127,12 @@ class Healing:
             )
         restored = replace(record, epoch_fixed=self._standing.epoch)
         return requests.restore_record(
-            self._context.keys, restored, info, session, self._standing.slice_of(record)
+            self._context.keys,
+            control,
+            restored,
+            info,
+            session,
+            slice_=self._standing.slice_of(record),
         )
 
     async def _write(self, txn: Txn, session: int) -> bool:

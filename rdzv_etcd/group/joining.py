@@ -33,6 +33,7 @@ from rdzv_etcd.group.patience import JoinPatience
 from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
+from rdzv_etcd.settings import AfterEnd
 
 _RETRY_S = 0.5
 
@@ -47,8 +48,8 @@ class Joining:
         self._standing = standing
         self._leadership = leadership
         self._patience = JoinPatience(context, standing, timeout_s)
-        self._marker: Closure | None = None
-        """The closed marker of an earlier run, if it stood when this join began."""
+        self._earlier: Closure | None = None
+        """How the run ended after which this node was started, if it has told about that."""
 
     async def run(self, address: str, port: int) -> World:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
@@ -91,7 +92,6 @@ class Joining:
         if isinstance(context.control.problem, EtcdRefusedError):  # it may be over
             await context.control.refresh(self._patience.limit_s())
         self._check_welcome()
-        await self._check_not_late()
         large = standing.unread(context.control.view)
         if large is not None:
             await self._read_slice(large)
@@ -231,9 +231,9 @@ class Joining:
             raise context.control.problem
         if standing.closure is not None:
             raise self._closed_error(standing.closure)
-        if control.closure is not None and self._marker is None:
-            self._marker = control.closure
-            context.narrator.say(f"{self._closed_text(self._marker)}; waiting for a new run of it")
+        if control.closure is not None and self._earlier is None and standing.origin is None:
+            self._earlier = control.closure
+            self._meet_end(self._earlier)
         mine = context.settings.job
         formed = control.formed
         if formed is not None:
@@ -248,23 +248,29 @@ class Joining:
                 f"{whose} settings are {theirs}; start all nodes of a job with the same --nnodes"
             )
 
-    async def _check_not_late(self) -> None:
-        """Raise if this node waits alone although a job of this id ended ``closed_ttl_s`` ago.
+    def _meet_end(self, closure: Closure) -> None:
+        """Do what ``after_end`` says: this node was started after the job was closed.
 
-        Whoever starts a job anew under the same id starts its nodes together; one that is still
-        alone when the marker expires belongs to the run that ended.
+        Raises JobClosedError unless it is part of a new run.
         """
         context = self._context
-        if self._marker is None or not self._standing.arrived_with:
+        after_end, text = context.settings.after_end, self._closed_text(closure)
+        if after_end is AfterEnd.NEW_RUN:
+            context.narrator.warn(
+                f"{text}. This node was started after that and begins a new run of the job, for "
+                f"which it waits for {context.settings.job} (after_end=refuse or after_end=finish: "
+                "it would end instead)"
+            )
             return
-        if context.control.view.round is not None:
-            return
-        marker, self._marker = self._marker, None
-        result = await context.etcd.get(requests.read_nodes(context.keys))
-        here = nodes_from(context.keys, result, 0.0).present.values()
-        waiting = sum(presence.info.leaving is None for presence in here)
-        if waiting <= 1 < context.settings.job.min_nodes:
-            raise self._closed_error(marker)
+        if after_end is AfterEnd.FINISH:
+            context.narrator.warn(f"{text}. There is nothing left to do here (after_end=finish)")
+        raise JobClosedError(
+            f"{text}. This node was started after that (after_end={after_end.value}, "
+            f"closed_ttl={context.settings.timing.closed_ttl_s})",
+            succeeded=closure.succeeded,
+            was_member=False,
+            is_refused=after_end is AfterEnd.REFUSE,
+        )
 
     def _closed_error(self, closure: Closure) -> JobClosedError:
         return JobClosedError(
@@ -292,4 +298,5 @@ class Joining:
         except RdzvEtcdError as error:
             return f"{text}etcd does not answer ({error})"
         needed = context.settings.job.min_nodes
-        return f"{text}{len(here)} of at least {needed} nodes arrived ({display_names(here)})"
+        text += f"{len(here)} of at least {needed} nodes arrived ({display_names(here)})"
+        return text if self._earlier is None else f"{text}. {self._closed_text(self._earlier)}"

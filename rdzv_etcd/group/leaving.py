@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round
+from rdzv_etcd.core.model import Closure, Control, Ended, NodeInfo, Round
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
@@ -14,6 +14,9 @@ from rdzv_etcd.schema import requests
 
 _ROOM_FOR_RANK_0_S = 1.0
 _RETRY_S = 0.5
+_REASON_LENGTH = 500
+_RUNS_REMEMBERED = 8
+"""Who was cut off for longer than so many runs of one id lasted counts as new."""
 
 
 async def close_job(
@@ -34,30 +37,75 @@ async def close_job(
         control = feed.view if feed.view.round is not None else await feed.refresh()
         if control.formed is None or not control.formed.same_world(record):
             return  # all is gone, or the others went on without this node
-        await _put_marker(context, control, control.formed, succeeded, reason)
+        await _put_marker(
+            context,
+            control,
+            control.formed,
+            standing.epoch_seen,
+            succeeded=succeeded,
+            reason=reason,
+        )
 
 
 async def _put_marker(
-    context: NodeContext, control: Control, record: Round, succeeded: bool, reason: str
+    context: NodeContext,
+    control: Control,
+    record: Round,
+    epoch_seen: int,
+    *,
+    succeeded: bool,
+    reason: str,
 ) -> None:
     timing = context.settings.timing
     timeout_s = timing.close_timeout_s
     grant = await context.etcd.grant(timing.closed_ttl_s, timeout_s=timeout_s)
-    closure = Closure(context.identity.node_id, reason, succeeded, context.clock.wall_s())
+    ended_lease = await _ended_lease(context, control, grant.lease_id)
+    closure = Closure(
+        context.identity.node_id, reason[:_REASON_LENGTH], succeeded, context.clock.wall_s()
+    )
     closed = replace(record, closure=closure)
+    this = Ended(record.origin, closure, max(control.epoch, epoch_seen))
+    ended = (*control.ended, this)[-_RUNS_REMEMBERED:]
+    txn = requests.close_job(
+        context.keys,
+        control,
+        closed,
+        ended,
+        marker_lease=grant.lease_id,
+        ended_lease=ended_lease,
+    )
     try:
-        result = await context.etcd.txn(
-            requests.close_job(context.keys, control, closed, grant.lease_id), timeout_s=timeout_s
-        )
+        result = await context.etcd.txn(txn, timeout_s=timeout_s)
     except OutcomeUnknownError:
         await context.control.refresh(timeout_s)  # whatever happened, it shows in the record
         return
     if result.succeeded:
-        context.show_written(result.revision, round=closed, round_revision=result.revision)
+        context.show_written(
+            result.revision,
+            round=closed,
+            round_revision=result.revision,
+            ended=ended,
+            ended_revision=result.revision,
+            ended_lease=ended_lease,
+        )
         context.narrator.say(f"closed the job: {reason}")
     else:
         context.take_control(result)
-        await context.etcd.revoke(grant.lease_id, timeout_s=timeout_s)
+        for lease in {grant.lease_id, ended_lease} - {control.ended_lease}:
+            await context.etcd.revoke(lease, timeout_s=timeout_s)
+
+
+async def _ended_lease(context: NodeContext, control: Control, marker_lease: int) -> int:
+    """Return the lease that keeps the memory of runs that are over: one for all of them."""
+    timing = context.settings.timing
+    timeout_s = timing.close_timeout_s
+    if context.settings.embed or timing.ended_ttl_s <= timing.closed_ttl_s:
+        return marker_lease  # an embedded etcd ends when nothing holds it, and its memory with it
+    if control.ended_lease and await context.etcd.keep_alive(
+        control.ended_lease, timeout_s=timeout_s
+    ):
+        return control.ended_lease
+    return (await context.etcd.grant(timing.ended_ttl_s, timeout_s=timeout_s)).lease_id
 
 
 async def say_goodbye(

@@ -65,6 +65,8 @@ class Standing:
     slice_revision: int = 0
     """… and the revision of the record with which it was there. A record that was put back has
     another one."""
+    origin: str | None = None
+    """The run that this node was a member of, or has waited for a seat in (see Round.origin)."""
     evicted: bool = False
     """The others went on without this node."""
     known_since: int | None = None
@@ -107,12 +109,28 @@ class Standing:
             self._open = open_
             self.opened_s = self.arrivable_s = now_s
         if self.known_since is not None and control.revision < self.known_since:
-            self.known_since = 0  # data wiped: whatever there is now came after this node
+            # Data wiped or restored: an end that is remembered now may be of any run. Who knows its
+            # own is not concerned; who does not had better wait than take another's end for it.
+            self.known_since = control.revision
         if control.formed is not None:
             self.epoch_seen = max(self.epoch_seen, control.epoch)
-        if control.closure is not None and not self.is_earlier_run(control):
-            self.closure = control.closure
-            self.was_member = control.round is not None and self.rank_in(control.round) is not None
+        if self.closure is None:
+            self._notice_end(control)
+        if control.formed is not None and self.phase is not Phase.MEMBER:
+            self.origin = control.formed.origin
+
+    def _notice_end(self, control: Control) -> None:
+        """Remember how this node's run ended, if it did.
+
+        A record of another run may have taken the marker's place by now, if this node was cut off.
+        """
+        if self.origin is not None:
+            self.closure = control.end_of(self.origin)
+        elif control.ended_revision and not self.is_earlier_run(control):
+            self.closure = control.ended[-1].closure  # it waited for that run's first round
+        if self.closure is not None:
+            marker = control.round if control.closure == self.closure else self.record
+            self.was_member = marker is not None and self.rank_in(marker) is not None
 
     def note_trouble(self, now_s: float) -> None:
         """Note that etcd did not do what this node asked: others could not arrive either."""
@@ -160,8 +178,8 @@ class Standing:
         )
 
     def is_earlier_run(self, control: Control) -> bool:
-        """Whether the closed marker is older than this node's first session."""
-        return self.known_since is not None and control.round_revision <= self.known_since
+        """Whether the last end of a run is older than this node's first session."""
+        return self.known_since is not None and control.ended_revision <= self.known_since
 
     def begin_join(self, info: NodeInfo) -> None:
         self.check_not_gone()
@@ -191,7 +209,7 @@ class Standing:
             return None
         self.phase = Phase.MEMBER
         self.closes_by_s = math.inf
-        self.record, self.epoch = record, control.epoch
+        self.record, self.epoch, self.origin = record, control.epoch, record.origin
         return World(
             record.number,
             rank,

@@ -50,6 +50,11 @@ def _with_key(keys: JobKeys, control: Control, kv: KeyValue) -> Control:
     if kv.key == keys.change:
         change = values.decode_change(kv.key, kv.value)
         return replace(control, change=change, change_revision=kv.mod_revision)
+    if kv.key == keys.ended:
+        ended = values.decode_ended(kv.key, kv.value)
+        return replace(
+            control, ended=ended, ended_revision=kv.mod_revision, ended_lease=kv.lease_id
+        )
     return control
 
 
@@ -60,6 +65,8 @@ def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
         return replace(control, leader=None, leader_revision=0)
     if key == keys.change:
         return replace(control, change=None, change_revision=0)
+    if key == keys.ended:
+        return replace(control, ended=(), ended_revision=0, ended_lease=0)
     return control
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from rdzv_etcd.core.model import Change, Control, Leader, Loss, NodeInfo, Round, Slice, Slices
+from rdzv_etcd.core.model import (
+    Change,
+    Control,
+    Ended,
+    Leader,
+    Loss,
+    NodeInfo,
+    Round,
+    Slice,
+    Slices,
+)
 from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Relation, Target, Txn, TxnResult
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
@@ -223,11 +233,23 @@ def put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tupl
 
 
 def restore_record(
-    keys: JobKeys, record: Round, info: NodeInfo, session: int, slice_: Slice | None = None
+    keys: JobKeys,
+    control: Control,
+    record: Round,
+    info: NodeInfo,
+    session: int,
+    *,
+    slice_: Slice | None = None,
 ) -> Txn:
-    """Put the round record and a presence back after a loss of data; the first one wins."""
+    """Put the round record and a presence back after a loss of data; the first one wins.
+
+    Refused if a run was closed meanwhile: it may have been this one.
+    """
     return Txn(
-        (_record_is(keys, 0),),
+        (
+            _record_is(keys, control.round_revision),
+            Compare(keys.ended, Target.MOD, Relation.EQUAL, control.ended_revision),
+        ),
         (
             Put(keys.round, values.encode_round(record), record.job_lease),
             Delete(keys.change),
@@ -248,17 +270,29 @@ def say_goodbye(keys: JobKeys, info: NodeInfo, session: int) -> Txn:
     )
 
 
-def close_job(keys: JobKeys, control: Control, record: Round, marker_lease: int) -> Txn:
-    """Replace the round record by the closed marker, if it is still the one that was read."""
+def close_job(
+    keys: JobKeys,
+    control: Control,
+    record: Round,
+    ended: Sequence[Ended],
+    *,
+    marker_lease: int,
+    ended_lease: int,
+) -> Txn:
+    """Replace the round record by the closed marker, if it is still the one that was read, and add
+    the run to those that are over (``ended``: all of them)."""
     return Txn(
         (_record_is(keys, control.round_revision),),
-        (Put(keys.round, values.encode_round(record), marker_lease),),
+        (
+            Put(keys.round, values.encode_round(record), marker_lease),
+            Put(keys.ended, values.encode_ended(ended), ended_lease),
+        ),
         (read_control(keys),),
     )
 
 
 def put_out_the_light(keys: JobKeys, control: Control) -> Txn:
-    """If no node is left, delete the job's control keys (a closed marker stays).
+    """If no node is left, delete the job's control keys (what tells of its end stays).
 
     Succeeds only for the last one out, who then revokes the job lease and with it the rest.
     """

@@ -8,10 +8,10 @@ refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round, Slices
+from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import SettingsError, StateCorruptError
 from rdzv_etcd.settings import JobSettings
 
@@ -72,6 +72,9 @@ class _Fields:
             if type(item) is not int or not 0 <= item <= _MAX_LEASE:
                 raise ValueError(f"{name!r} gives {key!r} {item!r}, not a whole number from 0 on")
         return dict(value)
+
+    def objects(self, name: str) -> list[_Fields]:
+        return [_Fields(item) for item in self._get(name, list, _MISSING)]
 
     def nested(self, name: str) -> _Fields:
         return _Fields(self._get(name, dict, _MISSING))
@@ -216,13 +219,23 @@ def encode_round(record: Round) -> bytes:
             "edition": slices.edition,
         }
     if record.closure is not None:
-        fields["closed"] = {
-            "by": record.closure.by,
-            "reason": record.closure.reason,
-            "succeeded": record.closure.succeeded,
-            "wall_s": record.closure.wall_s,
-        }
+        fields["closed"] = _closure_fields(record.closure)
+    if record.began_as is not None:
+        fields["began_as"] = record.began_as
     return _encode(fields)
+
+
+def _closure_fields(closure: Closure) -> dict[str, object]:
+    return {
+        "by": closure.by,
+        "reason": closure.reason,
+        "succeeded": closure.succeeded,
+        "wall_s": closure.wall_s,
+    }
+
+
+def _closure(f: _Fields) -> Closure:
+    return Closure(f.text("by"), f.text("reason"), f.flag("succeeded"), f.number("wall_s"))
 
 
 def decode_round(key: bytes, value: bytes) -> Round:
@@ -235,13 +248,7 @@ def _round(f: _Fields) -> Round:
         raise ValueError(f"'state' is {state!r}, neither 'formed' nor 'closed'")
     closure = None
     if state == "closed":
-        closed = f.nested("closed")
-        closure = Closure(
-            closed.text("by"),
-            closed.text("reason"),
-            closed.flag("succeeded"),
-            closed.number("wall_s"),
-        )
+        closure = _closure(f.nested("closed"))
     members = f.texts("members")
     if len(set(members)) != len(members):
         raise ValueError("'members' names a node twice")
@@ -271,6 +278,29 @@ def _round(f: _Fields) -> Round:
         closure,
         slices,
         f.texts("heirs", []),
+        f.optional_text("began_as"),
+    )
+
+
+def encode_ended(ended: Sequence[Ended]) -> bytes:
+    return _encode(
+        {
+            "runs": [
+                {"run": run.origin, "epoch": run.epoch, **_closure_fields(run.closure)}
+                for run in ended
+            ]
+        }
+    )
+
+
+def decode_ended(key: bytes, value: bytes) -> tuple[Ended, ...]:
+    return _decode(
+        key,
+        value,
+        lambda f: tuple(
+            Ended(run.text("run"), _closure(run), run.whole("epoch", 0))
+            for run in f.objects("runs")
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.settings.endpoints import parse_endpoints
 from rdzv_etcd.settings.model import (
+    AfterEnd,
     Connection,
     Credentials,
     Endpoint,
@@ -15,6 +16,7 @@ from rdzv_etcd.settings.options import OPTIONS, options_table
 
 __all__ = [
     "OPTIONS",
+    "AfterEnd",
     "Connection",
     "Credentials",
     "Endpoint",

@@ -16,6 +16,7 @@ from rdzv_etcd.settings.model import (
     DEFAULT_EMBED_GRACE_S,
     DEFAULT_PREFIX,
     DEFAULT_SLICE_NODES,
+    AfterEnd,
     Connection,
     Credentials,
     JobSettings,
@@ -60,9 +61,21 @@ def settings_from_config(
         rank_key=_rank_key(given, environ),
         local_addr=_local_addr(local_addr),
         slice_nodes=given.whole("slice_nodes") or DEFAULT_SLICE_NODES,
+        after_end=_after_end(given),
         embed=given.flag("embed"),
         embed_grace_s=given.seconds("embed_grace") or DEFAULT_EMBED_GRACE_S,
     )
+
+
+def _after_end(given: Given) -> AfterEnd:
+    word = given.text("after_end")
+    if word is None:
+        return AfterEnd.NEW_RUN
+    try:
+        return AfterEnd(word)
+    except ValueError:
+        known = ", ".join(choice.value for choice in AfterEnd)
+        raise SettingsError(f"after_end={word!r} is none of {known}") from None
 
 
 def is_default_job_id(job_id: str) -> bool:
@@ -152,6 +165,7 @@ def _timing(given: Given, job: JobSettings) -> Timing:
         rejoin_timeout_s=given.seconds("rejoin_timeout") or _TIMING.rejoin_timeout_s,
         settle_s=_TIMING.settle_s if settle_s is None else settle_s,
         closed_ttl_s=given.whole("closed_ttl") or _TIMING.closed_ttl_s,
+        ended_ttl_s=given.whole("ended_ttl") or _TIMING.ended_ttl_s,
         job_lease_ttl_s=_job_lease_ttl_s(given, lease_ttl_s),
         close_timeout_s=given.seconds("close_timeout") or _TIMING.close_timeout_s,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
@@ -115,6 +116,17 @@ class JobSettings:
         return f"min_nodes={self.min_nodes}, max_nodes={self.max_nodes}{unit}"
 
 
+class AfterEnd(Enum):
+    """What a node does that is started after a run of its job has ended."""
+
+    NEW_RUN = "new-run"
+    """It is part of a new run, and waits for the others."""
+    REFUSE = "refuse"
+    """It fails, as with torch's etcd-v2, for ``closed_ttl_s``."""
+    FINISH = "finish"
+    """It ends as the run did, within ``closed_ttl_s``: well if that finished."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """All waits, in seconds; each comment says how a value relates to the others."""
@@ -136,7 +148,10 @@ class Timing:
     settle_s: float = 0.2
     """How long a round stays open when all live members are back and ``min_nodes`` are there."""
     closed_ttl_s: int = 60
-    """How long the marker of a closed job stays for late nodes."""
+    """How long a closed job counts as closed to nodes that are started afterwards."""
+    ended_ttl_s: int = 86400
+    """How long a node that was cut off when its run ended still hears of it; less than
+    ``closed_ttl_s`` is of no use. With ``embed`` it is that: etcd itself does not stay longer."""
     job_lease_ttl_s: int | None = None
     """What a job left in etcd vanishes this long after its last node died; default 6 x
     ``lease_ttl_s``, at least 60."""
@@ -150,6 +165,7 @@ class Timing:
             "last_call_timeout_s",
             "rejoin_timeout_s",
             "closed_ttl_s",
+            "ended_ttl_s",
             "close_timeout_s",
         ):
             _require_positive(name, getattr(self, name))
@@ -190,6 +206,8 @@ class Settings:
     """The address other nodes reach this one at; ``None``: found out."""
     slice_nodes: int = DEFAULT_SLICE_NODES
     """The ranks of a world with more nodes than this are published in slices of a quarter of it."""
+    after_end: AfterEnd = AfterEnd.NEW_RUN
+    """What to do if this node was started after a run of the job has ended."""
     embed: bool = False
     """Start an etcd on this machine if the endpoint is ours and none answers."""
     embed_grace_s: float = DEFAULT_EMBED_GRACE_S

@@ -143,10 +143,25 @@ OPTIONS: tuple[Option, ...] = (
         "Bounds closing the job and leaving it.",
     ),
     Option(
+        "after_end",
+        Kind.TEXT,
+        "`new-run`",
+        "What a node does that is started after a run of the job has ended. `new-run`: it begins a "
+        "new one, and says so. `refuse`: it fails, as with etcd-v2, for `closed_ttl` seconds. "
+        "`finish`: within that time it ends as the run did, with code 0 if that finished.",
+    ),
+    Option(
         "closed_ttl",
         Kind.WHOLE_SECONDS,
         "60",
-        "How long a closed job's marker stays for nodes that come late.",
+        "How long a closed job counts as closed to nodes that are started afterwards; see "
+        "`after_end`.",
+    ),
+    Option(
+        "ended_ttl",
+        Kind.WHOLE_SECONDS,
+        "86400 (`embed`: `closed_ttl`)",
+        "How long etcd remembers that a run ended, for nodes of it that were cut off meanwhile.",
     ),
     Option(
         "job_lease_ttl",

@@ -43,7 +43,7 @@ def translate(error: RdzvEtcdError) -> RendezvousError:
     """Return torch's counterpart of ``error``."""
     text = str(error)
     if isinstance(error, JobClosedError):
-        if error.succeeded and not error.was_member:
+        if error.succeeded and not error.was_member and not error.is_refused:
             return RendezvousGracefulExitError(text)
         return RendezvousClosedError(text)
     if isinstance(error, JoinTimeoutError):

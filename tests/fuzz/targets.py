@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round, Slices
+from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import RdzvEtcdError, SettingsError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.etcd.tls import channel_credentials
@@ -142,6 +142,10 @@ def targets() -> Iterator[dict[str, Shot]]:
             "change": _decodes(
                 lambda value: values.decode_change(KEYS.change, value),
                 values.encode_change(Change("run", 3, ("c",), {"a~1~x": "left"}, 2)),
+            ),
+            "ended": _decodes(
+                lambda value: values.decode_ended(KEYS.ended, value),
+                values.encode_ended([Ended("run", Closure("a~1~x", "done", True, 1.5), 7)] * 2),
             ),
             "leader": _decodes(
                 lambda value: values.decode_leader(KEYS.leader, value),

@@ -624,23 +624,6 @@ def test_a_late_node_hears_that_the_job_was_closed_and_by_whom() -> None:
     simulate(scenario, min_nodes=2, max_nodes=2)
 
 
-def test_a_straggler_of_a_closed_job_hears_it_when_the_marker_goes() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        await job.on(a, a.node.close_job(succeeded=False, reason="broken"))
-        await job.leave("a")
-        await job.until(lambda: b.error is not None, "b hears it", 5)
-        await job.leave("b")
-        late = job.start("c")
-        await job.until(lambda: late.error is not None, "an error", 70)
-        assert isinstance(late.error, JobClosedError)
-        assert "broken" in str(late.error)
-        assert "s ago" in str(late.error)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
-
-
 @pytest.mark.parametrize("pause_s", [0.0, 1.0, 59.5, 61.0])
 def test_the_same_id_works_again_at_once(pause_s: float) -> None:
     async def scenario(job: SimJob) -> None:
@@ -754,7 +737,7 @@ def test_all_members_close_together_once() -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_after_everyone_left_etcd_holds_nothing_but_the_marker(closed: bool) -> None:
+def test_after_everyone_left_etcd_holds_nothing_but_what_tells_of_the_end(closed: bool) -> None:
     async def scenario(job: SimJob) -> None:
         nodes = job.start_all("abcd")
         await job.until(lambda: len(job.members_now()) == 3, "a world", 5)
@@ -774,7 +757,7 @@ def test_after_everyone_left_etcd_holds_nothing_but_the_marker(closed: bool) -> 
             for name in names:
                 await job.leave(name)
         left = [kv.key for kv in job.server.snapshot()]
-        assert left == ([job.keys.round] if closed else []), job.tell()
+        assert left == ([job.keys.ended, job.keys.round] if closed else []), job.tell()
         assert len(job.server.leases()) == len(left), (job.server.leases(), job.tell())
         assert nodes
 
@@ -789,6 +772,9 @@ def test_a_member_that_outlives_the_marker_leaves_no_lease() -> None:
         await job.pass_time(100)
         for name in "ab":
             await job.leave(name)
+        assert [kv.key for kv in job.server.snapshot()] == [job.keys.ended]
+        assert len(job.server.leases()) == 1
+        await job.pass_time(TIMING.ended_ttl_s)
         assert not job.server.snapshot()
         assert not job.server.leases()
 

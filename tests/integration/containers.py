@@ -34,7 +34,7 @@ PATIENCE_S = 300.0
 """The limit of every wait. It only ends a failing test."""
 
 LEASE_TTL_S = 3
-CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=3,closed_ttl=3"
+CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=3,closed_ttl=3,ended_ttl=3"
 
 _PROJECT_LABEL = "com.docker.compose.project"
 _SERVICE_LABEL = "com.docker.compose.service"

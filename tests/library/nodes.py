@@ -39,7 +39,7 @@ def node_options(server: Server | str, job_id: str, nodes: str, **config: object
         "min_nodes": int(lowest),
         "max_nodes": int(highest or lowest),
         "local_addr": "127.0.0.1",
-        "config": {**quick, "closed_ttl": 5, **config},
+        "config": {**quick, "closed_ttl": 5, "ended_ttl": 5, **config},
     }
 
 

@@ -20,7 +20,7 @@ def parameters(
     """``nodes`` is ``min:max`` or one number; ``config`` is ``--rdzv-conf``."""
     lowest, _, highest = nodes.partition(":")
     endpoint = server if isinstance(server, str) else server.endpoint
-    options: dict[str, Any] = {**QUICK, "closed_ttl": 5, **config}
+    options: dict[str, Any] = {**QUICK, "closed_ttl": 5, "ended_ttl": 5, **config}
     # torchrun passes every value of --rdzv-conf as text
     text = {name: str(value) for name, value in options.items()}
     return RendezvousParameters(

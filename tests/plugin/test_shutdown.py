@@ -196,12 +196,33 @@ def test_the_same_id_works_again(
     assert closed_marker(etcd_server, job_id) is not None
 
 
+@pytest.mark.parametrize(
+    ("after_end", "error"),
+    [("finish", RendezvousGracefulExitError), ("refuse", RendezvousClosedError)],
+)
+def test_a_node_started_after_the_end_ends_as_it_was_told_to(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    after_end: str,
+    error: type[Exception],
+) -> None:
+    with handlers(etcd_server, job_id, "1", 1, closed_ttl=60) as (handler,):
+        handler.next_rendezvous()
+        assert shut_down_after(handler, None)
+    with (
+        handlers(etcd_server, job_id, "1", 1, after_end=after_end) as (late,),
+        pytest.raises(error, match="the workers have finished"),
+    ):
+        late.next_rendezvous()
+
+
 def test_the_marker_vanishes_after_closed_ttl(
     leak_check: LeakCheck, fresh_etcd: Callable[..., EtcdServer], job_id: str
 ) -> None:
     """And then etcd holds nothing at all."""
     server = fresh_etcd()
-    with handlers(server, job_id, "1", 1, closed_ttl=2) as (handler,):
+    with handlers(server, job_id, "1", 1, closed_ttl=2, ended_ttl=2) as (handler,):
         handler.next_rendezvous()
         assert shut_down_after(handler, None)
     wait_until("an empty etcd", lambda: not server.keys() and not server.leases())

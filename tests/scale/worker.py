@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _make(endpoint: str, job_id: str, nodes: int) -> EtcdRendezvousHandler:
-    config: dict[str, Any] = {"lease_ttl": 30, "closed_ttl": 5}
+    config: dict[str, Any] = {"lease_ttl": 30, "closed_ttl": 5, "ended_ttl": 5}
     return create_handler(
         RendezvousParameters("etcd3", endpoint, job_id, nodes, nodes, "127.0.0.1", **config)
     )

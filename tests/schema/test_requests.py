@@ -11,6 +11,7 @@ from rdzv_etcd.core.model import (
     Change,
     Closure,
     Control,
+    Ended,
     Leader,
     Loss,
     NodeInfo,
@@ -33,7 +34,7 @@ from rdzv_etcd.etcd.api import (
     Txn,
     TxnResult,
 )
-from rdzv_etcd.schema import requests
+from rdzv_etcd.schema import requests, values
 from rdzv_etcd.schema.control import (
     control_after,
     control_from,
@@ -371,11 +372,37 @@ def test_the_record_is_put_back_by_the_first_member_only(store: Store) -> None:
     for lease in (1, 2, JOB_LEASE):
         store.model.step(Grant(60, lease))
     restored = replace(record, epoch_fixed=epoch)
-    assert store.do(requests.restore_record(store.keys, restored, info("a"), 1)).succeeded
-    assert not store.do(requests.restore_record(store.keys, restored, info("b"), 2)).succeeded
+    before = store.control
+    first = requests.restore_record(store.keys, before, restored, info("a"), 1)
+    second = requests.restore_record(store.keys, before, restored, info("b"), 2)
+    assert store.do(first).succeeded
+    assert not store.do(second).succeeded
     assert store.control.round == restored
     assert store.control.epoch == epoch
     assert store.here() == {"a"}
+
+
+def test_a_record_is_not_put_back_after_a_run_was_closed(store: Store) -> None:
+    store.arrive("a", 1)
+    record = store.form("a", "b")
+    restored = replace(record, epoch_fixed=store.control.epoch)
+    store.model.step(Revoke(JOB_LEASE))
+    before = store.control
+    late = requests.restore_record(store.keys, before, restored, info("a"), 1)
+    store.do(Txn((), (Put(store.keys.ended, values.encode_ended(()), 2),)))
+    assert not store.do(late).succeeded
+
+
+def close_job(store: Store, record: Round, lease: int) -> Txn:
+    assert record.closure is not None
+    return requests.close_job(
+        store.keys,
+        store.control,
+        record,
+        (Ended(record.origin, record.closure, store.control.epoch),),
+        marker_lease=lease,
+        ended_lease=lease,
+    )
 
 
 def test_good_bye_marks_a_presence_only_on_its_own_session(store: Store) -> None:
@@ -391,14 +418,14 @@ def test_good_bye_marks_a_presence_only_on_its_own_session(store: Store) -> None
 def test_a_job_is_closed_once_and_the_marker_lives_on_its_own_lease(store: Store) -> None:
     store.arrive("a", 1)
     record = store.form("a")
-    before = store.control
     closed = replace(record, closure=Closure("a", "done", True, 0.0))
     store.model.step(Grant(60, 99))
-    close = requests.close_job(store.keys, before, closed, 99)
+    close = close_job(store, closed, 99)
     assert store.do(close).succeeded
     assert not store.do(close).succeeded
     store.model.step(Revoke(JOB_LEASE))
     assert store.control.closure == closed.closure
+    assert store.control.end_of(record.run) == closed.closure
     store.model.step(Revoke(99))
     assert store.control.round is None
 
@@ -411,13 +438,13 @@ def test_only_the_last_one_puts_out_the_light(store: Store, closed: bool) -> Non
     store.do(Txn((), (Put(store.keys.store(1, "run").start + b"k/x", b"=1", JOB_LEASE),)))
     if closed:
         marker = replace(record, closure=Closure("a", "done", True, 0.0))
-        store.do(requests.close_job(store.keys, store.control, marker, 3))
+        store.do(close_job(store, marker, 3))
     light = requests.put_out_the_light(store.keys, store.control)
     store.model.step(Revoke(1))
     assert not store.do(light).succeeded
     store.model.step(Revoke(2))
     assert store.do(light).succeeded
-    assert store.all_keys() == ({store.keys.round} if closed else set())
+    assert store.all_keys() == ({store.keys.round, store.keys.ended} if closed else set())
 
 
 def test_the_light_stays_on_if_the_record_is_another(store: Store) -> None:

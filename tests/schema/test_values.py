@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.core.model import Change, Closure, Leader, NodeInfo, Round, Slices
+from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.schema import values
 from rdzv_etcd.settings import JobSettings
@@ -61,10 +61,12 @@ LARGE_ROUNDS = st.builds(
     ROUNDS,
     members=st.just(()),
     slices=st.builds(Slices, st.integers(1, 10**6), st.integers(1, 10**4), TEXT),
+    began_as=st.none() | TEXT,
 )
 CHANGES = st.builds(
     Change, TEXT, WHOLE, st.lists(TEXT, max_size=5).map(tuple), st.dictionaries(TEXT, TEXT), WHOLE
 )
+ENDED = st.lists(st.builds(Ended, TEXT, CLOSURES, WHOLE), max_size=8).map(tuple)
 LEADERS = st.builds(Leader, TEXT, job_settings())
 
 
@@ -78,6 +80,7 @@ KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., An
     (LARGE_ROUNDS, values.encode_round, values.decode_round),
     (st.dictionaries(TEXT, WHOLE), values.encode_slice, values.decode_slice),
     (CHANGES, values.encode_change, values.decode_change),
+    (ENDED, values.encode_ended, values.decode_ended),
     (LEADERS, values.encode_leader, values.decode_leader),
 ]
 DECODERS = [decode for _, _, decode in KINDS]

@@ -193,9 +193,11 @@ def last_may_be_late(original: Any, node: Any, world: Any, name: str, timeout_s:
     return original(node, fewer, name, timeout_s)
 
 
-def forms_anew(original: Any, keys: Any, record: Any, *rest: Any) -> Txn:
+def forms_anew(
+    original: Any, keys: Any, control: Any, record: Any, *rest: Any, **options: Any
+) -> Txn:
     """Put a record back without the epoch it had."""
-    txn: Txn = original(keys, replace(record, epoch_fixed=None), *rest)
+    txn: Txn = original(keys, control, replace(record, epoch_fixed=None), *rest, **options)
     return txn
 
 

@@ -164,11 +164,14 @@ class Afterwards(Part):
 
     def _is_marker(self, kv: KeyValue) -> bool:
         key = self._job.keys.round
+        if kv.key == self._job.keys.ended:
+            return True
         return kv.key == key and values.decode_round(key, kv.value).closure is not None
 
     async def check_nothing_left(self) -> None:
         job = self._job
-        await asyncio.sleep(max(60.0, 6 * self._plan.ttl_s) + 2.0)
+        timing = job.settings.timing
+        await asyncio.sleep(max(60.0, 6 * self._plan.ttl_s, timing.ended_ttl_s) + 2.0)
         left = [kv.key for kv in job.server.snapshot()]
         await self._demand(
             Invariant.NOTHING_LEFT,

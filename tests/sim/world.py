@@ -35,6 +35,7 @@ TIMING = Timing(
     last_call_timeout_s=30.0,
     settle_s=0.2,
     closed_ttl_s=60,
+    ended_ttl_s=600,
     close_timeout_s=30.0,
 )
 

@@ -30,7 +30,7 @@ PATIENCE_S = 150.0
 """The limit of every wait. It only ends a failing test: start-up alone takes a busy two-core
 machine half a minute."""
 
-QUICK = "lease_ttl=3,last_call_timeout=5,closed_ttl=3"
+QUICK = "lease_ttl=3,last_call_timeout=5,closed_ttl=3,ended_ttl=3"
 """Settings under which a loss is noticed, and a job forgotten, within seconds."""
 
 _MARK = "RDZV_ETCD_TEST_MARK"
