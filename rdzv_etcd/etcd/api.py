@@ -244,6 +244,19 @@ class Etcd(Protocol):
         """Close channels and streams; pending calls fail. Idempotent."""
 
 
+def keys_text(key: bytes, range_end: bytes | None) -> str:
+    """Return a key, a prefix or a range for a message, in one line and of bounded length."""
+    name = repr(key.decode(errors="backslashreplace"))[:_NAME_LETTERS]
+    if not range_end:
+        return name
+    if range_end == prefix_end(key):
+        return f"all under {name}"
+    return f"{name} up to {range_end.decode(errors='backslashreplace')!r:.{_NAME_LETTERS}}"
+
+
+_NAME_LETTERS = 200
+
+
 def prefix_end(prefix: bytes) -> bytes:
     """Return the ``range_end`` that makes a range of all keys starting with ``prefix``."""
     stem = prefix.rstrip(b"\xff")

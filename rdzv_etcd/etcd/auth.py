@@ -43,6 +43,10 @@ class Authenticator:
         return self._credentials is not None
 
     @property
+    def user(self) -> str | None:
+        return None if self._credentials is None else self._credentials.user
+
+    @property
     def current(self) -> Metadata | None:
         """The metadata for a call; ``None`` if a token has to be got first."""
         return self._metadata

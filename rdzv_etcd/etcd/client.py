@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from rdzv_etcd.settings.hosts import is_loopback
 from rdzv_etcd.settings.model import Connection, Endpoint
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
+_NAMED_KEYS = 4
 _CLOSED = "the etcd client is closed"
 
 stubs.load()  # from here on `import etcd3` works, for whoever brings a client of their own
@@ -129,9 +130,13 @@ class EtcdClient:
 
     async def get(self, request: api.Get, *, timeout_s: float | None = None) -> api.GetResult:
         message = self._codec.get(request)
-        return codec.get_result(
-            await self._link.call(retry.READ, "Range", message, self._timeout_s(timeout_s))
-        )
+        try:
+            response = await self._link.call(
+                retry.READ, "Range", message, self._timeout_s(timeout_s)
+            )
+        except EtcdPermissionError as denied:
+            raise EtcdPermissionError(f"{denied}: {_wanted(request)}") from None
+        return codec.get_result(response)
 
     async def txn(
         self, request: api.Txn, *, timeout_s: float | None = None, repeatable: bool = False
@@ -143,6 +148,8 @@ class EtcdClient:
             response = await self._link.call(kind, "Txn", message, deadline.timeout_s)
         except LeaseNotFoundError:
             raise LeaseNotFoundError(await self._missing_lease(request, deadline)) from None
+        except EtcdPermissionError as denied:
+            raise EtcdPermissionError(f"{denied}: {_wanted(request)}") from None
         return codec.txn_result(request, response)
 
     async def grant(
@@ -232,6 +239,26 @@ class EtcdClient:
             if response.TTL < 0:
                 return lease_id
         return candidates[-1]
+
+
+def _wanted(request: api.Op) -> str:
+    """Tell what was to be done to which keys; etcd does not say which of them it denied."""
+    wanted = tuple(dict.fromkeys(_parts(request)))
+    more = len(wanted) - _NAMED_KEYS
+    return ", ".join(wanted[:_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _parts(op: api.Op) -> Iterator[str]:
+    if isinstance(op, api.Txn):
+        for guard in op.guards:
+            yield f"read {api.keys_text(guard.key, guard.range_end)}"
+        for part in (*op.success, *op.failure):
+            yield from _parts(part)
+    elif isinstance(op, api.Put):
+        yield f"write {api.keys_text(op.key, None)}"
+    else:
+        verb = "read" if isinstance(op, api.Get) else "delete"
+        yield f"{verb} {api.keys_text(op.key, op.range_end)}"
 
 
 def _require_private(connection: Connection) -> None:

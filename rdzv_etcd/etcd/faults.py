@@ -73,20 +73,32 @@ _NOT_CONNECTED = re.compile(
     re.IGNORECASE,
 )
 _TLS = re.compile(
-    "handshake failed|SSL_ERROR|not in peer certificate|certificate|TSI_DATA_CORRUPTED",
+    "handshake failed|SSL_ERROR|not in peer certificate|Hostname Verification|certificate|"
+    "TSI_DATA_CORRUPTED",
     re.IGNORECASE,
 )
 _TOO_LARGE = re.compile("request is too large|message larger than max")
 
+_OTHER_HOST = (
+    "the server's certificate is for another host name - use one that it names in the endpoint"
+)
 _TLS_HINTS = (
+    ("certificate has expired", "the server's certificate has expired (or a clock is wrong)"),
+    ("certificate is not yet valid", "the server's certificate is not valid yet, by this clock"),
     ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed - check ca_cert"),
-    ("not in peer certificate", "the server's certificate is for another host name"),
-    ("Hostname Verification", "the server's certificate is for another host name"),
+    ("not in peer certificate", _OTHER_HOST),
+    ("Hostname Verification", _OTHER_HOST),
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS - use http://"),
     ("CERTIFICATE_REQUIRED", "the server wants a client certificate - set cert and key"),
-    ("BAD_CERTIFICATE", "the server refused the client certificate - check cert and key"),
+    # What servers built with Go before 1.20 say to all that is wrong with it, and to none.
+    (
+        "BAD_CERTIFICATE",
+        "the server refused the client certificate: none is given, it has expired, or its CA is "
+        "not trusted there - check cert and key",
+    ),
     ("UNKNOWN_CA", "the server does not trust the client certificate's CA - check cert"),
-    ("CERTIFICATE_EXPIRED", "a certificate has expired"),
+    ("UNKNOWN_CERTIFICATE", "the server refused the client certificate - check cert and key"),
+    ("CERTIFICATE_EXPIRED", "the client certificate has expired - renew cert"),
     # An alert that comes after the client's side of a TLS 1.3 handshake is done.
     ("TSI_DATA_CORRUPTED", "refused after the handshake - does it want a client certificate?"),
 )
@@ -100,6 +112,7 @@ _CONNECT_HINTS = (
     ("Connection refused", "connection refused - is etcd running there?"),
     ("No route to host", "no route to host"),
     ("Network is unreachable", "network unreachable"),
+    ("Failed parsing HTTP/2", "it answers, but is no etcd (no gRPC) - is the port right?"),
     ("before receiving SETTINGS", "it accepts connections but does not answer"),
     ("onnection reset", "connection reset - does it need https://?"),
     ("Socket closed", "it closes the connection - does it need https://?"),
@@ -127,6 +140,17 @@ def judge_text(code: grpc.StatusCode | None, text: str, *, authenticated: bool) 
     if _NOT_CONNECTED.search(text):
         return _not_connected(text)
     return unavailable(Verdict.UNKNOWN, _unknown_reason(code, text))
+
+
+def told(failed: AttemptError, user: str | None) -> EtcdError:
+    """Return what to raise for a final failure: with the endpoint and the user, if they matter."""
+    error = failed.fault.error
+    if isinstance(error, EtcdPermissionError | EtcdAuthError):
+        who = "" if user is None else f", as user {user!r}"  # or the client certificate's
+        return type(error)(f"{failed.endpoint}{who}: {error}")
+    if isinstance(error, InvalidRequestError):
+        return InvalidRequestError(f"{failed.endpoint}: {error}")
+    return error
 
 
 def unavailable(verdict: Verdict, reason: str) -> Fault:
@@ -166,7 +190,9 @@ def _final(code: grpc.StatusCode | None, text: str) -> EtcdError | None:  # noqa
     ):
         return InvalidRequestError(f"etcd refused the request: {text}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidRequestError(f"this server does not offer etcd's v3 API: {text}")
+        return InvalidRequestError(
+            f"this server does not offer etcd's v3 API - is the port right? ({text})"
+        )
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return EtcdPermissionError(f"access refused ({text})")
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -192,4 +218,5 @@ def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:
 
 def _shorten(text: str) -> str:
     """Keep the part of gRPC's text that names the cause."""
-    return " ".join(text.rpartition("last error: ")[2].split())[:200]
+    words = " ".join(text.rpartition("last error: ")[2].split())[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

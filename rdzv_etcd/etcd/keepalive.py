@@ -17,7 +17,7 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
 )
 from rdzv_etcd.etcd import retry, stubs
-from rdzv_etcd.etcd.faults import AttemptError, Verdict, unavailable
+from rdzv_etcd.etcd.faults import AttemptError, Verdict, told, unavailable
 from rdzv_etcd.etcd.link import Link, OpenStream
 from rdzv_etcd.etcd.outbox import Outbox
 from rdzv_etcd.etcd.quiet import grpc
@@ -56,7 +56,7 @@ class KeepAlive:
             return ttl_s
         except AttemptError as failed:
             if failed.fault.verdict is Verdict.FINAL:
-                raise failed.fault.error from None
+                raise told(failed, self._link.user) from None
             raise EtcdUnavailableError(
                 f"keep-alive of lease {lease_id:016x} not answered within {timeout_s:g} s: {failed}"
             ) from None

@@ -15,7 +15,7 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, Out
 from rdzv_etcd.etcd import retry
 from rdzv_etcd.etcd.auth import REQUIRE_LEADER, Authenticator
 from rdzv_etcd.etcd.channels import Metadata
-from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
+from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, told, unavailable
 from rdzv_etcd.etcd.homecoming import HOME_AFTER_S, Homecoming
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
@@ -150,7 +150,7 @@ class Link:
             message = await retry.attempts(policy, self._attempt, call)
             return Outcome(message, None, call.maybe_applied)
         except AttemptError as failed:
-            return Outcome(None, _last_word(call, failed), call.maybe_applied)
+            return Outcome(None, _last_word(call, failed, self.user), call.maybe_applied)
 
     async def open(self, method: str, limit_s: float) -> OpenStream:
         """Open a stream at the current endpoint. Raises :class:`AttemptError`."""
@@ -192,6 +192,10 @@ class Link:
 
     def refuse_token(self, metadata: Metadata) -> None:
         self._auth.refuse(metadata)
+
+    @property
+    def user(self) -> str | None:
+        return self._auth.user
 
     @property
     def can_renew_token(self) -> bool:
@@ -307,12 +311,12 @@ def _shuffled(servers: Sequence[Server], clock: Clock) -> tuple[Server, ...]:
     return tuple(order)
 
 
-def _last_word(call: _Call, failed: AttemptError) -> EtcdError:
+def _last_word(call: _Call, failed: AttemptError, user: str | None) -> EtcdError:
     """Return what the caller is told when the policy gives up."""
     fault = failed.fault
     closed_in_doubt = call.maybe_applied and isinstance(fault.error, EtcdUnavailableError)
     if fault.verdict is Verdict.FINAL and not closed_in_doubt:
-        return fault.error
+        return told(failed, user)
     history = "; ".join(f"{endpoint}: {fault.reason}" for endpoint, fault in call.faults.items())
     if call.maybe_applied:
         return OutcomeUnknownError(

@@ -13,13 +13,14 @@ from typing import Any
 from rdzv_etcd.errors import (
     CompactedError,
     EtcdError,
+    EtcdPermissionError,
     EtcdUnavailableError,
     RevisionRegressedError,
 )
 from rdzv_etcd.etcd import codec, retry
-from rdzv_etcd.etcd.api import WatchBatch
+from rdzv_etcd.etcd.api import WatchBatch, keys_text
 from rdzv_etcd.etcd.codec import Codec
-from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, unavailable
+from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told, unavailable
 from rdzv_etcd.etcd.link import OpenStream
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError, Stream
@@ -108,7 +109,10 @@ class EtcdWatch:
         try:
             await retry.attempts(lambda: retry.endless(self._pause, self._link.clock), self._follow)
         except AttemptError as failed:
-            self._failure = failed.fault.error
+            self._failure = told(failed, self._link.user)
+            if isinstance(self._failure, EtcdPermissionError):
+                keys = keys_text(self._key, self._range_end)
+                self._failure = EtcdPermissionError(f"{self._failure}: watch {keys}")
         except EtcdError as error:
             self._failure = error
         finally:

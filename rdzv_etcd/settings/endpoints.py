@@ -18,6 +18,7 @@ from rdzv_etcd.settings.model import Endpoint
 
 DEFAULT_PORT = 2379
 _OPTION = "--rdzv-endpoint"
+_MISSPELT_SCHEME = re.compile(r"(https?)(?::/?|//)(?!/)(?!\d+$)(.+)", re.IGNORECASE)
 _HOST = re.compile(r"[\w.-]+")
 
 
@@ -60,6 +61,10 @@ def parse_endpoints(text: str) -> ParsedEndpoints:
 
 
 def _split_scheme(entry: str) -> tuple[str | None, str]:
+    misspelt = _MISSPELT_SCHEME.fullmatch(entry)
+    if misspelt is not None:
+        scheme, address = misspelt.groups()
+        raise SettingsError(f"{_OPTION} {entry!r}: write {scheme.lower()}://{address}")
     scheme, separator, rest = entry.partition("://")
     if not separator:
         return None, entry

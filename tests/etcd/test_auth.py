@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError, SettingsError
-from rdzv_etcd.etcd.api import Get, Put, Txn
+from rdzv_etcd.etcd.api import Delete, Get, Put, Txn
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.model import Credentials
@@ -114,6 +114,7 @@ def test_a_wrong_password_is_reported_without_a_retry(
                 await client.connect()
             assert asyncio.get_running_loop().time() - started_s < 20  # of 30 allowed
             assert not wrong.password or wrong.password not in str(refused.value)
+            assert f"{auth_etcd.endpoint}, as user {wrong.user!r}: " in str(refused.value)
             with pytest.raises(EtcdAuthError):
                 await soon(client.watch(PREFIX, start_revision=1).__anext__())
             with pytest.raises(EtcdAuthError):
@@ -138,8 +139,17 @@ def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(auth_etcd: E
         async with client_of(auth_etcd, credentials=TRAINER) as client:
             await client.connect()
             await client.connect(Get(PREFIX, END))
-            with pytest.raises(EtcdPermissionError):
-                await client.txn(Txn((), (Put(b"/elsewhere", b""),)))
+            who = f"{auth_etcd.endpoint}, as user '{USER}': "
+            for call, what in (
+                (client.txn(Txn((), (Put(b"/elsewhere", b""),))), "write '/elsewhere'"),
+                (client.txn(Txn((), (), (Delete(b"/a/", b"/a0"),))), "delete all under '/a/'"),
+                (client.get(Get(b"/a", b"/c")), "read '/a' up to '/c'"),
+                (client.watch(b"/elsewhere", start_revision=1).__anext__(), "watch '/elsewhere'"),
+            ):
+                with pytest.raises(EtcdPermissionError) as denied:
+                    await soon(call)
+                assert str(denied.value).startswith(who)
+                assert str(denied.value).endswith(f": {what}")
 
     run(scenario())
 

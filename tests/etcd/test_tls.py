@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.model import Tls
-from tests.etcd.tools import client_of, connection, put, run
-from tests.support.certificates import Certificates
+from tests.etcd.tools import LIMIT_S, client_of, connection, put, run
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import EtcdServer
 
 
@@ -80,6 +81,35 @@ def test_a_foreign_ca_is_named_as_the_cause(
     assert "\n" not in str(error)
 
 
+def test_a_certificate_for_another_host_is_told_at_once(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path / "elsewhere", hosts=("etcd.example",))
+    error = failure(fresh_etcd(certificates=files), Tls(files.ca), connect_timeout_s=LIMIT_S)
+    assert isinstance(error, EtcdTlsError)
+    assert "another host name" in str(error)
+
+
+def test_an_expired_certificate_of_the_server_is_told(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path / "expired", expired=("server",))
+    error = failure(fresh_etcd(certificates=files), Tls(files.ca), connect_timeout_s=LIMIT_S)
+    assert isinstance(error, EtcdTlsError)
+    assert "the server's certificate has expired" in str(error)
+
+
+def test_an_expired_client_certificate_is_hinted_at(
+    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+) -> None:
+    files = make_certificates(tmp_path / "expired", expired=("client",))
+    server = fresh_etcd(certificates=files, require_client_cert=True)
+    tls = Tls(files.ca, files.client_cert, files.client_key)
+    error = failure(server, tls, connect_timeout_s=5.0)
+    assert "client certificate" in str(error)
+    assert "expired" in str(error)
+
+
 def test_tls_to_a_server_without_it_is_named(
     etcd_server: EtcdServer, certificates: Certificates
 ) -> None:
@@ -100,6 +130,7 @@ def test_a_missing_or_foreign_client_certificate_is_named(
     for tls in (Tls(certificates.ca), foreign):
         error = failure(mtls_etcd, tls, connect_timeout_s=5.0)
         assert "client certificate" in str(error)
+        assert mtls_etcd.endpoint in str(error)
 
 
 def test_unusable_files_are_named_at_once(

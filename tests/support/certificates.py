@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+_AGE = datetime.timedelta(days=9)
 _HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -44,8 +45,16 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 )
 
 
-def make_certificates(folder: Path, *, client_name: str = "") -> Certificates:
+def make_certificates(
+    folder: Path,
+    *,
+    client_name: str = "",
+    hosts: tuple[str, ...] = _HOSTS,
+    expired: tuple[str, ...] = (),
+) -> Certificates:
     """Write a CA, a server certificate for 127.0.0.1, ::1 and localhost, and client certificates.
+
+    ``hosts``: addresses or names for the server's instead; ``expired``: ``server``, ``client``.
 
     ``client_name`` becomes the client certificate's common name, which etcd takes for the user
     when authentication is on. It is empty by default, as is the server's: the gateway calls its
@@ -63,7 +72,8 @@ def make_certificates(folder: Path, *, client_name: str = "") -> Certificates:
         ("foreign", foreign, foreign_key, "foreign"),
     ):
         key = ec.generate_private_key(ec.SECP256R1())
-        _write(files[f"{stem}_cert"], _leaf(name, key, issuer, issuer_key))
+        past = _AGE if stem in expired else datetime.timedelta()
+        _write(files[f"{stem}_cert"], _leaf(name, key, issuer, issuer_key, hosts, past))
         _write(files[f"{stem}_key"], key)
     combined = files["client_cert"].read_bytes() + files["client_key"].read_bytes()
     files["client_combined"].write_bytes(combined)
@@ -87,11 +97,12 @@ def _leaf(
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Certificate,
     issuer_key: ec.EllipticCurvePrivateKey,
+    hosts: tuple[str, ...],
+    past: datetime.timedelta,
 ) -> x509.Certificate:
-    alternatives: list[x509.GeneralName] = [x509.DNSName("localhost")]
-    alternatives += [x509.IPAddress(ipaddress.ip_address(h)) for h in _HOSTS if h != "localhost"]
+    alternatives = [_alternative(host) for host in hosts]
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    builder = _builder(name, key, issuer.subject)
+    builder = _builder(name, key, issuer.subject, past)
     builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(both), False)
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
@@ -99,10 +110,20 @@ def _leaf(
     return builder.sign(issuer_key, hashes.SHA256())
 
 
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
 def _builder(
-    name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    past: datetime.timedelta = datetime.timedelta(),
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.timezone.utc) - past
     return (
         x509.CertificateBuilder()
         .subject_name(_name(name))
