@@ -10,12 +10,7 @@ import logging
 from collections import defaultdict, deque
 from typing import Any
 
-from rdzv_etcd.errors import (
-    EtcdAuthError,
-    EtcdPermissionError,
-    EtcdTlsError,
-    EtcdUnavailableError,
-)
+from rdzv_etcd.errors import EtcdRefusedError, EtcdUnavailableError
 from rdzv_etcd.etcd import retry, stubs
 from rdzv_etcd.etcd.faults import AttemptError, Verdict, told, unavailable
 from rdzv_etcd.etcd.link import Link, OpenStream
@@ -25,8 +20,6 @@ from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import ClosedError
 
 _log = logging.getLogger("rdzv_etcd")
-
-_REFUSALS = (EtcdAuthError, EtcdPermissionError)
 
 
 class KeepAlive:
@@ -68,9 +61,8 @@ class KeepAlive:
 
     def _note_refusal(self, failed: AttemptError) -> None:
         """Tell the first refusal of a row: unlike an outage, it does not pass by itself."""
-        error, final = failed.fault.error, failed.fault.verdict is Verdict.FINAL
-        refused = isinstance(error, EtcdTlsError) or (final and isinstance(error, _REFUSALS))
-        if refused and not self._refused:
+        error, stale = failed.fault.error, failed.fault.verdict is Verdict.STALE_TOKEN
+        if isinstance(error, EtcdRefusedError) and not stale and not self._refused:
             self._refused = True
             _log.warning(
                 "%s refuses to renew this node's lease, which ends unless that is mended: %s",
