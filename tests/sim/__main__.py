@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from tests.sim.kinds import KINDS
 from tests.sim.lives import outcome_of
 from tests.sim.plan import plan
 
@@ -23,14 +24,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--brief", action="store_true", help="only a failure's first line")
     parser.add_argument("--traces", action="store_true", help="a line with each life's trace")
+    parser.add_argument("--kinds", default="", help="draw just these besides: see tests/sim/kinds")
     given = parser.parse_args()
+    kinds = tuple(filter(None, given.kinds.split(",")))
+    unknown = set(kinds) - set(KINDS)
+    if unknown:
+        parser.error(f"--kinds: unknown {sorted(unknown)}; there are {', '.join(KINDS)}")
     seeds = range(given.start, given.start + given.seeds)
     began_s = time.monotonic()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     failed, rounds = [], 0
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
-        outcomes = partial(outcome_of, traced=given.traces)
+        outcomes = partial(outcome_of, traced=given.traces, kinds=kinds)
         for outcome in pool.map(outcomes, seeds, chunksize=5):
             rounds += outcome.rounds
             if given.traces:
@@ -38,8 +44,9 @@ def main() -> int:
             if outcome.failure is not None:
                 failed.append(outcome.seed)
                 text = outcome.failure.splitlines()[0] if given.brief else outcome.failure
-                print(f"seed {outcome.seed}: {plan(outcome.seed)}\n{text}")
-                print(f"again: python -m tests.sim --seeds 1 --start {outcome.seed}", flush=True)
+                print(f"seed {outcome.seed}: {plan(outcome.seed, kinds=kinds)}\n{text}")
+                again = f"--start {outcome.seed}" + (f" --kinds {given.kinds}" if kinds else "")
+                print(f"again: python -m tests.sim --seeds 1 {again}", flush=True)
     took_s = time.monotonic() - began_s
     well = given.seeds - len(failed)
     print(f"{well} of {given.seeds} lives with {rounds} rounds went well in {took_s:.0f} s")

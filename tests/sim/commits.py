@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rdzv_etcd.core.model import Change, Closure, Leader, Round
@@ -17,20 +18,26 @@ from rdzv_etcd.testing.requests import Revoke
 from tests.sim.counting import Counting
 from tests.sim.invariants import Invariant
 from tests.sim.promises import Promises
-from tests.sim.state import State
+from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
 
 COUNTER = "steps"
 """The store key that simulated agents count on."""
 
+OPERATOR = "operator"
+"""Who deletes keys by hand: no node, and allowed to."""
+
+FOREIGN = "foreign"
+"""Who writes what no node would: nobody counts on its values."""
+
 
 @dataclass(frozen=True, slots=True)
-class Formed:
-    """A round as it was committed."""
+class Saved:
+    """What a snapshot of etcd holds of one job."""
 
-    record: Round
-    epoch: int
-    at_s: float
+    state: State
+    totals: Mapping[bytes, int]
+    revision: int
 
 
 class Commits:
@@ -40,11 +47,15 @@ class Commits:
         self.formed: list[Formed] = []
         self.closures: list[Closure] = []
         self.changes: list[tuple[float, Change]] = []
+        self.writers = {OPERATOR, FOREIGN}
+        """Who may write under this job's keys."""
+        self.lost_s: float | None = None
+        """When etcd lost data last."""
         self._keys = keys
         self._state = state
         self._demand = verdicts.demand
         self._note = verdicts.note
-        self._promises = Promises(state, verdicts)
+        self._promises = Promises(keys, state, verdicts)
         self._revision = 0
         self._counters: dict[bytes, Counting] = {}
         self._slices: dict[bytes, dict[str, int]] = {}
@@ -69,6 +80,9 @@ class Commits:
                 self._lose_all(applied.at_s)
             self._revision = revision.number
             for event in revision.events:
+                if applied.source == FOREIGN:
+                    self._take_foreign(event)
+                    continue
                 try:
                     self._take(applied, event)
                 except StateCorruptError as error:
@@ -78,13 +92,42 @@ class Commits:
 
     def _lose_all(self, at_s: float) -> None:
         """The revisions begin anew: etcd has lost its data."""
+        self.lost_s = at_s
         self._state.lose_all(at_s)
         for counter in self._counters.values():
             counter.end_life()
 
+    def saved(self) -> Saved:
+        """What a snapshot of etcd made now would hold of this job."""
+        totals = {key: counter.total for key, counter in self._counters.items()}
+        return Saved(self._state.saved(), totals, self._revision)
+
+    def go_back(self, saved: Saved, revision: int, at_s: float) -> None:
+        """Etcd went back to what it held when :meth:`saved` was called."""
+        self.lost_s = at_s
+        self._state.go_back(saved.state, at_s)
+        self._revision = revision
+        for key, counter in self._counters.items():
+            counter.end_life(saved.totals.get(key, 0))
+        self._note(at_s, "etcd went back to an older snapshot")
+
     def _take(self, applied: Applied, event: Event) -> None:
         keys, state, kv = self._keys, self._state, event.kv
         put = event.kind is EventKind.PUT
+        if kv.key.startswith(keys.root):
+            self._demand(
+                not applied.source or applied.source in self.writers,
+                Invariant.OTHERS,
+                f"{applied.source} wrote {kv.key!r}",
+            )
+        if not put and applied.source and applied.source != OPERATOR:
+            self._promises.check_deleted(applied, kv.key, needed=self._is_needed(kv.key))
+            if kv.key == keys.leader and not isinstance(applied.request, Revoke):
+                self._promises.check_leader(applied, "gave up the lead")
+        if not put and applied.source == OPERATOR and kv.key in (keys.round, keys.ended):
+            self.lost_s = applied.at_s  # perhaps nobody can know any more what has ended
+        if kv.key in keys.stores:
+            (state.store.add if put else state.store.discard)(kv.key)
         if kv.key == keys.round:
             if put:
                 self._take_record(
@@ -112,6 +155,18 @@ class Commits:
             else:
                 counter.end_life()
 
+    def _is_needed(self, key: bytes) -> bool:
+        """Whether a round that was formed and not closed cannot do without a key."""
+        record = self._state.round
+        if record is None or record.closure is not None:
+            return False
+        slices = record.slices
+        return (
+            key == self._keys.round
+            or key in self._keys.store(record.number, record.run)
+            or (slices is not None and key in self._keys.edition(record.number, slices.edition))
+        )
+
     def _take_presence(self, applied: Applied, event: Event) -> None:
         kv = event.kv
         node_id = self._keys.node_id(kv.key)
@@ -121,6 +176,14 @@ class Commits:
             self._state.put_node(info, kv.mod_revision, applied.at_s)
         else:
             self._state.drop_node(node_id, applied.at_s)
+
+    def _take_foreign(self, event: Event) -> None:
+        """A value that no node wrote takes the place of one that a node did, or of none."""
+        key, state = event.kv.key, self._state
+        if key == self._keys.leader:
+            state.leader = None
+        elif key == self._keys.change:
+            state.change = None
 
     def _take_slice(self, applied: Applied, event: Event) -> None:
         key = event.kv.key
@@ -172,6 +235,9 @@ class Commits:
         epoch = record.epoch(revision)
         if record.closure is not None:
             self.closures.append(record.closure)
+            self._state.ended.setdefault(record.origin, applied.at_s)
+            for node_id in before.members if before is not None else ():
+                self._state.retired.setdefault(node_id, applied.at_s)
             self._note(applied.at_s, f"{applied.source} closed the job: {record.closure.reason}")
             self._demand(
                 before is not None and before.closure is None and before.same_world(record),
@@ -187,7 +253,12 @@ class Commits:
             )
             self._promises.check_size(record)
             self._promises.check_succession(record)
+            self._promises.check_not_ended(record, self.lost_s)
             if not back:
+                self._promises.check_survivors(record)
+                self._promises.check_new_store(
+                    record, self._keys.store(record.number, record.run).start
+                )
                 self._promises.check_leader(applied, f"formed {record}")
                 self._promises.check_seats(record)
                 self._promises.check_epoch(record, epoch)

@@ -44,9 +44,10 @@ class Counting:
         self.counted.append(Counted(self.life, who, total - self.total, total))
         self.total = total
 
-    def end_life(self) -> None:
+    def end_life(self, total: int = 0) -> None:
+        """The key is gone, or, with ``total``, holds what it held earlier."""
         self.life += 1
-        self.total = 0
+        self.total = total
 
     def check(self) -> None:
         """Raise InvariantError if an add was lost, counted twice, or told a total that is not its.

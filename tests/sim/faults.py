@@ -14,6 +14,8 @@ from rdzv_etcd.errors import RdzvEtcdError
 from tests.sim.aimed import Aimed
 from tests.sim.faults_etcd import EtcdFaults
 from tests.sim.faults_nodes import NodeFaults
+from tests.sim.faults_operator import OperatorFaults
+from tests.sim.kinds import NODES, OPERATOR
 from tests.sim.plan import Plan
 from tests.sim.stage import Part, Stage
 from tests.sim.waits import Afterwards
@@ -21,6 +23,8 @@ from tests.sim.world import TIMING, SimJob, SimNode
 
 FAULTS_S = (20.0, 200.0)
 PAUSE_BETWEEN_FAULTS_S = 6.0
+WIDE_SHARE = 0.4
+"""How many of a life's faults are of its own kinds, if it has any."""
 
 
 class Life(Part):
@@ -30,6 +34,7 @@ class Life(Part):
         super().__init__(Stage(job, what))
         self._nodes = NodeFaults(self._stage)
         self._etcd = EtcdFaults(self._stage, self._nodes)
+        self._operator = OperatorFaults(self._stage)
         self._aimed = Aimed(self._stage)
         self._afterwards = Afterwards(self._stage)
 
@@ -37,13 +42,17 @@ class Life(Part):
         job = self._job
         for _ in range(self._plan.nodes):
             self._stage.newcomer()
+        wide = self._wide_faults()
         ends_s = job.loop.time() + self._rng.uniform(*FAULTS_S)
         while job.loop.time() < ends_s:
             await asyncio.sleep(self._rng.expovariate(1 / PAUSE_BETWEEN_FAULTS_S))
             job.history.stop_if_broken()
             fault = self._rng.choice(self._faults())
+            if wide and self._rng.random() < WIDE_SHARE:
+                fault = self._rng.choice(wide)
             self._stage.note(fault.__name__.strip("_"))
             fault()
+            self._afterwards.check_tasks()
             if self._plan.works:
                 self._afterwards.replace_ended()
         self._stage.note("everything is healed")
@@ -52,6 +61,8 @@ class Life(Part):
         await self._afterwards.converge()
         await self._afterwards.end()
         if self._plan.comes_back:
+            if "lose_data_between_runs" in self._plan.kinds:
+                job.wipe()
             self._stage.note("the job comes back")
             for _ in range(max(self._stage.least(), self._plan.nodes)):
                 self._stage.newcomer()
@@ -98,6 +109,12 @@ class Life(Part):
         if self._plan.aims:
             faults += self._aimed.faults()
         return faults
+
+    def _wide_faults(self) -> list[Callable[[], None]]:
+        """The faults of this life's kinds."""
+        nodes = [getattr(self._nodes, kind) for kind in NODES if kind in self._plan.kinds]
+        others = [getattr(self._operator, kind) for kind in OPERATOR if kind in self._plan.kinds]
+        return nodes + others
 
     def _close(self) -> None:
         for node in self._job.members_now()[:1]:

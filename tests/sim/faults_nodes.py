@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, EtcdTlsError
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.testing import SimClock
-from tests.sim.stage import Part
+from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode
 
 
@@ -101,3 +102,46 @@ class NodeFaults(Part):
         node.agent.cancel()
         if node.alive and node.world is not None:
             node.agent = self._job.on(node, node.run())
+
+    def lag_watches(self) -> None:
+        """Changes are told seconds later than reads would show them."""
+        for node in self._stage.alive():
+            if self._rng.random() < 0.5:
+                self._stage.later(self._lagging(node))
+
+    async def _lagging(self, node: SimNode) -> None:
+        node.connection.link.lag_watches(self._rng.choice([0.3, 2.0, 8.0]))
+        await asyncio.sleep(self._rng.uniform(0, 5 * self._plan.ttl_s))
+        node.connection.link.lag_watches(0)
+
+    def cut_for_long(self) -> None:
+        """A node is cut off for longer than the marker of a closed job stays."""
+        for node in self._stage.one():
+            extra_s = self._rng.uniform(0, 3 * self._plan.ttl_s)
+            self._stage.later(self.cut(node, min(self._plan.closed_ttl_s, 60) + extra_s))
+
+    def repeat_late(self) -> None:
+        """What may be sent twice is applied twice, the second time late."""
+        for node in self._stage.some():
+            delay_s = self._rng.choice([0.3, 3.0, 20.0, 60.0])
+            node.connection.link.repeat_requests(delay_s, self._rng.randint(1, 10))
+
+    def stop_slowly(self) -> None:
+        """Drawn as a kind; here the agents change how long their workers need to stop."""
+        for node in self._stage.alive():
+            node.stops_in_s = self._rng.choice([0.0, self._rng.uniform(0, SLOWEST_STOP_S)])
+
+    def refuse_a_return(self) -> None:
+        """etcd refuses a few nodes for a few seconds, while they have to join again."""
+        kind = self._rng.choice([EtcdPermissionError, EtcdAuthError, EtcdTlsError])
+        for node in self._stage.some():
+            self._stage.later(self._refused(node, kind))
+        self.worker_fails()
+
+    async def _refused(self, node: SimNode, kind: type[EtcdError]) -> None:
+        node.connection.link.refuse(lambda: kind("refused by the simulation"))
+        await asyncio.sleep(self._rng.uniform(0, 5.0))
+        node.connection.link.refuse(None)
+
+    def start_a_stranger(self) -> None:
+        self._stage.stranger()

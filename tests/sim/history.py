@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from rdzv_etcd.core.model import Change, Closure, Control, Round
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
-from tests.sim.commits import COUNTER, Commits, Formed
+from tests.sim.commits import COUNTER, Commits
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.state import State
+from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
 
 __all__ = ["COUNTER", "Formed", "History", "Told"]
@@ -45,6 +45,9 @@ class History:
         self.stop_if_broken = self._verdicts.stop_if_broken
         self.observe = self._commits.observe
         self.counter = self._commits.counter
+        self.saved = self._commits.saved
+        self.go_back = self._commits.go_back
+        self.writers = self._commits.writers
 
     @property
     def log(self) -> list[str]:
@@ -75,7 +78,13 @@ class History:
 
     # -- what nodes were told and did ------------------------------------------------------------
 
-    def tell(self, node_id: str, world: World, at_s: float) -> None:
+    def tell(self, node_id: str, world: World, at_s: float, listens: tuple[str, int]) -> None:
+        """``listens``: the socket that the node has for this world, should it be rank 0."""
+        self.demand(
+            world.rank != 0 or (world.master_address, world.master_port) == listens,
+            Invariant.SEATS,
+            f"{node_id} is rank 0 of {world}, but listens at {listens}",
+        )
         self.told.append(Told(node_id, world, at_s))
         highest = self._state.highest
         highest[node_id] = max(world.epoch, highest.get(node_id, 0))

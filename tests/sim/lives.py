@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
@@ -74,13 +75,13 @@ class Outcome:
     failure: str | None = None
 
 
-def outcome_of(seed: int, *, traced: bool = False) -> Outcome:
+def outcome_of(seed: int, *, traced: bool = False, kinds: Sequence[str] = ()) -> Outcome:
     """Live one life, and tell instead of raising."""
     logging.disable(logging.CRITICAL)
     before = signal.signal(signal.SIGPROF, _give_up)
     signal.setitimer(signal.ITIMER_PROF, LONGEST_CPU_S)
     try:
-        trace = live(seed, traced=traced)
+        trace = live(seed, plan(seed, kinds=kinds), traced=traced)
     except (AssertionError, SimulationError, RdzvEtcdError) as error:
         return Outcome(seed, failure=f"{type(error).__name__}: {error}")
     finally:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
+from tests.sim.kinds import KINDS, is_drawn
 from tests.sim.world import TIMING
+
+KINDS_AT_ONCE = 4
+"""Of so many kinds a wide life draws: of more, each would come too seldom to matter."""
+
+_FIELDS = {
+    "closed_ttl": "closed_ttl_s",
+    "job_lease_ttl": "job_lease_ttl_s",
+    "last_call": "last_call_s",
+    "settle": "settle_s",
+    "join_timeout": "join_timeout_s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +45,45 @@ class Plan:
     """Worlds of more nodes are published in slices: small ones, too, in some lives."""
     aims: bool = False
     """Whether faults wait for the moments that matter, see :mod:`tests.sim.aimed`."""
+    kinds: tuple[str, ...] = ()
+    """What else this life draws, see :mod:`tests.sim.kinds`."""
+    closed_ttl_s: int = TIMING.closed_ttl_s
+    job_lease_ttl_s: int | None = None
+    last_call_s: float = 20.0
+    settle_s: float = TIMING.settle_s
+    join_timeout_s: float = TIMING.join_timeout_s
 
 
-def plan(rng_seed: int, *, works: bool = True) -> Plan:
-    """Draw the settings of one seed."""
+def plan(
+    rng_seed: int, *, works: bool = True, wide: bool = True, kinds: Sequence[str] = ()
+) -> Plan:
+    """Draw the settings of one seed. ``kinds``: draw exactly these besides.
+
+    Without ``wide`` every life is what it was before there were kinds to draw.
+    """
+    drawn = _plan(rng_seed, works=works)
+    rng = random.Random(f"kinds {rng_seed}")
+    if kinds:
+        return _widened(drawn, rng, tuple(kinds))
+    if not (works and wide) or rng.random() < 0.5:
+        return drawn
+    return _widened(drawn, rng, tuple(rng.sample(list(filter(is_drawn, KINDS)), KINDS_AT_ONCE)))
+
+
+def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:
+    values: dict[str, Any] = {
+        "closed_ttl": rng.choice([3, 20, 60, 300]),
+        "job_lease_ttl": rng.choice([10, 60, 300]),
+        "last_call": rng.choice([1.0, 5.0, 20.0, 60.0]),
+        "settle": rng.choice([0.0, 0.2, 3.0]),
+        # less than the last call takes would let nobody be there at its end
+        "join_timeout": rng.choice([90.0, 200.0]),
+    }
+    timing = {_FIELDS[kind]: value for kind, value in values.items() if kind in kinds}
+    return replace(drawn, kinds=kinds, **timing)
+
+
+def _plan(rng_seed: int, *, works: bool) -> Plan:
     rng = random.Random(f"plan {rng_seed}")
     unit = rng.choice([1, 1, 1, 2])
     least = rng.randint(1, 3)
@@ -65,7 +113,15 @@ def options(what: Plan) -> dict[str, Any]:
         "min_nodes": what.min_nodes,
         "max_nodes": what.max_nodes,
         "node_unit": what.node_unit,
-        "timing": replace(TIMING, lease_ttl_s=what.ttl_s, last_call_timeout_s=20.0),
+        "timing": replace(
+            TIMING,
+            lease_ttl_s=what.ttl_s,
+            last_call_timeout_s=what.last_call_s,
+            settle_s=what.settle_s,
+            closed_ttl_s=what.closed_ttl_s,
+            job_lease_ttl_s=what.job_lease_ttl_s,
+            join_timeout_s=what.join_timeout_s,
+        ),
         "works": what.works,
         "slice_nodes": what.slice_nodes,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round, is_unknown
+from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.testing import Applied
 from tests.sim.invariants import Invariant
 from tests.sim.state import State
@@ -15,7 +16,8 @@ DECIDED_WITHIN_S = 120.0
 class Promises:
     """Each check tells the verdicts what a commit broke; the state is that before it."""
 
-    def __init__(self, state: State, verdicts: Verdicts) -> None:
+    def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts) -> None:
+        self._keys = keys
         self._state = state
         self._demand = verdicts.demand
 
@@ -145,4 +147,70 @@ class Promises:
             back or possible // settings.node_unit * settings.node_unit > record.size,
             Invariant.UNDISTURBED,
             f"{change} ends {record}, which could not grow",
+        )
+
+    def check_survivors(self, record: Round) -> None:
+        """Rank 0 is a survivor's, if there is one; without any, none is there who could be."""
+        before = self._state.round
+        if before is None or before.closure is not None:
+            return
+        survivors = set(before.members) & set(record.members)
+        keyed = any(
+            node_id in self._state.nodes and self._state.nodes[node_id].info.rank_key is not None
+            for node_id in record.members
+        )
+        self._demand(
+            not survivors or keyed or record.members[0] in survivors,
+            Invariant.SURVIVORS,
+            f"rank 0 of {record} is new, though {sorted(survivors)} are not",
+        )
+        expected = [
+            node_id
+            for node_id in before.members
+            if node_id in self._state.nodes and self._state.nodes[node_id].info.leaving is None
+        ]
+        self._demand(
+            bool(survivors) or not expected,
+            Invariant.SURVIVORS,
+            f"nobody in {record} was in {before}, but {expected} are alive",
+        )
+
+    def check_not_ended(self, record: Round, lost_s: float | None) -> None:
+        """A run that was closed has no more rounds, and who was in it is in no other run.
+
+        Unless etcd has lost data since (at ``lost_s``, if ever): then nobody might know.
+        """
+
+        def is_known(ended_s: float | None) -> bool:
+            return ended_s is not None and (lost_s is None or lost_s < ended_s)
+
+        ended_s = self._state.ended.get(record.origin)
+        self._demand(
+            not is_known(ended_s),
+            Invariant.ENDED,
+            f"{record} is of a run that was closed at {ended_s}",
+        )
+        old = [name for name in record.members if is_known(self._state.retired.get(name))]
+        self._demand(
+            not old, Invariant.ENDED, f"{old} in {record} were in a run that had been closed"
+        )
+
+    def check_new_store(self, record: Round, start: bytes) -> None:
+        """Of a round that was just formed."""
+        found = sorted(key for key in self._state.store if key.startswith(start))
+        self._demand(not found, Invariant.NEW_STORE, f"the store of {record} begins with {found}")
+
+    def check_deleted(self, applied: Applied, key: bytes, *, needed: bool) -> None:
+        """Keys of a living round go only with their lease, by an operator, or with everything; the
+        marker of a closed job with its lease."""
+        record = self._state.round
+        self._demand(
+            record is None or record.closure is None or key != self._keys.round,
+            Invariant.KEPT,
+            f"{applied.source} deleted the marker: {record}",
+        )
+        self._demand(
+            not needed or not self._state.nodes,
+            Invariant.KEPT,
+            f"{applied.source} deleted {key!r}, but {sorted(self._state.nodes)} are there",
         )

@@ -6,10 +6,14 @@ import asyncio
 import contextvars
 import random
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.plan import Plan
 from tests.sim.world import SimJob, SimNode
+
+SLOWEST_STOP_S = 60.0
+"""Workers may need so long to stop; torch kills them after 30 s, and may need a while for it."""
 
 
 class Stage:
@@ -19,6 +23,8 @@ class Stage:
         self.job = job
         self.plan = plan
         self.background: set[asyncio.Future[None]] = set()
+        self.calm = False
+        """Whether the phase of faults is over."""
         self._serial = 0
         self._context = contextvars.copy_context()
         """The life's: what a trap sets going is no part of the node that stepped into it."""
@@ -31,7 +37,20 @@ class Stage:
         """Start one more node, unless there are more than enough."""
         if len(self.alive()) < self.plan.max_nodes + 2:
             self._serial += 1
-            self.job.start(f"n{self._serial}", delay_s=self.rng.choice([0.001, 0.05]))
+            node = self.job.start(
+                f"n{self._serial}",
+                delay_s=self.rng.choice([0.001, 0.05]),
+                rank_key=f"rack{self._serial % 3}" if "rank_keys" in self.plan.kinds else None,
+            )
+            if "stop_slowly" in self.plan.kinds and not self.calm:
+                node.stops_in_s = self.rng.choice([0.0, self.rng.uniform(0, SLOWEST_STOP_S)])
+
+    def stranger(self) -> None:
+        """Start a node with settings other than the job's."""
+        self._serial += 1
+        name, job = f"s{self._serial}", self.job.settings.job
+        other = replace(job, max_nodes=job.max_nodes + job.node_unit)
+        self.job.start(name, job=other).is_stranger = True
 
     def least(self) -> int:
         """How many nodes the smallest world takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.core.model import Change, Leader, NodeInfo, Round
 
@@ -40,6 +40,12 @@ class State:
     """Presences that are no more: what they were, and until when."""
     came: dict[str, float] = field(default_factory=dict)
     """When a node's presence appeared last."""
+    store: set[bytes] = field(default_factory=set)
+    """The keys of the rounds' stores."""
+    ended: dict[str, float] = field(default_factory=dict)
+    """When each run was closed …"""
+    retired: dict[str, float] = field(default_factory=dict)
+    """… and with it the work of each of its members."""
     highest: dict[str, int] = field(default_factory=dict)
     """The highest epoch of a round that each node was told it is in."""
 
@@ -56,12 +62,30 @@ class State:
         if here is not None:
             self.went[node_id] = (here.info, at_s)
 
+    def saved(self) -> State:
+        """What a snapshot of etcd would hold now."""
+        return replace(
+            self, nodes=dict(self.nodes), slices=dict(self.slices), store=set(self.store)
+        )
+
+    def go_back(self, saved: State, at_s: float) -> None:
+        """Etcd holds again what it held when :meth:`saved` was called."""
+        for node_id in set(self.nodes) - set(saved.nodes):
+            self.drop_node(node_id, at_s)
+        for node_id in set(saved.nodes) - set(self.nodes):
+            self.came[node_id] = at_s
+        self.nodes, self.slices = dict(saved.nodes), dict(saved.slices)
+        self.store = set(saved.store)
+        self.round, self.round_revision = saved.round, saved.round_revision
+        self.leader, self.change = saved.leader, saved.change
+
     def lose_all(self, at_s: float) -> None:
         """Etcd has lost its data."""
         for node_id in list(self.nodes):
             self.drop_node(node_id, at_s)
         self.round, self.round_revision, self.leader, self.change = None, 0, None, None
         self.slices.clear()
+        self.store.clear()
 
     def works_on(self, node_id: str) -> bool:
         """Whether a present node has not come back from a round of its own, the last or an earlier

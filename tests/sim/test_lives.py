@@ -13,7 +13,7 @@ import pytest
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from tests.sim import lives
 from tests.sim.lives import FOUND_BEFORE_WORK, live, outcome_of
-from tests.sim.plan import plan
+from tests.sim.plan import Plan, plan
 
 FOUND = (521, 663)
 """Seeds that have found a defect, before there were slices, and faults that aim."""
@@ -21,7 +21,7 @@ FOUND = (521, 663)
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_stays_mended(seed: int) -> None:
-    live(seed, replace(plan(seed), slice_nodes=DEFAULT_SLICE_NODES, aims=False))
+    live(seed, replace(plan(seed, wide=False), slice_nodes=DEFAULT_SLICE_NODES, aims=False))
 
 
 @pytest.mark.parametrize("seed", FOUND_BEFORE_WORK)
@@ -43,7 +43,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 
 
 def test_a_life_that_goes_round_in_circles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def circles(_seed: int, *, traced: bool) -> lives.Trace:
+    def circles(_seed: int, _what: Plan, *, traced: bool) -> lives.Trace:
         while True:
             pass
 
@@ -53,7 +53,7 @@ def test_a_life_that_goes_round_in_circles_is_given_up(monkeypatch: pytest.Monke
 
 
 def test_a_life_that_gets_no_processor_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def starved(_seed: int, *, traced: bool) -> lives.Trace:
+    def starved(_seed: int, _what: Plan, *, traced: bool) -> lives.Trace:
         assert not threading.Event().wait(5 * lives.LONGEST_CPU_S)
         return lives.Trace(rounds=3)
 

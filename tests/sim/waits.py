@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rdzv_etcd.errors import EtcdNoSpaceError, JobClosedError
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdNoSpaceError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    JobClosedError,
+    RdzvEtcdError,
+)
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.kinds import is_drawn
 from tests.sim.stage import Part
 from tests.sim.work import EXIT_LIMIT_S
 from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
@@ -22,6 +30,7 @@ class Afterwards(Part):
 
     async def heal(self) -> None:
         job = self._job
+        self._stage.calm = True
         await self._stage.all_done()
         if not job.server.up:
             await job.until(lambda: job.server.up, "etcd is back", 40)
@@ -29,6 +38,8 @@ class Afterwards(Part):
         for node in self._stage.alive():
             self._heal_link(node)
             node.hurry.set()
+            if node.is_stranger:
+                self._stage.later(job.leave(node.name))
         if self._plan.works:
             self.replace_ended()
             await self._stage.all_done()
@@ -40,6 +51,7 @@ class Afterwards(Part):
         link.heal()
         link.lose()
         link.refuse(None)
+        link.lag_watches(0)
         link.delay(0.0, 0.001)
         link._planned.clear()
 
@@ -62,12 +74,23 @@ class Afterwards(Part):
             self._stage.newcomer()
 
     def _check_error(self, node: SimNode) -> None:
-        """An etcd that only needs an operator ends no member."""
+        """An etcd that only needs an operator ends no member, and no spare gives up."""
+        needs_operator: tuple[type[RdzvEtcdError], ...] = (EtcdNoSpaceError,)
+        if is_drawn("a refused member goes on"):
+            needs_operator += (EtcdPermissionError, EtcdAuthError, EtcdTlsError)
         self._job.history.demand(
-            not (isinstance(node.error, EtcdNoSpaceError) and node.worlds),
+            not (isinstance(node.error, needs_operator) and node.worlds),
             Invariant.CONVERGENCE,
             f"{node.name} was a member, and gave up: {node.error}",
         )
+
+    def check_tasks(self) -> None:
+        """Every background task of a node that lives goes on, as long as its job does."""
+        for node in self._stage.alive():
+            if node.node.closure() is not None:
+                continue  # what follows the end of a job ends itself
+            dead = [task.get_name() for task in node.node._tasks if task.done()]
+            self._job.history.demand(not dead, Invariant.TASKS, f"{node.name}: {dead} ended")
 
     def _converged(self) -> bool:
         alive = self._stage.alive()
@@ -96,6 +119,7 @@ class Afterwards(Part):
             "nobody joins again",
         )
         await self._demand(Invariant.CALM, self._converged, "all still work")
+        self.check_tasks()
 
     async def _demand(
         self, invariant: Invariant, holds: Callable[[], bool], what: str, limit_s: float = 0
@@ -171,7 +195,8 @@ class Afterwards(Part):
     async def check_nothing_left(self) -> None:
         job = self._job
         timing = job.settings.timing
-        await asyncio.sleep(max(60.0, 6 * self._plan.ttl_s, timing.ended_ttl_s) + 2.0)
+        lasts_s = max(timing.job_ttl_s, timing.closed_ttl_s, timing.ended_ttl_s)
+        await asyncio.sleep(max(60.0, lasts_s) + 2.0)
         left = [kv.key for kv in job.server.snapshot()]
         await self._demand(
             Invariant.NOTHING_LEFT,

@@ -22,6 +22,8 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
+from rdzv_etcd.testing.model import Model
+from tests.sim.commits import Saved
 from tests.sim.history import History
 from tests.sim.work import Work
 
@@ -42,6 +44,14 @@ TIMING = Timing(
 
 class NotReachedError(AssertionError):
     """A state that was waited for did not come; the message has the seed and the history."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What etcd held, and what the history knew of it."""
+
+    data: Model
+    known: Saved
 
 
 @dataclass(eq=False)
@@ -72,6 +82,8 @@ class SimNode:
     error: RdzvEtcdError | None = None
     alive: bool = True
     crashed: bool = False
+    is_stranger: bool = False
+    """Whether it was started with settings other than the job's."""
     agent: asyncio.Task[None] | None = None
 
     @property
@@ -125,8 +137,9 @@ class SimNode:
         self.joins += 1
         self.port += 1  # a fresh bootstrap socket each time
         self.world = None
-        world = await self.node.join(f"10.0.0.{self.name}", self.port, self.join_timeout_s)
-        self.history.tell(self.node_id, world, self.loop.time())
+        listens = (f"10.0.0.{self.name}", self.port)
+        world = await self.node.join(*listens, self.join_timeout_s)
+        self.history.tell(self.node_id, world, self.loop.time(), listens)
         self.worlds.append(world)
         self.world = world
         return world
@@ -188,6 +201,7 @@ class SimJob:
             self.loop, offset_s=1000.0 * serial, wall_skew_s=100.0 * serial, seed=unique
         )
         connection = self.server.connect(unique)
+        self.history.writers.add(unique)
         connection.link.delay(0.0, delay_s)
         settings = replace(
             self.settings, job=job if job is not None else self.settings.job, rank_key=rank_key
@@ -258,6 +272,16 @@ class SimJob:
         """Let etcd lose all its data."""
         self.server.wipe()
         self.history.wiped_s = self.history.wiped_s or self.loop.time()
+
+    def save(self) -> Snapshot:
+        """Make a snapshot of etcd."""
+        return Snapshot(self.server.save(), self.history.saved())
+
+    def restore(self, snapshot: Snapshot, *, bump_revision: int = 0) -> None:
+        """Let etcd go back to a snapshot: what was written since is lost."""
+        self.server.restore(snapshot.data, bump_revision=bump_revision)
+        self.history.wiped_s = self.history.wiped_s or self.loop.time()
+        self.history.go_back(snapshot.known, self.server.revision, self.loop.time())
 
     # -- what to wait for -----------------------------------------------------------------------
 

@@ -1,0 +1,118 @@
+"""What operators and strangers do to an etcd that works: revoke, delete, restore, write nonsense.
+
+Everything here is undone by the end of the phase of faults, as far as it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from rdzv_etcd.etcd.api import Delete, Put, Txn
+from rdzv_etcd.schema import values
+from rdzv_etcd.settings import JobSettings
+from tests.sim.commits import FOREIGN, OPERATOR
+from tests.sim.stage import Part, Stage
+
+HOSTILE = (
+    b"",
+    b"\xff\xfe",
+    b"null",
+    b"[" * 5000,
+    b'{"v": 99}',
+    json.dumps({"v": values.VERSION, "note": "x" * 100_000}).encode(),
+)
+"""Values that nobody can use, whatever the key."""
+
+
+class OperatorFaults(Part):
+    """Each public method is one fault, begun now; what it undoes, it undoes beside."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._written: set[bytes] = set()
+        """Keys that hold a stranger's value."""
+
+    def revoke_all(self) -> None:
+        if self._job.server.up:
+            self._job.server.expire_all()
+
+    def extend_leases(self) -> None:
+        if self._job.server.up:
+            self._job.server.extend_leases()
+
+    def delete_a_presence(self) -> None:
+        nodes = self._job.keys.nodes
+        here = [kv.key for kv in self._job.server.snapshot(nodes.start)]
+        if here:
+            self._delete(Delete(self._rng.choice(here)))
+
+    def delete_a_control_key(self) -> None:
+        keys = self._job.keys
+        self._delete(Delete(self._rng.choice([keys.round, keys.leader, keys.change])))
+
+    def delete_everything(self) -> None:
+        """``etcdctl del --prefix``: the leases live on, with nothing on them."""
+        root = self._job.keys.root
+        self._delete(Delete(root, root[:-1] + bytes([root[-1] + 1])))
+
+    def restore_a_backup(self) -> None:
+        self._stage.later(self._restore(self._rng.uniform(3.0, 90.0)))
+
+    def lose_the_tail(self) -> None:
+        """A new cluster is made of a member that lagged behind."""
+        self._stage.later(self._restore(self._rng.choice([0.0, 0.05, 0.5, 3.0])))
+
+    async def _restore(self, age_s: float) -> None:
+        saved = self._job.save()
+        await asyncio.sleep(age_s)
+        bump_revision = self._rng.choice([0, 0, 1_000_000])
+        self._job.restore(saved, bump_revision=bump_revision)
+
+    def lose_data_between_runs(self) -> None:
+        """Drawn as a kind; what it means is up to the life's end."""
+
+    def write_nonsense(self) -> None:
+        """Under the key of a stranger, or of the leader or the change that are there."""
+        keys = self._job.keys
+        key = self._rng.choice([keys.node("stranger~1~x")] * 3 + [keys.leader, keys.change])
+        value = self._rng.choice([*HOSTILE, *map(str.encode, _presences(self._job.settings.job))])
+        if not self._job.server.up or self._job.server.model.no_space:
+            return
+        self._job.server.apply(Txn((), (Put(key, value),)), FOREIGN)
+        self._written.add(key)
+        self._stage.later(self._cleared(key, self._rng.uniform(0, 3 * self._plan.ttl_s)))
+
+    async def _cleared(self, key: bytes, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if key in self._written:
+            self._written.discard(key)
+            self._delete(Delete(key))
+
+    def _delete(self, op: Delete) -> None:
+        if self._job.server.up:
+            self._job.server.apply(Txn((), (op,)), OPERATOR)
+
+
+def _presences(job: JobSettings) -> list[str]:
+    """Presences in the right form, with fields that no node would have."""
+    good = {
+        "v": values.VERSION,
+        "address": "10.9.9.9",
+        "port": 29500,
+        "arrived_for": 1,
+        "settings": {
+            "min_nodes": job.min_nodes,
+            "max_nodes": job.max_nodes,
+            "node_unit": job.node_unit,
+        },
+    }
+    bad: list[dict[str, object]] = [
+        {"epoch_seen": 2**63 - 1},
+        {"arrived_for": 2**63 - 1},
+        {"port": 2**40},
+        {"rank_key": "9" * 5000},
+        {"address": "\ud800"},
+        {"settings": {"min_nodes": 1, "max_nodes": 10**30, "node_unit": 1}},
+    ]
+    return [json.dumps({**good, **fields}) for fields in bad]

@@ -1,0 +1,231 @@
+"""Guards of single writes whose loss random lives seldom notice, each with its schedule.
+
+As in :mod:`tests.sim.test_guards`, every scenario goes well as the code is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rdzv_etcd.core.model import Control
+from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.group import job_lease, standing
+from rdzv_etcd.schema import requests
+from rdzv_etcd.testing import Applied
+from rdzv_etcd.testing.link import Match
+from rdzv_etcd.testing.requests import Request
+from tests.group.test_scenarios import puts
+from tests.sim.invariants import Invariant
+from tests.sim.test_guards import assert_noticed, restores, works_one_after_the_other
+from tests.sim.test_mutants import on, without_guard
+from tests.sim.world import TTL_S, SimJob, SimNode
+
+# A life that fails is cut short, with coroutines under way.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def deletes(key: bytes) -> Match:
+    def matching(request: Request) -> bool:
+        return isinstance(request, Txn) and Delete(key) in request.success
+
+    return matching
+
+
+def noted(which: Match) -> tuple[Match, list[Request]]:
+    """A match, and the list of what it has matched."""
+    matched: list[Request] = []
+
+    def matching(request: Request) -> bool:
+        if not which(request):
+            return False
+        matched.append(request)
+        return True
+
+    return matching, matched
+
+
+def cut_off_with_its_round(job: SimJob, closer: SimNode) -> None:
+    """Cut ``closer`` off, unnoticed, in the moment in which etcd commits the round it closes."""
+
+    def cut(applied: Applied) -> None:
+        if applied.source == closer.node_id and puts(job.keys.round)(applied.request):
+            closer.connection.link.partition(silent=True)
+            job.server.observers.remove(cut)
+
+    job.server.observers.append(cut)
+
+
+def admits_rank_0_anywhere(original: Any, self: Any, control: Control) -> Any:
+    """Whatever socket the record names."""
+    record = control.formed
+    if record is not None and self.info is not None and self.rank_in(record) == 0:
+        self.info = replace(self.info, address=record.master_address, port=record.master_port)
+    return original(self, control)
+
+
+def test_a_round_whose_rank_0_has_given_up_its_socket() -> None:
+    """The leader closes a round, hears nothing of it, and its agent joins again at another port;
+    its watch lags, so the refusal of its arrival is the first it hears of the round."""
+
+    async def scenario(job: SimJob) -> None:
+        first = job.start("a")
+        await job.pass_time(0.1)
+        cut_off_with_its_round(job, first)
+        job.start("b")
+        await job.until(lambda: bool(job.history.formed), "a round of both", 60.0)
+        first.connection.link.lag_watches(60.0)
+        assert first.agent is not None
+        first.agent.cancel()
+        await job.pass_time(0.1)
+        first.connection.link.heal()
+        await job.pass_time(0.1)
+        first.agent = job.on(first, first.run())
+        await job.until_works("ab", 120.0)
+
+    assert_noticed(
+        scenario,
+        standing.Standing,
+        "admit",
+        admits_rank_0_anywhere,
+        Invariant.SEATS,
+        min_nodes=2,
+        max_nodes=2,
+    )
+
+
+def test_a_round_closed_over_the_end_of_the_job() -> None:
+    """The leader waits for a slow member, and closes the round without it; that is under way while
+    the slow one says that the job has failed."""
+
+    async def scenario(job: SimJob) -> None:
+        leader, slow, victim = await works_one_after_the_other(job, "abc")
+        slow.stops_in_s = 500.0
+        closing, under_way = noted(puts(job.keys.round))
+        leader.connection.link.hold_requests(10.0, 1, closing)
+        job.crash(victim.name)
+        await job.until(lambda: bool(under_way), "the leader closes the round", 300.0)
+        leader.connection.link.lag_watches(60.0)  # it would withdraw if it heard of the end
+        await job.on(slow, slow.node.close_job(succeeded=False, reason="the disk is full"))
+        assert job.history.closures
+        await job.pass_time(20.0)
+        job.history.check()
+
+    assert_noticed(
+        scenario,
+        requests,
+        "close_round",
+        without_guard(on(b"ctl/round")),
+        Invariant.SUCCESSION,
+        min_nodes=1,
+        max_nodes=3,
+    )
+
+
+def test_a_presence_put_back_into_a_job_that_has_ended() -> None:
+    """What a member puts back is under way while another closes the job. It works on, to finish;
+    a new run of the job must not count on it."""
+
+    async def scenario(job: SimJob) -> None:
+        _, late, _ = await works_one_after_the_other(job, "abc")
+        restoring, under_way = noted(restores(job, late))
+        late.connection.link.hold_requests(8.0, 9, restoring)
+        job.server.expire(late.node.context.session.lease_id)
+        await job.until(lambda: bool(under_way), "the member puts its presence back", TTL_S)
+        leader = job.leader
+        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+        await job.leave("a")
+        await job.leave("c")
+        await job.pass_time(10.0)
+        job.start_all("de")
+        await job.until_works("de", 60.0)
+
+    assert_noticed(
+        scenario,
+        requests,
+        "restore_presence",
+        without_guard(on(b"ctl/round")),
+        Invariant.ENDED,
+        min_nodes=2,
+        max_nodes=3,
+    )
+
+
+def forgets_the_doubt(original: Any, self: job_lease.JobLease) -> None:
+    """Take a lease that a round may live on for one that nobody uses."""
+
+
+def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it() -> None:
+    """The leader closes a round and is cut off, until the others have called it lost. It has a
+    lease that it granted for the round, and no answer."""
+
+    async def scenario(job: SimJob) -> None:
+        first = job.start("a")
+        await job.pass_time(0.1)
+        cut_off_with_its_round(job, first)
+        job.start_all("bc")
+        await job.until_works("bc", 60.0)
+        first.connection.link.heal()
+        await job.pass_time(40.0)
+        await job.until_works("abc", 60.0)
+        job.history.check()
+
+    assert_noticed(
+        scenario,
+        job_lease.JobLease,
+        "in_doubt",
+        forgets_the_doubt,
+        Invariant.KEPT,
+        min_nodes=2,
+        max_nodes=3,
+    )
+
+
+def test_a_lead_that_is_given_up_twice() -> None:
+    """Who works on after the end of its job gives up the lead, so that a new run has its own. A
+    late copy of that comes when the new run has a leader."""
+
+    async def scenario(job: SimJob) -> None:
+        first, _ = await works_one_after_the_other(job, "ab")
+        first.connection.link.repeat_requests(20.0, 1, deletes(job.keys.leader))
+        await job.on(first, first.node.close_job(succeeded=True, reason="done"))
+        await job.leave("b")
+        await job.pass_time(5.0)
+        job.start_all("cd")
+        await job.pass_time(30.0)
+        await job.until_works("cd", 60.0)
+
+    assert_noticed(
+        scenario,
+        requests,
+        "resign",
+        without_guard(lambda guard: guard.key.endswith(b"ctl/leader")),
+        Invariant.LEADER,
+        min_nodes=2,
+        max_nodes=2,
+    )
+
+
+def test_the_last_one_out_who_has_not_heard_of_the_end() -> None:
+    """Its watch lags; the marker, which tells late nodes what became of the job, must stay."""
+
+    async def scenario(job: SimJob) -> None:
+        leader, last = await works_one_after_the_other(job, "ab")
+        last.connection.link.lag_watches(60.0)
+        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+        await job.leave("a")
+        await job.leave("b")
+        job.history.check()
+        assert job.keys.round in {kv.key for kv in job.server.snapshot()}
+
+    assert_noticed(
+        scenario,
+        requests,
+        "put_out_the_light",
+        without_guard(on(b"ctl/round")),
+        Invariant.KEPT,
+        min_nodes=2,
+        max_nodes=2,
+    )
