@@ -32,6 +32,8 @@ from rdzv_etcd.embedded.words import last_words
 PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
+_USER_LIMIT_S = 60.0
+"""etcd hashes a password for a tenth of a second of CPU; on a crowded machine that takes long."""
 _LARGEST_LOG = 1 << 20
 # etcd 3.4 wants host:port here, and makes it the socket's file name in its working directory.
 _CLIENT_SOCKET = "client:0"
@@ -195,10 +197,9 @@ class Etcd:
                 ("role/grant", {"name": "rdzv", "perm": everything}),
                 ("user/grant", {"user": login.user, "role": "rdzv"}),
             ]
-        for path, body in (*requests, ("auth/enable", {})):
-            if self._post(f"/v3/{path}" if path.startswith("auth") else f"/v3/auth/{path}", body):
-                continue
-            raise StartError(f"its users cannot be made ({path}): {self._last_words()}")
+        for path, body in (*requests, ("enable", {})):
+            if self._post(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
+                raise StartError(f"its users cannot be made ({path}): {self._last_words()}")
         return admin
 
     def _healthy(self) -> bool:
@@ -219,18 +220,22 @@ class Etcd:
         self._token = str(found.get("token", ""))
         return self._post(path, body)
 
-    def _post(self, path: str, body: Mapping[str, object]) -> dict[str, Any] | None:
+    def _post(
+        self, path: str, body: Mapping[str, object], limit_s: float = _ASK_LIMIT_S
+    ) -> dict[str, Any] | None:
         try:
-            status, content = self._exchange("POST", path, json.dumps(body))
+            status, content = self._exchange("POST", path, json.dumps(body), limit_s)
             reply = json.loads(content) if status == 200 else None
         except (OSError, MalformedReplyError, ValueError):
             return None
         return reply if isinstance(reply, dict) else None
 
-    def _exchange(self, verb: str, path: str, body: str) -> tuple[int, bytes]:
-        deadline = time.monotonic() + _ASK_LIMIT_S
+    def _exchange(
+        self, verb: str, path: str, body: str, limit_s: float = _ASK_LIMIT_S
+    ) -> tuple[int, bytes]:
+        deadline = time.monotonic() + limit_s
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_ASK_LIMIT_S)
+            connection.settimeout(limit_s)
             # A short way to it: a socket's path has at most 107 characters.
             connection.connect(f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}")
             reply = ask(connection, verb, path, body, self._token, deadline=deadline)
