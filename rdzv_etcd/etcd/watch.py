@@ -24,7 +24,7 @@ from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told
 from rdzv_etcd.etcd.link import OpenStream
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError, Stream
-from rdzv_etcd.etcd.watch_streams import FellBehindError, WatchStreams
+from rdzv_etcd.etcd.watch_streams import PutOffError, WatchStreams
 
 _OPEN_LIMIT_S = 5.0
 """How long an endpoint may take to confirm the watch before the next one is tried."""
@@ -144,7 +144,7 @@ class EtcdWatch:
                 await self._deliver(await _next(opened.stream))
         except _Cancelled as cancelled:
             raise self._judge_cancel(opened, cancelled.reason) from None
-        except FellBehindError as error:  # it goes on where it was, at the same server
+        except PutOffError as error:  # no reason to leave the server
             fault = unavailable(Verdict.UNKNOWN, str(error))
             raise AttemptError(fault, opened.server.name) from error
         except (grpc.RpcError, ClosedError) as error:

@@ -29,8 +29,12 @@ _CANCEL_AFTER_S = 0.1
 barrier of 512 agents a process, cancelling each was a tenth of the work."""
 
 
-class FellBehindError(Exception):
-    """A watch was put off its stream because its reader is slow: nothing against the server."""
+class PutOffError(Exception):
+    """A watch has lost its stream by no fault of the server's: it goes on where it was, there."""
+
+
+class FellBehindError(PutOffError):
+    """Its reader is slow."""
 
 
 class WatchStreams:
@@ -123,7 +127,7 @@ class _SharedStream:
                 if response is None:
                     raise ClosedError("etcd ended the watch stream")
                 self._dispatch(response)
-        except (grpc.RpcError, ClosedError) as error:
+        except (grpc.RpcError, ClosedError, PutOffError) as error:
             failure = error
         finally:
             self._reader = None
@@ -139,7 +143,7 @@ class _SharedStream:
                 lane.take(response)
                 # With the refusal etcd (seen: 3.5.1) forgets the stream's watch 0 as well, which
                 # would be silent for ever. So all others resume, on a stream of their own.
-                raise ClosedError("etcd refused another watch on the stream")
+                raise PutOffError("etcd refused another watch on the stream")
             if lane in self._lanes:
                 lane.watch_id = watch_id
                 self._watching[watch_id] = lane
