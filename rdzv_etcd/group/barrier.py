@@ -1,115 +1,309 @@
-"""A named barrier among the members of a round. Drives etcd's port; knows no torch."""
+"""Named barriers among the members of a round. Drives etcd's port; knows no torch.
+
+Under ``barrier/<round>/<epoch and name>/`` (see :mod:`rdzv_etcd.schema.keys`):
+
+    arrived/<turn>/<node id>    a member is at the barrier              its session
+    done                        how often all have been there           job lease
+
+A name may be used again and again: each use is a *turn*. Every member counts for itself how often
+it has passed, and they agree, because nobody passes a turn that not all have reached: the turn is
+decided by one transaction that arrives and counts, and a member that gives up takes its arrival
+back in one that counts as well. The last to arrive says so in one key that the others watch: N
+notifications, not N².
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
-from rdzv_etcd.core.model import display_names
+from rdzv_etcd.core.model import display_name, display_names
 from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
+    EtcdError,
     EtcdUnavailableError,
+    JobClosedError,
+    LeaseNotFoundError,
     RevisionRegressedError,
+    StateCorruptError,
+    WatchLostError,
 )
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Put, Txn
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    KeyValue,
+    Op,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+    prefix_end,
+)
 from rdzv_etcd.etcd.puts import puts_after
-from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.standing import World
-from rdzv_etcd.schema.keys import KeyRange
 
-_DONE = b"done"
-_ARRIVED = b"arrived/"
-
-
-async def wait_at_barrier(node: Node, world: World, name: str, timeout_s: float) -> None:
-    """Wait until every member of ``world`` has called this with the same ``name``.
-
-    The last to arrive says so in one key that the others watch: N notifications, not N². Raises
-    BarrierTimeoutError (names who is missing), BarrierBrokenError if the round changes meanwhile,
-    RendezvousFailedError if this node leaves, and EtcdError.
-    """
-    context = node.context
-    etcd = context.etcd
-    # The epoch, because a run that begins anew after a loss of the record counts its rounds anew,
-    # while arrivals from before are still there: they live on their nodes' sessions.
-    place = context.keys.barrier(world.round, f"{world.epoch} {name}")
-    node_id = context.identity.node_id
-    done = place.start + _DONE
-    arrived = await etcd.txn(
-        Txn(
-            (),
-            (
-                Put(place.start + _ARRIVED + node_id.encode(), b"", context.session.lease_id),
-                Get(place.start + _ARRIVED, _end(place), count_only=True),
-                Get(done),
-            ),
-        ),
-        repeatable=True,
-    )
-    _, count, already = arrived.results
-    if not isinstance(count, GetResult) or not isinstance(already, GetResult):
-        raise TypeError("etcd answered a read with something else")
-    if already.count:
-        return
-    if count.count >= world.size:
-        await etcd.txn(Txn((), (Put(done, b"", world.job_lease),)), repeatable=True)
-        return
-    passed = functools.partial(_passed, etcd, done, arrived.revision)
-    try:
-        await context.clock.wait_for(_first_of(passed, node, world, name), timeout_s)
-    except TimeoutError as error:
-        missing = await _missing(context, place, world)
-        raise BarrierTimeoutError(
-            f"barrier {name!r} of round {world.round}: after {timeout_s:g} s "
-            f"{len(missing)} of {world.size} members are missing ({display_names(missing)})"
-        ) from error
+_RETRY_S = 0.5
+_LAST_WORD_S = 5.0
+"""How long etcd may take to say who is missing, or that all are there after all."""
 
 
-def _end(place: KeyRange) -> bytes:
-    return place.start + _ARRIVED[:-1] + bytes([_ARRIVED[-1] + 1])
+class Barriers:
+    """All barriers of one round, on one of its members."""
+
+    def __init__(self, node: Node, world: World) -> None:
+        self._node = node
+        self._world = world
+        self._barriers: dict[str, _Barrier] = {}
+
+    async def wait(self, name: str, timeout_s: float) -> None:
+        """Wait until every member has called this with the same name, as often as this one.
+
+        Raises BarrierTimeoutError (names who is missing; to call it again is to try again),
+        BarrierBrokenError if the round changes meanwhile, JobClosedError if the job is closed,
+        RendezvousFailedError if this node leaves, and EtcdError.
+        """
+        barrier = self._barriers.get(name)
+        if barrier is None:
+            barrier = self._barriers[name] = _Barrier(self._node, self._world, name)
+        await barrier.wait(timeout_s)
 
 
-async def _first_of(
-    passed: Callable[[], Awaitable[None]], node: Node, world: World, name: str
-) -> None:
-    passing = asyncio.ensure_future(passed())
-    breaking = asyncio.ensure_future(node.changed())
-    try:
-        await asyncio.wait({passing, breaking}, return_when=asyncio.FIRST_COMPLETED)
-        if passing.done():
+class _Barrier:
+    """One name in one round."""
+
+    def __init__(self, node: Node, world: World, name: str) -> None:
+        self._node = node
+        self._context = node.context
+        self._world = world
+        self._name = name
+        self._passed = 0
+        """How often this member has passed."""
+        self._one_at_a_time = asyncio.Lock()
+        # The epoch, because a run that begins anew after a loss of the record counts its rounds
+        # anew, while arrivals from before are still there: they live on their nodes' sessions.
+        place = self._context.keys.barrier(world.round, f"{world.epoch} {name}")
+        self._arrivals = place.start + b"arrived/"
+        self._done = place.start + b"done"
+
+    async def wait(self, timeout_s: float) -> None:
+        clock = self._context.clock
+        until_s = clock.now_s() + timeout_s
+        async with self._one_at_a_time:
+            turn = self._passed + 1
+            try:
+                await clock.wait_for(self._first_of(turn), max(0.0, until_s - clock.now_s()))
+            except TimeoutError:
+                if not await self._give_up(turn):
+                    raise await self._timeout(turn, timeout_s) from None
+            self._passed = turn
+
+    async def _first_of(self, turn: int) -> None:
+        """Pass, or raise why this turn will not be passed any more."""
+        over = asyncio.ensure_future(self._over())
+        if self._node.waiting_count() or self._node.closure() is not None:
+            raise await over
+        passing = asyncio.ensure_future(self._pass(turn))
+        try:
+            await asyncio.wait({passing, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not passing.done():
+                error = over.result()
+                # Others may have passed and gone on to close the job.
+                if isinstance(error, JobClosedError) and await self._has_passed(turn):
+                    return
+                raise error
             passing.result()
-            return
-        breaking.result()
-        raise BarrierBrokenError(
-            f"barrier {name!r}: round {world.round} is over, join the next one"
-        )
-    finally:
-        passing.cancel()
-        breaking.cancel()
-        await asyncio.wait({passing, breaking})
+        finally:
+            passing.cancel()
+            over.cancel()
+            await asyncio.wait({passing, over})
 
+    async def _over(self) -> Exception:
+        """Return why this round is over when it is."""
+        node, name = self._node, self._name
+        changed = asyncio.ensure_future(node.changed())
+        closed = asyncio.ensure_future(self._closed())
+        try:
+            await asyncio.wait({changed, closed}, return_when=asyncio.FIRST_COMPLETED)
+            closure = node.closure()
+            if closure is None:
+                changed.result()
+                return BarrierBrokenError(
+                    f"barrier {name!r}: round {self._world.round} is over, join the next one"
+                )
+            return JobClosedError(
+                f"barrier {name!r}: job {self._context.settings.job_id!r} was closed by "
+                f"{display_name(closure.by)}: {closure.reason}",
+                succeeded=closure.succeeded,
+                was_member=True,
+            )
+        finally:
+            changed.cancel()
+            closed.cancel()
+            await asyncio.wait({changed, closed})
 
-async def _passed(etcd: Etcd, done: bytes, revision: int) -> None:
-    """Return when ``done`` has been put, which it was not at ``revision``."""
-    async with puts_after(etcd, done, None, revision) as (watch, missed):
-        if missed:
-            found = await etcd.get(Get(done, count_only=True))
-            if found.count:
+    async def _closed(self) -> None:
+        while self._node.closure() is None:
+            await self._context.pulse.wait(when=lambda: self._node.closure() is not None)
+
+    # -- arriving ---------------------------------------------------------------------------------
+
+    async def _pass(self, turn: int) -> None:
+        """Arrive, and again whenever the arrival may be gone, until all have arrived."""
+        while True:
+            try:
+                if await self._arrive(turn):
+                    return
+            except (EtcdUnavailableError, LeaseNotFoundError, WatchLostError):
+                # The session, the job's lease or the data are being put back; or etcd is away, and
+                # with it nobody's arrival is lost: this node's own limit is the caller's.
+                await self._context.clock.sleep(_RETRY_S)
+
+    async def _arrive(self, turn: int) -> bool:
+        """Arrive; tell whether the turn was passed. ``False``: arrive again."""
+        context, world = self._context, self._world
+        session = context.session.lease_id
+        if not session:  # without a lease the arrival would outlive its node
+            await context.pulse.wait(when=lambda: context.session.lease_id != 0)
+            return False
+        record = context.control.view.round_revision
+        own = context.identity.node_id.encode()
+        changes: list[Op] = [Put(self._of(turn) + own, b"", session)]
+        if turn > 1:
+            changes.append(Delete(self._of(turn - 1) + own))
+        try:
+            result = await context.etcd.txn(
+                Txn((), (*changes, *self._reads(turn))), repeatable=True
+            )
+        except LeaseNotFoundError:
+            context.session.lost(session)
+            return False
+        here, done = self._answers(result)
+        if done is None and turn > 1:
+            await self._announce(turn - 1, None)  # the data were lost; others may wait for it
+        if self._turns(done) >= turn:
+            return True
+        if here >= world.size:
+            await self._announce(turn, done)
+            return True
+
+        def in_doubt() -> bool:
+            # Another session, or a record that was put back: what was there may be gone.
+            view = context.control.view
+            return context.session.lease_id != session or view.round_revision != record
+
+        return await self._told_unless(turn, result.revision, in_doubt)
+
+    async def _told_unless(self, turn: int, revision: int, in_doubt: Callable[[], bool]) -> bool:
+        told = asyncio.ensure_future(self._told(turn, revision))
+        doubted = asyncio.ensure_future(self._until(in_doubt))
+        try:
+            await asyncio.wait({told, doubted}, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                told.result()
+                return True
+            return False
+        finally:
+            told.cancel()
+            doubted.cancel()
+            await asyncio.wait({told, doubted})
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._context.pulse.wait(when=condition)
+
+    async def _told(self, turn: int, revision: int) -> None:
+        """Return when all have been there ``turn`` times, which was not so at ``revision``."""
+        etcd = self._context.etcd
+        async with puts_after(etcd, self._done, None, revision) as (watch, missed):
+            if missed:
+                found = await etcd.get(Get(self._done))
+                if found.revision < revision:  # the arrivals are gone
+                    raise RevisionRegressedError(revision, found.revision)
+                if self._turns(found.kvs[0] if found.kvs else None) >= turn:
+                    return
+            async for batch in watch:
+                if any(self._turns(event.kv) >= turn for event in batch.events):
+                    return
+        raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
+
+    async def _announce(self, turn: int, done: KeyValue | None) -> None:
+        """Say that all have been there ``turn`` times; ``done`` is what was said last."""
+        put = Put(self._done, b"%d" % turn, self._world.job_lease)
+        read = Get(self._done)
+        while self._turns(done) < turn:
+            revision = 0 if done is None else done.mod_revision
+            same = Compare(self._done, Target.MOD, Relation.EQUAL, revision)
+            result = await self._context.etcd.txn(Txn((same,), (put,), (read,)), repeatable=True)
+            if result.succeeded:
                 return
-            if found.revision < revision:  # the arrivals are gone, so nobody will put it
-                raise RevisionRegressedError(revision, found.revision)
-        async for _ in watch:
-            return
-    raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
+            (found,) = result.results
+            done = found.kvs[0] if isinstance(found, GetResult) and found.kvs else None
 
+    # -- the limit --------------------------------------------------------------------------------
 
-async def _missing(context: NodeContext, place: KeyRange, world: World) -> list[str]:
-    prefix = place.start + _ARRIVED
-    result = await context.etcd.get(Get(prefix, _end(place), keys_only=True))
-    here = {kv.key[len(prefix) :].decode(errors="replace") for kv in result.kvs}
-    members = await members_of(context, world)
-    return [member for member in members if member not in here]
+    async def _give_up(self, turn: int) -> bool:
+        """Take the arrival back, so that nobody counts on it; tell whether all are there anyway."""
+        own = self._of(turn) + self._context.identity.node_id.encode()
+        with contextlib.suppress(EtcdError):  # it goes with the session, or is there at the retry
+            result = await self._context.etcd.txn(
+                Txn((), (*self._reads(turn), Delete(own))), timeout_s=_LAST_WORD_S
+            )
+            here, done = self._answers(result)
+            if here >= self._world.size and self._turns(done) < turn:
+                await self._announce(turn, done)
+                return True
+            return self._turns(done) >= turn
+        return False
+
+    async def _has_passed(self, turn: int) -> bool:
+        with contextlib.suppress(EtcdError):
+            found = await self._context.etcd.get(Get(self._done), timeout_s=_LAST_WORD_S)
+            return self._turns(found.kvs[0] if found.kvs else None) >= turn
+        return False
+
+    async def _timeout(self, turn: int, timeout_s: float) -> BarrierTimeoutError:
+        world = self._world
+        text = f"barrier {self._name!r} of round {world.round}: not passed within {timeout_s:g} s"
+        try:
+            missing = await self._missing(turn)
+        except EtcdError as error:
+            return BarrierTimeoutError(f"{text}, and etcd does not say who is missing: {error}")
+        return BarrierTimeoutError(
+            f"{text}: {len(missing)} of {world.size} members are missing ({display_names(missing)})"
+        )
+
+    async def _missing(self, turn: int) -> list[str]:
+        prefix = self._of(turn)
+        read = Get(prefix, prefix_end(prefix), keys_only=True)
+        result = await self._context.etcd.get(read, timeout_s=_LAST_WORD_S)
+        here = {kv.key[len(prefix) :].decode(errors="replace") for kv in result.kvs}
+        here.add(self._context.identity.node_id)  # it was there until now
+        members = await members_of(self._context, self._world)
+        return [member for member in members if member not in here]
+
+    # -- keys -------------------------------------------------------------------------------------
+
+    def _of(self, turn: int) -> bytes:
+        return self._arrivals + b"%d/" % turn
+
+    def _reads(self, turn: int) -> Sequence[Get]:
+        start = self._of(turn)
+        return Get(start, prefix_end(start), count_only=True), Get(self._done)
+
+    def _answers(self, result: TxnResult) -> tuple[int, KeyValue | None]:
+        count, done = (each for each in result.results if isinstance(each, GetResult))
+        return count.count, done.kvs[0] if done.kvs else None
+
+    def _turns(self, done: KeyValue | None) -> int:
+        if done is None:
+            return 0
+        if not done.value.isdigit() or len(done.value) > 18:
+            raise StateCorruptError(done.key.decode(errors="replace"), "no number of turns")
+        return int(done.value)

@@ -16,7 +16,7 @@ from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import EtcdUnavailableError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.etcd.forks import refuse_after_fork
-from rdzv_etcd.group.barrier import wait_at_barrier
+from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
@@ -73,6 +73,7 @@ class Group:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._keys = JobKeys(settings.prefix, settings.job_id)
         self._world: World | None = None
+        self._barriers: Barriers | None = None
         self._granted: LeaseGrant | None = None
         refuse_after_fork()
         place = (str(settings.connection), self._keys)
@@ -157,7 +158,7 @@ class Group:
             part.listener = bootstrap
         else:
             bootstrap.close()
-        self._world = world
+        self._world, self._barriers = world, Barriers(self._node, world)
         return world
 
     def _bind(self) -> Bootstrap:
@@ -205,14 +206,16 @@ class Group:
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Block until every member of the round has called this with the same ``name``.
 
-        Raises :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
-        :class:`~rdzv_etcd.errors.BarrierBrokenError` when the round changes meanwhile,
-        :class:`~rdzv_etcd.errors.EtcdError`.
+        A name that is used again is a new barrier. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
+        there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
+        the round changes meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
+        closed, :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
-        world = self._world
-        if world is None:
+        barriers = self._barriers
+        if barriers is None:
             raise RendezvousFailedError("a barrier needs a round: call join() first")
-        self._run(wait_at_barrier(self._node, world, name, timeout_s))
+        self._run(barriers.wait(name, timeout_s))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it; raises RendezvousFailedError if this group has left, or leaves meanwhile."""

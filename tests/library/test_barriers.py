@@ -7,7 +7,12 @@ from functools import partial
 
 import pytest
 
-from rdzv_etcd.errors import BarrierBrokenError, BarrierTimeoutError, RendezvousFailedError
+from rdzv_etcd.errors import (
+    BarrierBrokenError,
+    BarrierTimeoutError,
+    JobClosedError,
+    RendezvousFailedError,
+)
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
     LIMIT_S,
@@ -100,6 +105,57 @@ def test_a_name_may_be_used_again_in_the_next_round(
             with pytest.raises(BarrierTimeoutError):
                 nodes[0].barrier("saved", 0.2)
             at_once([partial(node.barrier, "saved", LIMIT_S) for node in nodes])
+
+
+def test_a_name_used_again_is_a_new_barrier(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
+        join_all(nodes)
+        for turn in range(3):
+            waiting = pool.submit(nodes[turn % 2].barrier, "step", LIMIT_S)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+            nodes[1 - turn % 2].barrier("step", LIMIT_S)
+            waiting.result(LIMIT_S)
+        place = job_root(job_id) + b"barrier/"
+        assert (
+            len(etcd_server.keys(place)) == 3
+        )  # arrivals of the last turn, and how many there were
+        with pytest.raises(BarrierTimeoutError, match="1 of 2 members"):
+            nodes[0].barrier("step", 0.3)
+        at_once([partial(node.barrier, "step", LIMIT_S) for node in nodes])
+
+
+def test_who_waits_hears_at_once_that_the_job_is_closed(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
+        join_all(nodes)
+        waiting = pool.submit(nodes[0].barrier, "saved")
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        nodes[1].close(succeeded=True, reason="done")
+        with pytest.raises(JobClosedError, match="done"):
+            waiting.result(LIMIT_S)
+        with pytest.raises(JobClosedError, match="done"):
+            nodes[1].barrier("saved")
+
+
+def test_an_arrival_stands_again_after_its_lease_was_lost(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
+        worlds = join_all(nodes)
+        waiting = pool.submit(nodes[0].barrier, "saved", LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        place = job_root(job_id) + b"barrier/"
+        (arrival,) = etcd_server.gateway.keys(place).values()
+        etcd_server.gateway.revoke(arrival.lease_id)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        nodes[1].barrier("saved", LIMIT_S)
+        waiting.result(LIMIT_S)
+        assert [node.waiting_count() for node in nodes] == [0, 0]
+        assert worlds[0].size == 2
 
 
 def test_it_needs_a_round(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from itertools import count
 
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
-from rdzv_etcd.group.barrier import wait_at_barrier
+from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.kv.store import KeyValueStore
@@ -31,6 +31,7 @@ class Work:
         context = node.context
         self._node = node
         self._world = world
+        self._barriers = Barriers(node, world)
         self._history = history
         self._node_id = context.identity.node_id
         self.store = KeyValueStore(
@@ -83,5 +84,5 @@ class Work:
 
     async def _meet(self, name: str) -> None:
         self._history.reach_barrier(self._world, name, self._node_id)
-        await wait_at_barrier(self._node, self._world, name, LIMIT_S)
+        await self._barriers.wait(name, LIMIT_S)
         self._history.pass_barrier(self._world, name, self._node_id)
