@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.hosts import is_loopback
 from rdzv_etcd.settings.model import Endpoint
 
 _log = logging.getLogger(__name__)
 
 _Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
+
+_Place: TypeAlias = "tuple[int, tuple[object, ...]]"
+"""An address family and an address as sockets take them, without a port."""
 
 _BACKLOG = 4096
 """Workers of all nodes may connect before the store serves; the kernel caps it at somaxconn."""
@@ -37,6 +41,8 @@ class Bootstrap:
     address: str
     port: int
     socket: socket.socket
+    own_address: str = "127.0.0.1"
+    """Where this process reaches it: ``address`` may lead through a NAT that does not lead back."""
 
     def detach(self) -> int:
         """Hand the socket's descriptor over to the caller, who closes it from now on."""
@@ -52,15 +58,51 @@ class Bootstrap:
 def bind_bootstrap(local_addr: str | None, endpoints: Sequence[Endpoint]) -> Bootstrap:
     """Listen on a free port and find this node's address.
 
-    ``local_addr`` is taken as it is. Without one the address is that from which this host reaches
-    etcd; if that is a loopback address (etcd may be a sidecar), the address of the default route.
+    ``local_addr`` is taken as it is; an IP address that this host has is then the only one where it
+    listens, and ``localhost`` is loopback. (A name may mean another address to other hosts.)
+    Without one the address is that from which this host reaches etcd; if that is a loopback address
+    (etcd may be a sidecar), the address of the default route.
 
     Blocks while names are resolved. Raises :class:`~rdzv_etcd.errors.SettingsError` if
     ``local_addr`` cannot be an address of this node, :class:`OSError` if no port can be had.
     """
-    address = _find_address(endpoints) if local_addr is None else _check_local_addr(local_addr)
-    listener = _listen()
-    return Bootstrap(address, listener.getsockname()[1], listener)
+    if local_addr is None:
+        address, only = _find_address(endpoints), None
+    else:
+        address, only = _check_local_addr(local_addr)
+    listener = _listen() if only is None else _listen_on(*only)
+    own_address = "127.0.0.1" if only is None else str(only[1][0])
+    return Bootstrap(address, listener.getsockname()[1], listener, own_address)
+
+
+def loopback_problem(bootstrap: Bootstrap, endpoints: Sequence[Endpoint]) -> str | None:
+    """Tell what is wrong if the address is one that other hosts take for themselves.
+
+    It is not if etcd, too, is reached over loopback: then all nodes are on this host.
+    """
+    if not is_loopback(bootstrap.address):
+        return None
+    for endpoint in endpoints:
+        for source in _sources_towards(endpoint):
+            if not source.is_loopback:
+                return (
+                    f"the other nodes are told to reach this one at {bootstrap.address}, which to "
+                    f"each of them is itself; this host reaches etcd at {endpoint.target} from "
+                    f"{source}: leave --local-addr out, or give that address, if there are nodes "
+                    "on other hosts"
+                )
+    return None
+
+
+def master_problem(master: str, own: str) -> str | None:
+    """Tell what is wrong if one of two nodes' addresses is loopback and the other is not."""
+    if master == own or is_loopback(master) == is_loopback(own):
+        return None
+    return (
+        f"rank 0 is to be reached at {master}, this node at {own}: one of them is loopback, by "
+        "which each host means itself, so workers on different hosts do not find each other; see "
+        "--local-addr"
+    )
 
 
 # --- the address ----------------------------------------------------------------------------------
@@ -115,8 +157,11 @@ def _parse(text: str) -> _Address | None:
 # --- --local-addr ---------------------------------------------------------------------------------
 
 
-def _check_local_addr(local_addr: str) -> str:
-    """Return ``local_addr`` without IPv6 brackets, or raise SettingsError."""
+def _check_local_addr(local_addr: str) -> tuple[str, _Place | None]:
+    """Return ``local_addr`` without IPv6 brackets, and where alone to listen if that is known.
+
+    Raises SettingsError.
+    """
     text = local_addr.strip()
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
@@ -129,14 +174,18 @@ def _check_local_addr(local_addr: str) -> str:
     if literal is not None:
         _refuse_unusable(local_addr, literal)
     resolved = _resolve(local_addr, text)
-    if not any(_is_ours(family, address) for family, address in resolved):
+    ours = [place for place in resolved if _is_ours(*place)]
+    if not ours:
         # Behind address translation the others know this node by an address it does not have.
         _log.warning(
             "local_addr %s (%s) is not an address of this host; the other nodes are told to use it",
             text,
             ", ".join(sorted({str(address[0]) for _, address in resolved})),
         )
-    return text
+    is_one = literal is not None or is_loopback(text)
+    # Of two loopback addresses the one of IPv4: whoever looks the name up tries both.
+    ours.sort(key=lambda place: place[0] != socket.AF_INET)
+    return text, ours[0] if ours and is_one else None
 
 
 def _refuse_unusable(local_addr: str, literal: _Address) -> None:
@@ -150,7 +199,7 @@ def _refuse_unusable(local_addr: str, literal: _Address) -> None:
         )
 
 
-def _resolve(local_addr: str, text: str) -> list[tuple[int, tuple[object, ...]]]:
+def _resolve(local_addr: str, text: str) -> list[_Place]:
     try:
         infos = socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -182,18 +231,18 @@ def _listen() -> socket.socket:
     """
     if socket.has_dualstack_ipv6():
         try:
-            return _listen_on(socket.AF_INET6, "::")
+            return _listen_on(socket.AF_INET6, ("::", 0))
         except OSError as error:
             _log.debug("no IPv6 listener (%s), using IPv4 only", error)
-    return _listen_on(socket.AF_INET, "0.0.0.0")
+    return _listen_on(socket.AF_INET, ("0.0.0.0", 0))
 
 
-def _listen_on(family: int, wildcard: str) -> socket.socket:
+def _listen_on(family: int, address: tuple[object, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((wildcard, 0))
+        listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -17,7 +18,7 @@ from rdzv_etcd.errors import EtcdUnavailableError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
+from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap, loopback_problem, master_problem
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
@@ -28,6 +29,8 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 
 __all__ = ["Group", "leave_all"]
+
+_log = logging.getLogger("rdzv_etcd")
 
 T = TypeVar("T")
 
@@ -91,7 +94,9 @@ class Group:
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
             self._runtime.run(self._node.start(self._granted))
-            self._part.bound = self._bind()
+            self._part.bound = bound = self._bind()
+            if settings.job.max_nodes > 1:
+                self._warn(loopback_problem(bound, settings.connection.endpoints))
         except BaseException:
             self.leave("could not start")
             raise
@@ -158,8 +163,14 @@ class Group:
             part.listener = bootstrap
         else:
             bootstrap.close()
+        if world.size > 1:
+            self._warn(master_problem(world.master_address, bootstrap.address))
         self._world, self._barriers = world, Barriers(self._node, world)
         return world
+
+    def _warn(self, problem: str | None) -> None:
+        if problem is not None:
+            _log.warning("[job %s] %s", self._settings.job_id, problem)
 
     def _bind(self) -> Bootstrap:
         return bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)

@@ -24,19 +24,19 @@ def serve_tcp_store(
     torch 2.6 cannot be given a socket; there it is the older one, as without it. Raises
     ``torch.distributed.DistError``.
     """
-    port, descriptor = bootstrap.port, bootstrap.detach()
+    descriptor = bootstrap.detach()
     try:
-        return _serve(port, descriptor, timeout, use_libuv=use_libuv)
+        return _serve(bootstrap, descriptor, timeout, use_libuv=use_libuv)
     except NotImplementedError:  # torch 2.6; it has not touched the socket yet
-        return _serve(port, descriptor, timeout, use_libuv=False)
+        return _serve(bootstrap, descriptor, timeout, use_libuv=False)
 
 
-def _serve(port: int, descriptor: int, timeout: timedelta, *, use_libuv: bool) -> TCPStore:
+def _serve(
+    bootstrap: Bootstrap, descriptor: int, timeout: timedelta, *, use_libuv: bool
+) -> TCPStore:
     return TCPStore(
-        # The store's own client: the published address may lead through a NAT that does not
-        # lead back, and the socket listens on every address.
-        host_name="127.0.0.1",
-        port=port,
+        host_name=bootstrap.own_address,  # for the store's own client
+        port=bootstrap.port,
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,

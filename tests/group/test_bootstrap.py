@@ -8,10 +8,12 @@ import os
 import socket
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.bootstrap import bind_bootstrap
+from rdzv_etcd.group.bootstrap import bind_bootstrap, loopback_problem
 from rdzv_etcd.settings.model import Endpoint
+from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
 LOCAL = (Endpoint("127.0.0.1"),)
 
@@ -40,8 +42,8 @@ def test_it_listens_at_the_address_it_names_and_gives_the_port_back() -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-def test_one_socket_serves_both_families() -> None:
-    bootstrap = bind_bootstrap("::1", LOCAL)
+def test_one_socket_serves_both_families_if_no_address_was_given() -> None:
+    bootstrap = bind_bootstrap(None, LOCAL)
     for address in ("127.0.0.1", "::1"):
         try:
             connection = socket.create_connection((address, bootstrap.port), timeout=10)
@@ -49,6 +51,42 @@ def test_one_socket_serves_both_families() -> None:
             assert address == "::1"  # IPv6 sockets, but no IPv6 loopback address
         else:
             connection.close()
+    bootstrap.close()
+
+
+@pytest.mark.parametrize("local_addr", ["127.0.0.1", "localhost"])
+def test_it_listens_only_at_the_address_that_was_given(local_addr: str) -> None:
+    bootstrap = bind_bootstrap(local_addr, LOCAL)
+    with socket.create_connection((local_addr, bootstrap.port), timeout=10):
+        pass
+    other = source_towards(socket.AF_INET, "192.0.2.1") or "127.0.0.2"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((other, bootstrap.port), timeout=10)
+    assert bootstrap.own_address == "127.0.0.1"
+    bootstrap.close()
+
+
+def test_its_tcp_store_is_served_there_only() -> None:
+    bootstrap = bind_bootstrap("127.0.0.2", LOCAL)
+    store = serve_tcp_store(bootstrap)
+    store.set("key", "value")
+    client = TCPStore("127.0.0.2", bootstrap.port, is_master=False)
+    assert client.get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", bootstrap.port), timeout=10)
+
+
+def test_a_loopback_address_is_a_problem_if_etcd_is_not_on_this_host() -> None:
+    beyond = Endpoint("198.51.100.7")
+    source = source_towards(socket.AF_INET, beyond.host)
+    if source is None:
+        pytest.skip("no IPv4 route off this host")
+    bootstrap = bind_bootstrap("127.0.0.1", LOCAL)
+    assert loopback_problem(bootstrap, LOCAL) is None
+    problem = loopback_problem(bootstrap, (*LOCAL, beyond))
+    assert problem is not None
+    for words in ("127.0.0.1", source, "198.51.100.7:2379", "--local-addr"):
+        assert words in problem
     bootstrap.close()
 
 

@@ -1,0 +1,58 @@
+"""Where the nodes of one job say that they are to be found."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from rdzv_etcd.group.group import Group
+from tests.library.nodes import join_all, node_settings
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+
+def own_address() -> str:
+    """This host's address towards others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("no IPv4 route off this host")
+        return str(probe.getsockname()[0])
+
+
+def test_a_loopback_master_of_nodes_on_several_hosts_is_warned_of(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever sees both kinds of addresses says so."""
+    here = own_address()
+    settings = node_settings(etcd_server, job_id, "2")
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(Group(replace(settings, local_addr=address)))
+            for address in ("127.0.0.1", here)
+        ]
+        assert caplog.records == []
+        master = join_all(nodes)[0].master_address
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert master in ("127.0.0.1", here)
+    for words in (f"reached at {master}", "127.0.0.1", here, "--local-addr"):
+        assert words in record.getMessage()
+
+
+def test_nodes_that_are_all_on_one_host_are_not_warned(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = node_settings(etcd_server, job_id, "2")
+    with ExitStack() as stack:
+        join_all([stack.enter_context(Group(settings)) for _ in range(2)])
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
