@@ -39,12 +39,17 @@ def test_the_example_trains_without_any_etcd_set_up(agents: Agents, tmp_path: Pa
 def test_the_node_that_started_etcd_is_no_single_point_of_failure(
     agents: Agents, tmp_path: Path
 ) -> None:
-    """Its agent and workers are killed; the etcd it started lives on, and so does the job."""
+    """Its agent and workers are killed; the etcd it started, with a password, lives on, and so does
+    the job."""
     port = free_port()
     job = Job(f"localhost:{port}", tmp_path, nnodes="1:2", conf=EMBED)
-    (starter,) = agents.start(job, "starter")
+    login = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
+    (starter,) = agents.start(job, "starter", **login)
     agents.wait_for_world([starter], size=1)
-    (other,) = agents.start(job, "other")
+    (without,) = agents.start(job, "without")
+    assert without.wait() != 0
+    assert "wants a user and password: set RDZV_ETCD_USER" in without.output
+    (other,) = agents.start(job, "other", **login)
     agents.wait_for_world([starter, other], size=2)
     killed_at = time.time()
     starter.kill()
