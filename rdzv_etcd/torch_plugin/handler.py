@@ -21,6 +21,11 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
+from rdzv_etcd.torch_plugin.environment import (
+    full_environment,
+    give_back,
+    prepare_for_workers,
+)
 from rdzv_etcd.torch_plugin.launches import end_interrupted_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
@@ -29,8 +34,6 @@ from rdzv_etcd.torch_plugin.translate import Outcome, is_missing_result, outcome
 BACKEND = "etcd3"
 _OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Set to 1, it asks for a store that the workers of rank 0 serve themselves; as in torch."""
-EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
-"""Tells workers the epoch of their round: a fencing token that only grows."""
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -83,7 +86,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._worker_store = serve_tcp_store(listener)
         elif listener is not None:
             listener.close()  # the worker of rank 0 takes the port, which is as good as any
-        os.environ[EPOCH_VARIABLE] = str(world.epoch)
+        prepare_for_workers(world.epoch)
         return RendezvousInfo(
             AgentStore(self._group, world),
             world.rank,
@@ -129,6 +132,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         finally:
             self._group.leave(outcome.reason)
             self._worker_store = self._earlier_error = None
+            give_back()
         return confirmed
 
 
@@ -157,7 +161,7 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         max_nodes=params.max_nodes,
         local_addr=params.local_addr,
         config=params.config,
-        environ=os.environ,
+        environ=full_environment(),
     )
     for name in WITHOUT_MEANING.keys() & params.config.keys():
         _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])
