@@ -1,4 +1,4 @@
-"""Every parser of what comes from outside, with good input to start from."""
+"""Every parser of what comes from outside, with good input to start from; and whole nodes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from rdzv_etcd.settings.endpoints import parse_endpoints
 from rdzv_etcd.settings.model import Tls
 from rdzv_etcd.settings.options import NAMES
 from tests.fuzz.mutate import NASTY, nasty_bytes, nasty_json, nasty_text
+from tests.fuzz.nodes import nodes
 from tests.support.certificates import make_certificates
 
 Shot: TypeAlias = Callable[[random.Random], None]
@@ -122,6 +123,10 @@ def job_keys(rng: random.Random) -> None:
         assert not job_id
 
 
+COSTLY = {"tls_files": 10, "nodes": 1000}
+"""Targets of which one input costs as much as so many of others."""
+
+
 @contextmanager
 def targets() -> Iterator[dict[str, Shot]]:
     """All parsers by name; the TLS files lie in a folder that goes with the block."""
@@ -159,6 +164,7 @@ def targets() -> Iterator[dict[str, Shot]]:
             "keys": keys,
             "job_keys": job_keys,
             "tls_files": _tls_files(Path(folder)),
+            "nodes": nodes,
         }
 
 

@@ -9,18 +9,18 @@ import pytest
 
 import rdzv_etcd
 from tests.fuzz.__main__ import fuzz
-from tests.fuzz.targets import targets
+from tests.fuzz.targets import COSTLY, targets
 
 NAMES = (
     "endpoints", "configuration", "round", "change", "leader", "node", "store_value", "keys",
-    "job_keys", "tls_files", "slice",
+    "job_keys", "tls_files", "nodes", "slice", "ended",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_our_own_errors_come_out(name: str) -> None:
     with targets() as all_targets:
-        fuzz(name, all_targets[name], 200 if name == "tls_files" else 2_000)
+        fuzz(name, all_targets[name], max(20, 2_000 // COSTLY.get(name, 1)))
 
 
 def test_every_parser_is_named_here() -> None:

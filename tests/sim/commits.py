@@ -89,6 +89,7 @@ class Commits:
                     self._demand(
                         False, Invariant.RANKS, f"{applied.source} wrote nonsense: {error}"
                     )
+            self._state.note_health(applied.at_s)
 
     def _lose_all(self, at_s: float) -> None:
         """The revisions begin anew: etcd has lost its data."""

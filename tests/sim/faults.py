@@ -16,6 +16,7 @@ from tests.sim.faults_etcd import EtcdFaults
 from tests.sim.faults_nodes import NodeFaults
 from tests.sim.faults_operator import OperatorFaults
 from tests.sim.kinds import NODES, OPERATOR
+from tests.sim.neighbours import Neighbour
 from tests.sim.plan import Plan
 from tests.sim.stage import Part, Stage
 from tests.sim.waits import Afterwards
@@ -42,6 +43,9 @@ class Life(Part):
         job = self._job
         for _ in range(self._plan.nodes):
             self._stage.newcomer()
+        neighbour = Neighbour(self._stage) if "neighbour" in self._plan.kinds else None
+        if neighbour is not None:
+            neighbour.start()
         wide = self._wide_faults()
         ends_s = job.loop.time() + self._rng.uniform(*FAULTS_S)
         while job.loop.time() < ends_s:
@@ -59,6 +63,10 @@ class Life(Part):
         self._aimed.enough()
         await self._afterwards.heal()
         await self._afterwards.converge()
+        if neighbour is not None:
+            await neighbour.end()
+        if self._plan.kinds:
+            await self._afterwards.meet()
         await self._afterwards.end()
         if self._plan.comes_back:
             if "lose_data_between_runs" in self._plan.kinds:

@@ -32,6 +32,8 @@ class State:
 
     round: Round | None = None
     round_revision: int = 0
+    healthy_s: float | None = None
+    """Since when there has been a round that nobody called over; ``None``: there is none."""
     leader: Leader | None = None
     change: Change | None = None
     nodes: dict[str, Here] = field(default_factory=dict)
@@ -48,6 +50,18 @@ class State:
     """… and with it the work of each of its members."""
     highest: dict[str, int] = field(default_factory=dict)
     """The highest epoch of a round that each node was told it is in."""
+
+    def note_health(self, at_s: float) -> None:
+        """Call it after every event."""
+        record, change = self.round, self.change
+        if (
+            record is None
+            or record.closure is not None
+            or (change is not None and change.concerns(record))
+        ):
+            self.healthy_s = None
+        elif self.healthy_s is None:
+            self.healthy_s = at_s
 
     def put_node(self, info: NodeInfo, mod_revision: int, at_s: float) -> None:
         before = self.nodes.get(info.node_id)
@@ -78,6 +92,7 @@ class State:
         self.store = set(saved.store)
         self.round, self.round_revision = saved.round, saved.round_revision
         self.leader, self.change = saved.leader, saved.change
+        self.healthy_s = None
 
     def lose_all(self, at_s: float) -> None:
         """Etcd has lost its data."""
@@ -85,6 +100,7 @@ class State:
             self.drop_node(node_id, at_s)
         self.round, self.round_revision, self.leader, self.change = None, 0, None, None
         self.slices.clear()
+        self.healthy_s = None
         self.store.clear()
 
     def works_on(self, node_id: str) -> bool:

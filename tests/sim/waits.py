@@ -11,6 +11,7 @@ from rdzv_etcd.errors import (
     EtcdPermissionError,
     EtcdTlsError,
     JobClosedError,
+    JoinTimeoutError,
     RdzvEtcdError,
 )
 from rdzv_etcd.etcd.api import KeyValue
@@ -23,6 +24,8 @@ from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
 
 CONVERGE_S = 150.0
 CALM_S = 40.0
+HEARD_S = 5.0
+"""Within this time everybody who is not cut off has heard of a round."""
 
 
 class Afterwards(Part):
@@ -83,6 +86,15 @@ class Afterwards(Part):
             Invariant.CONVERGENCE,
             f"{node.name} was a member, and gave up: {node.error}",
         )
+        healthy_s = self._job.history.healthy_s()
+        self._job.history.demand(
+            not isinstance(node.error, JoinTimeoutError)
+            or not self._stage.calm
+            or healthy_s is None
+            or self._job.loop.time() - healthy_s < HEARD_S,
+            Invariant.CONVERGENCE,
+            f"{node.name} gave up, though a round is healthy since {healthy_s}: {node.error}",
+        )
 
     def check_tasks(self) -> None:
         """Every background task of a node that lives goes on, as long as its job does."""
@@ -129,6 +141,23 @@ class Afterwards(Part):
         except NotReachedError as error:
             self._job.history.check()  # a broken promise is the better explanation
             raise InvariantError(invariant, str(error)) from None
+
+    async def meet(self) -> None:
+        """All members meet at a barrier, and again under the same name; nothing disturbs them."""
+        for _ in range(2 if is_drawn("a barrier by the same name") else 1):
+            members = self._job.members_now()
+            meeting = [
+                self._job.on(node, node.work.meet("the end"))
+                for node in members
+                if node.work is not None
+            ]
+            await self._demand(
+                Invariant.BARRIER,
+                lambda meeting=meeting: all(task.done() for task in meeting),  # type: ignore[misc]
+                f"all {len(meeting)} pass a barrier as soon as they are there",
+                5.0,
+            )
+            await asyncio.gather(*meeting)
 
     async def end(self) -> None:
         job = self._job

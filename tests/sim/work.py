@@ -57,7 +57,7 @@ class Work:
                 return
             try:
                 if step % BARRIER_EVERY == 0:
-                    await self._meet(f"step {step}")
+                    await self.meet(f"step {step}")
                 elif step % ADD_EVERY == 0:
                     await self.add(1 + (step + self._world.rank) % 2)
             except StateCorruptError:
@@ -82,7 +82,8 @@ class Work:
         await self.store.get("exit/last", EXIT_LIMIT_S)
         self._history.pass_barrier(self._world, "exit", self._node_id)
 
-    async def _meet(self, name: str) -> None:
+    async def meet(self, name: str) -> None:
+        """Reach a barrier, and pass it when all are there."""
         self._history.reach_barrier(self._world, name, self._node_id)
         await self._barriers.wait(name, LIMIT_S)
         self._history.pass_barrier(self._world, name, self._node_id)

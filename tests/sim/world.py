@@ -51,7 +51,8 @@ class Snapshot:
     """What etcd held, and what the history knew of it."""
 
     data: Model
-    known: Saved
+    known: tuple[Saved, ...]
+    """Of the job, and of its neighbours."""
 
 
 @dataclass(eq=False)
@@ -180,6 +181,8 @@ class SimJob:
         self.history = History(self.keys)
         server.observers.append(self.history.observe)
         self.nodes: dict[str, SimNode] = {}
+        self.neighbours: list[SimJob] = []
+        """Other jobs on the same etcd."""
         self._incarnations = 0
 
     # -- nodes ----------------------------------------------------------------------------------
@@ -271,17 +274,23 @@ class SimJob:
     def wipe(self) -> None:
         """Let etcd lose all its data."""
         self.server.wipe()
-        self.history.wiped_s = self.history.wiped_s or self.loop.time()
+        self._note_loss()
 
     def save(self) -> Snapshot:
         """Make a snapshot of etcd."""
-        return Snapshot(self.server.save(), self.history.saved())
+        known = tuple(job.history.saved() for job in (self, *self.neighbours))
+        return Snapshot(self.server.save(), known)
 
     def restore(self, snapshot: Snapshot, *, bump_revision: int = 0) -> None:
         """Let etcd go back to a snapshot: what was written since is lost."""
         self.server.restore(snapshot.data, bump_revision=bump_revision)
-        self.history.wiped_s = self.history.wiped_s or self.loop.time()
-        self.history.go_back(snapshot.known, self.server.revision, self.loop.time())
+        self._note_loss()
+        for job, known in zip((self, *self.neighbours), snapshot.known, strict=True):
+            job.history.go_back(known, self.server.revision, self.loop.time())
+
+    def _note_loss(self) -> None:
+        for job in (self, *self.neighbours):
+            job.history.wiped_s = job.history.wiped_s or self.loop.time()
 
     # -- what to wait for -----------------------------------------------------------------------
 
