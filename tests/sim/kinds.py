@@ -41,7 +41,6 @@ JOBS = ("neighbour",)
 KINDS = (*SETTINGS, *NODES, *OPERATOR, *JOBS)
 
 NOT_YET: dict[str, str] = {
-    "a refused member goes on": "a member that etcd refuses for a moment gives up its join",
     "epochs grow after a loss": "they begin anew after a loss of data between two runs",
     "restore_a_backup": "a run and a number are given out twice",
     "lose_the_tail": "a run and a number are given out twice",

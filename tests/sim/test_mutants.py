@@ -317,7 +317,7 @@ def test_slices_that_are_gone_are_put_back() -> None:
             each.connection.link.delay(1.0, 1.3)
         job.server.expire(job.history.formed[0].record.job_lease)
         job.server.expire(leader.node.context.session.lease_id)
-        await job.pass_time(60.0)
+        await job.pass_time(job.settings.timing.rejoin_timeout_s + 60.0)
         assert [node.joins for node in nodes] == [1, 1, 1, 1], job.tell()
 
     simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=1)
