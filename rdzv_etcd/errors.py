@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from rdzv_etcd.text import LINE, shown
+
 E = TypeVar("E", bound="RdzvEtcdError")
 
 
 class RdzvEtcdError(Exception):
-    """Base of every error raised by this library."""
+    """Base of every error raised by this library.
+
+    Its message is one printable line of bounded length, whatever others wrote that is part of it.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shown(message, LINE))
 
     def copy(self: E) -> E:
         """Return an equal error; what its traceback gets from now on, this one's does not."""
@@ -171,12 +179,38 @@ class JobSettingsMismatchError(RendezvousFailedError):
 class StateCorruptError(RendezvousFailedError):
     """A key of the job holds something this library did not write; the message names the key."""
 
-    def __init__(self, key: str, problem: str) -> None:
+    def __init__(self, key: str, problem: str, writer: str = "") -> None:
+        """``writer`` is what etcd knows about who wrote it."""
+        by_whom = f" ({writer})" if writer else ""
         super().__init__(
-            f"the value of etcd key {key!r} is not this library's: {problem}. Delete the key, or "
-            "use another job id or prefix"
+            f"the value of etcd key {shown(key, 500)!r} is not this library's: {shown(problem)}"
+            f"{by_whom}. Delete the key, or use another job id or prefix"
         )
         self.key = key
+        self.problem = problem
+
+
+class UnwritableValueError(RendezvousFailedError):
+    """What this node was about to write is outside the limits of what the others would read."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the other nodes could not read what this node has to write: {shown(problem)}"
+        )
+
+
+class TaskFailedError(RendezvousFailedError):
+    """A background task of this node failed unexpectedly; the message and the cause say how.
+
+    The node takes no part any more. Its log has the traceback.
+    """
+
+    def __init__(self, task: str, error: BaseException) -> None:
+        super().__init__(
+            f"this node cannot go on, because its background task {task!r} failed with "
+            f"{type(error).__name__}: {shown(error)}"
+        )
+        self.task = task
 
 
 class BarrierBrokenError(RendezvousFailedError):

@@ -9,6 +9,7 @@ from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_nam
 from rdzv_etcd.core.ranks import assign_ranks
 from rdzv_etcd.core.waiting import Crowd, sort_crowd
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.text import shown
 
 _HEIRS = 32
 """One of them is enough, and every node reads their names."""
@@ -123,7 +124,7 @@ def _missing(crowd: Crowd, control: Control) -> str:
         lost.setdefault(node_id, "gone")
     for node_id, how in lost.items():
         if node_id in crowd.absent or node_id in crowd.leaving:
-            parts.append(f"lost {display_names([node_id])} ({how})")
+            parts.append(f"lost {display_names([node_id])} ({shown(how)})")
     if crowd.strangers:
         strangers = [presence.info.node_id for presence in crowd.strangers]
         parts.append(f"not counting {display_names(strangers)} (other settings)")

@@ -15,6 +15,7 @@ from enum import Enum
 from zlib import crc32
 
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,15 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A key among the presences that is none: whoever wrote it is a stranger."""
+
+    problem: str
+    """For people: the key, what is wrong with it, who wrote it."""
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Nodes:
     """All presences as of ``revision``."""
 
@@ -252,6 +262,9 @@ class Nodes:
     """When the view began, on the leader's clock."""
     gone: Mapping[str, float] = field(default_factory=dict)
     """When other nodes went, of those that went lately."""
+    unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
+    """What stands where nodes of these ids would be. A node whose presence was overwritten with it
+    counts as gone."""
 
     def absent_since_s(self, node_id: str) -> float:
         """Since when a node without presence has been seen to have none."""
@@ -259,6 +272,7 @@ class Nodes:
 
 
 _NOBODY = "nobody~"
+_SHOWN_NAME = 100
 
 
 def unknown_member(rank: int) -> str:
@@ -272,7 +286,7 @@ def is_unknown(node_id: str) -> bool:
 
 def display_name(node_id: str) -> str:
     """The part of a node id that people know: its host name."""
-    return node_id.split("~", 1)[0]
+    return shown(node_id.split("~", 1)[0], _SHOWN_NAME)
 
 
 def display_names(node_ids: Sequence[str]) -> str:
@@ -280,8 +294,8 @@ def display_names(node_ids: Sequence[str]) -> str:
     limit = 8
     some = node_ids[:limit]
     for parts in (1, 2, 3):
-        shown = ["~".join(node_id.split("~")[:parts]) for node_id in some]
-        if len(set(shown)) == len(shown):
+        names = ["~".join(node_id.split("~")[:parts]) for node_id in some]
+        if len(set(names)) == len(names):
             break
     more = f" and {len(node_ids) - limit} more" if len(node_ids) > limit else ""
-    return ", ".join(shown) + more
+    return ", ".join(shown(name, _SHOWN_NAME) for name in names) + more

@@ -63,11 +63,12 @@ class EtcdWatch:
         self._batches: deque[WatchBatch] = deque()
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
-        self._failure: EtcdError | None = None
+        self._failure: BaseException | None = None
         self._closed = False
         self._confirmed: int | None = None
         """The store's revision when the watch was confirmed first."""
         self._task = asyncio.create_task(self._run(), name=f"rdzv-etcd watch {self._key!r}")
+        self._task.add_done_callback(self._ended)
 
     # -- the reader's side ------------------------------------------------------------------------
 
@@ -115,8 +116,12 @@ class EtcdWatch:
                 self._failure = EtcdPermissionError(f"{self._failure}: watch {keys}")
         except EtcdError as error:
             self._failure = error
-        finally:
-            self._changed.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Give the reader what nobody expected, too, rather than let it wait for ever."""
+        if not task.cancelled() and self._failure is None:
+            self._failure = task.exception()
+        self._changed.set()
 
     async def _follow(self) -> None:
         """Follow one stream until it breaks. Raises :class:`AttemptError` or the last word."""

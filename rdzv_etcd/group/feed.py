@@ -9,14 +9,16 @@ took.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
+    EtcdError,
     EtcdPermissionError,
     EtcdUnavailableError,
     RdzvEtcdError,
+    StateCorruptError,
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Watch, WatchBatch
@@ -40,9 +42,12 @@ class Feed(Generic[V]):
         build: Callable[[GetResult], V],
         fold: Callable[[V, WatchBatch], V],
         notice: Callable[[V], None] | None = None,
+        complain: Callable[[StateCorruptError], None] | None = None,
+        longest_retry_s: float = 5.0,
     ) -> None:
         """``build`` makes the view from a read, ``fold`` applies a batch of changes to it;
-        ``notice`` is told every new view."""
+        ``notice`` is told every new view, ``complain`` once of a key that cannot be read, which is
+        looked at again when it changes, and now and then: at last every ``longest_retry_s``."""
         self._etcd = etcd
         self._clock = clock
         self._pulse = pulse
@@ -50,6 +55,10 @@ class Feed(Generic[V]):
         self._build = build
         self._fold = fold
         self._notice = notice
+        self._complain = complain
+        self._longest_retry_s = longest_retry_s
+        self._retry_s = _RETRY_S
+        self._runs = False
         self._view: V | None = None
         self._revision = 0
         self._watch: Watch | None = None
@@ -61,6 +70,11 @@ class Feed(Generic[V]):
         if self._view is None:
             raise RuntimeError("the feed was not refreshed before its first use")
         return self._view
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the view is an old one, because what is there now cannot be read."""
+        return isinstance(self.problem, StateCorruptError)
 
     @property
     def seen(self) -> V | None:
@@ -96,6 +110,10 @@ class Feed(Generic[V]):
             # tells them apart.
             await self._etcd.get(self._request, timeout_s=timeout_s)
             raise
+        except StateCorruptError:
+            if not self._runs:  # otherwise the watch tells when the value is another one
+                await self._stop_watch()
+            raise
         except BaseException:
             await self._stop_watch()
             raise
@@ -117,12 +135,13 @@ class Feed(Generic[V]):
         except RdzvEtcdError as error:
             self._report(error)
             raise
-        self._revision, self.problem = result.revision, None
+        self._revision, self.problem, self._retry_s = result.revision, None, _RETRY_S
         self._show(view)
         return view
 
     async def run(self) -> None:
-        """Follow the range until cancelled; survives everything, reporting in :attr:`problem`."""
+        """Follow the range until cancelled; what goes wrong is in :attr:`problem` meanwhile."""
+        self._runs = True
         while True:
             try:
                 if self._watch is None:
@@ -134,21 +153,57 @@ class Feed(Generic[V]):
                 await self._clock.sleep(_RETRY_S)
             except RdzvEtcdError as error:
                 self._report(error)
-                await self._clock.sleep(_RETRY_S)
+                if self._watch is None:
+                    await self._clock.sleep(self._retry_s)
+                    self._hesitate()
 
     async def _follow(self) -> None:
         watch = self._watch
         if watch is None:
             return
+        batches = aiter(watch)
         try:
-            async for batch in watch:
-                if batch.revision <= self._revision:
+            while True:
+                try:
+                    batch = await self._next(batches)
+                except StopAsyncIteration:
+                    return
+                if batch is not None and batch.revision <= self._revision:
                     continue  # the read behind the watch has shown it already
-                view = self._fold(self.view, batch)
-                self._revision = batch.revision
-                self._show(view)
+                try:
+                    view = None if batch is None else self._fold(self.view, batch)
+                except StateCorruptError as error:
+                    self._report(error)
+                    continue
+                if batch is None or view is None or self.is_blind:
+                    await self._look_again(watch)
+                else:
+                    self._revision = batch.revision
+                    self._show(view)
         finally:
             await self._stop_watch()
+
+    async def _next(self, batches: AsyncIterator[WatchBatch]) -> WatchBatch | None:
+        """Wait for a change; ``None`` if it is time to look again at what could not be read."""
+        if not self.is_blind:
+            return await anext(batches)
+        try:
+            return await self._clock.wait_for(anext(batches), self._retry_s)
+        except TimeoutError:
+            return None
+
+    async def _look_again(self, watch: Watch) -> None:
+        """Read the range if it can be read: a change did not tell all that has changed."""
+        self._hesitate()
+        try:
+            await watch.ready()  # or something could be written between the read and the watch
+            await self.refresh()
+        except RdzvEtcdError as error:
+            if not isinstance(error, EtcdError):  # whatever etcd says, the watch hears it too
+                self._report(error)
+
+    def _hesitate(self) -> None:
+        self._retry_s = min(2 * self._retry_s, self._longest_retry_s)
 
     def _show(self, view: V) -> None:
         self._view = view
@@ -166,5 +221,10 @@ class Feed(Generic[V]):
             await watch.close()
 
     def _report(self, error: RdzvEtcdError) -> None:
-        self.problem = error
+        before, self.problem = self.problem, error
+        if isinstance(error, StateCorruptError):
+            if isinstance(before, StateCorruptError) and before.key == error.key:
+                return
+            if self._complain is not None and self._runs:
+                self._complain(error)
         self._pulse.beat()

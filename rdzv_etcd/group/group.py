@@ -27,6 +27,7 @@ from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.text import shown
 
 __all__ = ["Group", "leave_all"]
 
@@ -298,5 +299,5 @@ class Group:
 
 def make_identity() -> Identity:
     """Return a new identity for this process: host name, pid, and something random."""
-    host = socket.gethostname().replace("~", "-").replace("/", "-") or "node"
+    host = shown(socket.gethostname(), 255).replace("~", "-").replace("/", "-") or "node"
     return Identity(f"{host}~{os.getpid()}~{secrets.token_hex(4)}", secrets.token_hex(4))

@@ -42,7 +42,8 @@ class Healing:
                 context.narrator.say(f"coming back after an outage: {error}")
                 await context.clock.sleep(_RETRY_S)
             except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
-                await context.clock.sleep(_RETRY_S)
+                until_s = context.clock.now_s() + context.session.renewal_period_s
+                await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
 
     async def keep_job_lease(self) -> None:
         """Renew the job's shared lease at a slow rate while this node is a member, or waits.

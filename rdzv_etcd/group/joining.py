@@ -34,6 +34,7 @@ from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
 from rdzv_etcd.settings import AfterEnd
+from rdzv_etcd.text import shown
 
 _RETRY_S = 0.5
 
@@ -62,7 +63,7 @@ class Joining:
         )
         try:
             return await self._until_admitted()
-        except (RdzvEtcdError, asyncio.CancelledError):
+        except BaseException:
             await self._withdraw()
             raise
 
@@ -283,7 +284,7 @@ class Joining:
         ago_s = max(0.0, self._context.clock.wall_s() - closure.wall_s)
         return (
             f"job {self._context.settings.job_id!r} was closed by {display_name(closure.by)}, "
-            f"{ago_s:.0f} s ago: {closure.reason}"
+            f"{ago_s:.0f} s ago: {shown(closure.reason)}"
         )
 
     async def _timeout_message(self) -> str:

@@ -36,8 +36,10 @@ from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.job_lease import JobLease
 from rdzv_etcd.group.roster import Roster
 from rdzv_etcd.group.standing import Phase, Standing
+from rdzv_etcd.group.strangers import Strangers
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
+from rdzv_etcd.text import shown
 
 _RETRY_S = 0.5
 _QUICK_S = 0.001
@@ -53,6 +55,7 @@ class Leadership:
         self._roster = Roster(context)
         self._job_lease = JobLease(context)
         self._drafting = Drafting(context, standing, self._job_lease)
+        self._strangers = Strangers(context.narrator)
 
     @property
     def is_mine(self) -> bool:
@@ -69,15 +72,20 @@ class Leadership:
         """Claim and lead until cancelled."""
         while True:
             duty = self._duty()
-            if duty is not None:
-                await duty()
-            else:
+            if duty is None:
                 await self._context.pulse.wait(when=lambda: self._duty() is not None)
+                continue
+            try:
+                await duty()
+            except RdzvEtcdError as error:
+                await self._rest(error)
 
     def _duty(self) -> Callable[[], Awaitable[None]] | None:
         """What is to be done about the lead, if anything."""
         context = self._context
         control = context.control.view
+        if context.control.is_blind:
+            return None  # whatever it would write is guarded by what it knows, and refused
         if self.is_mine and self._standing.is_active:
             return partial(self._lead, control.leader_revision)
         if self.is_mine and self._standing.is_finishing:
@@ -156,13 +164,18 @@ class Leadership:
                 self._job_lease.begin()  # ahead of round 1, so that it is not on its path
             await feed.open()
             following = asyncio.ensure_future(feed.run())
+            following.add_done_callback(lambda _: context.pulse.beat())
             while (
                 self.is_mine
                 and self._standing.is_active
                 and context.control.view.leader_revision == fence
+                and not context.control.is_blind
+                and not following.done()
             ):
                 await self._step(feed)
-        except RdzvEtcdError as error:
+            if following.done():
+                following.result()
+        except EtcdError as error:
             self._stumble(error)
             await clock.sleep(_RETRY_S)
         finally:
@@ -203,6 +216,7 @@ class Leadership:
         context, seen = self._context, self._context.control.view
         control, usable_s = await self._roster.fill(seen)
         nodes, now_s = feed.view, context.clock.now_s()
+        self._strangers.look_at(nodes)
         if context.control.view is not seen:
             return now_s
         if now_s < usable_s:
@@ -217,7 +231,7 @@ class Leadership:
             + context.settings.timing.rejoin_timeout_s,
         )
         if isinstance(change, Publish):
-            done = await self._publish(control, change)
+            done = await self._publish(control, nodes, change)
         else:
             closing = self._decide_close(control, nodes, now_s)
             if closing is None:
@@ -257,11 +271,11 @@ class Leadership:
             standing.closes_by_s,
         )
 
-    async def _publish(self, control: Control, decision: Publish) -> bool:
+    async def _publish(self, control: Control, nodes: Nodes, decision: Publish) -> bool:
         """Publish the change; ``False`` if things are not as they were when it was decided."""
         context = self._context
         result = await context.etcd.txn(
-            requests.publish_change(context.keys, control, decision.change),
+            requests.publish_change(context.keys, control, decision.change, nodes),
             timeout_s=context.urgent_limit_s,
         )
         if not result.succeeded:
@@ -269,7 +283,7 @@ class Leadership:
             return False
         change = decision.change
         context.show_written(result.revision, change=change, change_revision=result.revision)
-        parts = [f"lost {display_name(node)} ({how})" for node, how in change.lost.items()]
+        parts = [f"lost {display_name(node)} ({shown(how)})" for node, how in change.lost.items()]
         if change.waiters:
             parts.append(f"{display_names(change.waiters)} waiting")
         if change.unnamed:
@@ -333,6 +347,16 @@ class Leadership:
         with contextlib.suppress(RdzvEtcdError):  # the loop comes back here until etcd answers
             await self._context.control.refresh()
             await feed.refresh()
+
+    async def _rest(self, problem: RdzvEtcdError) -> None:
+        """Do nothing until what keeps this node from leading may have been mended."""
+        context = self._context
+        self._stumble(problem)
+        until_s = context.clock.now_s() + context.session.renewal_period_s
+        await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
+        if context.control.problem is not None:
+            with contextlib.suppress(RdzvEtcdError):  # then it is still there
+                await context.control.refresh()
 
     def _stumble(self, problem: RdzvEtcdError) -> None:
         """Let a join that waits on this node's lead fail with the cause."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from rdzv_etcd.text import LINE, shown
+
 _log = logging.getLogger("rdzv_etcd")
 
 PROGRESS_EVERY_S = 2.0
@@ -11,7 +13,7 @@ PROGRESS_EVERY_S = 2.0
 
 
 class Narrator:
-    """Says a thing once. ``who`` names the node in every line."""
+    """Says a thing once, in one line. ``who`` names the node in each of them."""
 
     def __init__(self, job_id: str, who: str) -> None:
         self._prefix = f"[{job_id}] {who}: "
@@ -22,13 +24,17 @@ class Narrator:
         """Log at INFO if it differs from the last line."""
         if text != self._last:
             self._last = text
-            _log.info("%s%s", self._prefix, text)
+            _log.info("%s", shown(f"{self._prefix}{text}", LINE))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
         if text != self._last:
             self._last = text
-            _log.warning("%s%s", self._prefix, text)
+            _log.warning("%s", shown(f"{self._prefix}{text}", LINE))
+
+    def fail(self, text: str, error: BaseException) -> None:
+        """Log at ERROR, with the traceback."""
+        _log.error("%s", shown(f"{self._prefix}{text}: {error!r}", LINE), exc_info=error)
 
     def progress(self, text: str, now_s: float) -> float | None:
         """Tell how a wait goes on, unless something was told just now.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from rdzv_etcd.clock import Clock
@@ -28,6 +29,10 @@ from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.text import shown
+
+_REASON = 500
+"""Characters of a reason to close or to leave that the others are told."""
 
 
 class Node:
@@ -61,9 +66,11 @@ class Node:
 
     def waiting_count(self) -> int:
         """How many nodes wait for a re-rendezvous; from memory, never raises or blocks."""
+        standing = self._standing
+        if standing.failure is not None and not standing.is_finishing:
+            return 1  # who joins again is told
         if not self._tasks:
             return 0
-        standing = self._standing
         return waiting_count(self.control, standing.record, standing.evicted, standing.closure)
 
     def closure(self) -> Closure | None:
@@ -73,13 +80,20 @@ class Node:
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
 
-        Raises RendezvousFailedError if this node leaves.
+        Raises RendezvousFailedError if this node leaves, or cannot go on.
         """
         standing = self._standing
-        while self.waiting_count() == 0:
+        while True:
+            standing.check_not_failed()
+            if self.waiting_count() > 0:
+                return
             standing.check_not_gone()
             await self._context.pulse.wait(
-                when=lambda: self.waiting_count() > 0 or standing.phase is Phase.GONE
+                when=lambda: (
+                    self.waiting_count() > 0
+                    or standing.phase is Phase.GONE
+                    or standing.failure is not None
+                )
             )
 
     # -- taking part ----------------------------------------------------------------------------
@@ -105,8 +119,19 @@ class Node:
         self._spawn(leaving.step_aside(context, self._standing), "stepping aside")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.ensure_future(work))
-        self._tasks[-1].set_name(f"rdzv-etcd {name} {self._standing.node_id}")
+        task = asyncio.ensure_future(work)
+        task.set_name(f"rdzv-etcd {name} {self._standing.node_id}")
+        task.add_done_callback(partial(self._look_at, name))
+        self._tasks.append(task)
+
+    def _look_at(self, name: str, task: asyncio.Task[None]) -> None:
+        """Let the node fail if a task has: what that did nobody would do any more."""
+        error = None if task.cancelled() else task.exception()
+        if error is None or self._standing.failure is not None:
+            return  # the first one is the cause
+        self._standing.failure = (name, error)
+        self._context.narrator.fail(f"cannot go on: its task {name!r} failed", error)
+        self._context.pulse.beat()
 
     async def join(self, address: str, port: int, timeout_s: float) -> World:
         """Arrive for the next round and wait until it is formed with this node in it.
@@ -127,6 +152,7 @@ class Node:
 
         Does nothing if the job is closed already or went on without this node.
         """
+        reason = shown(reason, _REASON)
         await leaving.close_job(self._context, self._standing, succeeded=succeeded, reason=reason)
 
     async def leave(self, reason: str) -> None:
@@ -141,7 +167,8 @@ class Node:
         context.pulse.beat()  # other threads' calls that wait end now
         try:
             if self._tasks:
-                await context.clock.wait_for(self._farewell(reason, was), context.farewell_limit_s)
+                farewell = self._farewell(shown(reason, _REASON), was)
+                await context.clock.wait_for(farewell, context.farewell_limit_s)
             else:  # it never started; a lease may be there all the same
                 await context.session.end(context.farewell_limit_s)
         except (EtcdError, TimeoutError) as error:
@@ -168,6 +195,7 @@ def _context(
     pulse = Pulse(clock)
     keys = JobKeys(settings.prefix, settings.job_id)
     timing = settings.timing
+    narrator = Narrator(settings.job_id, identity.name)
     control = Feed(
         etcd,
         clock,
@@ -176,7 +204,8 @@ def _context(
         build=lambda result: control_from(keys, result),
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
         notice=lambda view: standing.notice(view, clock.now_s()),
+        complain=lambda error: narrator.warn(f"knows only how things were before: {error}"),
+        longest_retry_s=timing.lease_ttl_s / 3,
     )
     session = Session(etcd, clock, pulse, timing.lease_ttl_s, timing.keep_alive_deadline_s)
-    narrator = Narrator(settings.job_id, identity.name)
     return NodeContext(identity, settings, keys, etcd, clock, pulse, session, control, narrator)

@@ -40,7 +40,11 @@ async def _follow(context: NodeContext, standing: Standing) -> None:
         await watch.ready()
         await _check(context, standing)  # it may have gone before
         async for batch in watch:
-            if any(event.kind is EventKind.DELETE for event in batch.events):
+            session = context.session.lease_id
+            if any(
+                event.kind is EventKind.DELETE or event.kv.lease_id != session  # or overwritten
+                for event in batch.events
+            ):
                 await _check(context, standing)
     finally:
         await watch.close()

@@ -85,4 +85,4 @@ async def _read(context: NodeContext, number: int, slices: Slices) -> tuple[tupl
     result = await context.etcd.get(
         requests.read_slices(context.keys, number, slices), timeout_s=context.urgent_limit_s
     )
-    return assemble(slices_from(result), slices.size)
+    return assemble(slices_from(result, slices.size), slices.size)

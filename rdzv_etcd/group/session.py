@@ -39,6 +39,8 @@ class Session:
         self._failures = 0
         """How many renewals failed since."""
         self._renewals: set[asyncio.Task[None]] = set()
+        self._defect: BaseException | None = None
+        """What a renewal failed with unexpectedly; :meth:`run` raises it."""
         self._last_contact_s = clock.now_s()
         self._in_contact_since_s = self._last_contact_s
         self._shaken_until_s = 0.0
@@ -112,13 +114,20 @@ class Session:
                 elif not (self._failures and self._renewals):  # one that failed is tried again
                     renewal = asyncio.ensure_future(self._renew())
                     self._renewals.add(renewal)
-                    renewal.add_done_callback(self._renewals.discard)
+                    renewal.add_done_callback(self._renewed)
+                if self._defect is not None:
+                    raise self._defect
         finally:
             renewals = set(self._renewals)
             for renewal in renewals:
                 renewal.cancel()
             if renewals:
                 await asyncio.wait(renewals)
+
+    def _renewed(self, renewal: asyncio.Task[None]) -> None:
+        self._renewals.discard(renewal)
+        if not renewal.cancelled():
+            self._defect = self._defect or renewal.exception()
 
     async def _renew(self) -> None:
         """Renew until it is done, or a later renewal is under way, or there is no lease."""

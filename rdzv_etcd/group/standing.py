@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round, Slice, Slices
-from rdzv_etcd.errors import RendezvousFailedError
+from rdzv_etcd.errors import RendezvousFailedError, TaskFailedError
 
 
 class Phase(Enum):
@@ -84,13 +84,25 @@ class Standing:
     """When this node, if it leads, closes what can be closed: its own join is about to end."""
     _open: tuple[object, ...] | None = None
     """Names the open round that those times belong to."""
+    failure: tuple[str, BaseException] | None = None
+    """The background task that failed unexpectedly, and how: this node cannot go on."""
     presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the presence is written: arriving, healing and leaving exclude each other."""
 
     def check_not_gone(self) -> None:
-        """Raise RendezvousFailedError once the node has left: whoever waits for it may stop."""
+        """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
+
+        Raises TaskFailedError if one of its tasks has failed.
+        """
         if self.phase is Phase.GONE:
             raise RendezvousFailedError("this node has left the job")
+        self.check_not_failed()
+
+    def check_not_failed(self) -> None:
+        """Raise TaskFailedError if one of the node's tasks has failed."""
+        if self.failure is not None:
+            name, error = self.failure
+            raise TaskFailedError(name, error) from error
 
     @property
     def is_active(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
-from rdzv_etcd.core.model import Control, Nodes, Presence, Round, Slice
+from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, Round, Slice, Unreadable
+from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
@@ -42,16 +44,16 @@ def control_after(
 
 def _with_key(keys: JobKeys, control: Control, kv: KeyValue) -> Control:
     if kv.key == keys.round:
-        record = values.decode_round(kv.key, kv.value)
+        record = values.decode_key(values.decode_round, kv)
         return replace(control, round=record, round_revision=kv.mod_revision)
     if kv.key == keys.leader:
-        leader = values.decode_leader(kv.key, kv.value)
+        leader = values.decode_key(values.decode_leader, kv)
         return replace(control, leader=leader, leader_revision=kv.create_revision)
     if kv.key == keys.change:
-        change = values.decode_change(kv.key, kv.value)
+        change = values.decode_key(values.decode_change, kv)
         return replace(control, change=change, change_revision=kv.mod_revision)
     if kv.key == keys.ended:
-        ended = values.decode_ended(kv.key, kv.value)
+        ended = values.decode_key(values.decode_ended, kv)
         return replace(
             control, ended=ended, ended_revision=kv.mod_revision, ended_lease=kv.lease_id
         )
@@ -70,9 +72,13 @@ def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
     return control
 
 
-def slices_from(result: GetResult) -> list[dict[str, int]]:
-    """Return the ranks in every slice that was read. Raises StateCorruptError."""
-    return [values.decode_slice(kv.key, kv.value) for kv in result.kvs]
+def slices_from(result: GetResult, size: int) -> list[dict[str, int]]:
+    """Return the ranks in every slice that was read of a world of ``size``.
+
+    Raises StateCorruptError.
+    """
+    decode = partial(values.decode_slice, size=size)
+    return [values.decode_key(decode, kv) for kv in result.kvs]
 
 
 def slice_from(record: Round, node_id: str, result: GetResult) -> Slice | None:
@@ -80,7 +86,7 @@ def slice_from(record: Round, node_id: str, result: GetResult) -> Slice | None:
     it is not there. Raises StateCorruptError."""
     if record.slices is None:
         return None
-    for ranks in slices_from(result):
+    for ranks in slices_from(result, record.slices.size):
         return Slice(record.run, record.number, record.slices.index_of(node_id), ranks)
     return None
 
@@ -94,18 +100,23 @@ def nodes_from(
     fresh read does not make anybody's wait begin anew.
     """
     present: dict[str, Presence] = {}
+    unreadable: dict[str, Unreadable] = {}
     known = {} if before is None else before.present
-    for presence in _presences(keys, result.kvs, now_s):
-        node_id = presence.info.node_id
+    for kv in result.kvs:
+        node_id = keys.node_id(kv.key)
+        presence = _presence(keys, kv, now_s)
+        if isinstance(presence, Unreadable):
+            unreadable[node_id] = presence
+            continue
         earlier = known.get(node_id)
         same = earlier is not None and earlier.mod_revision == presence.mod_revision
         present[node_id] = earlier if earlier is not None and same else presence
     if before is None:
-        return Nodes(result.revision, present, since_s=now_s)
+        return Nodes(result.revision, present, since_s=now_s, unreadable=unreadable)
     missed = dict.fromkeys(known.keys() - present.keys(), now_s)
     gone = {node_id: at_s for node_id, at_s in before.gone.items() if node_id not in present}
     left = before.left - present.keys()
-    return Nodes(result.revision, present, left, before.since_s, missed | gone)
+    return Nodes(result.revision, present, left, before.since_s, missed | gone, unreadable)
 
 
 def nodes_after(
@@ -115,24 +126,43 @@ def nodes_after(
     present = dict(nodes.present)
     left = set(nodes.left)
     gone = {node_id: at_s for node_id, at_s in nodes.gone.items() if now_s - at_s < _REMEMBERED_S}
+    unreadable = dict(nodes.unreadable)
     for event in events:
         if event.kv.mod_revision <= nodes.revision:
             continue
         node_id = keys.node_id(event.kv.key)
-        if event.kind is EventKind.PUT:
-            (present[node_id],) = _presences(keys, (event.kv,), now_s)
+        was_readable = unreadable.pop(node_id, None) is None
+        presence = _presence(keys, event.kv, now_s) if event.kind is EventKind.PUT else None
+        if isinstance(presence, Presence):
+            present[node_id] = presence
             left.discard(node_id)
             gone.pop(node_id, None)
-        else:
-            last = present.pop(node_id, None)
+            continue
+        if presence is not None:
+            unreadable[node_id] = presence
+        last = present.pop(node_id, None)
+        if was_readable:
             gone[node_id] = now_s
-            if last is not None and last.info.leaving is not None:
-                left.add(node_id)
+        if last is not None and last.info.leaving is not None:
+            left.add(node_id)
     revision = max(nodes.revision, revision)
-    return Nodes(revision, present, frozenset(left), nodes.since_s, gone)
+    return Nodes(revision, present, frozenset(left), nodes.since_s, gone, unreadable)
 
 
-def _presences(keys: JobKeys, kvs: Iterable[KeyValue], now_s: float) -> Iterable[Presence]:
-    for kv in kvs:
-        info = values.decode_node(kv.key, keys.node_id(kv.key), kv.value)
-        yield Presence(info, kv.create_revision, kv.mod_revision, now_s)
+def _presence(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Unreadable:
+    """Read one key among the presences. What cannot be one does not keep the others from being
+    read: whoever may write there could stop the job with it."""
+    node_id = keys.node_id(kv.key)
+
+    def decode(key: bytes, value: bytes) -> NodeInfo:
+        if not kv.lease_id:
+            raise StateCorruptError(key.decode(errors="replace"), "no node's lease keeps it")
+        if keys.node(node_id) != key:
+            raise StateCorruptError(key.decode(errors="replace"), "the key is not UTF-8")
+        return values.decode_node(key, node_id, value)
+
+    try:
+        info = values.decode_key(decode, kv)
+    except StateCorruptError as error:
+        return Unreadable(str(error), kv.mod_revision)
+    return Presence(info, kv.create_revision, kv.mod_revision, now_s)

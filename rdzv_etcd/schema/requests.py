@@ -12,9 +12,11 @@ from rdzv_etcd.core.model import (
     Leader,
     Loss,
     NodeInfo,
+    Nodes,
     Round,
     Slice,
     Slices,
+    Unreadable,
 )
 from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Relation, Target, Txn, TxnResult
 from rdzv_etcd.schema import values
@@ -78,23 +80,27 @@ def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None
         return leader, result.revision
     (got,) = result.results
     for kv in getattr(got, "kvs", ()):
-        return values.decode_leader(kv.key, kv.value), kv.create_revision
+        return values.decode_key(values.decode_leader, kv), kv.create_revision
     return None
 
 
-def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
+def publish_change(
+    keys: JobKeys, control: Control, change: Change, nodes: Nodes | None = None
+) -> Txn:
     """Tell the members that their round is over; fenced by the lead and the record.
 
-    Refused as well if one that is called lost has put its presence back meanwhile.
+    Refused as well if one that is called lost has put its presence back meanwhile; what somebody
+    else has put in its place according to ``nodes`` may stay there.
     """
     record = control.round
     lost = [node for node, how in change.lost.items() if how == Loss.EXPIRED.value]
+    instead = {} if nodes is None else nodes.unreadable
     return Txn(
         (
             *_leads(keys, control),
             _record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
-            *(Compare(keys.node(node), Target.CREATE, Relation.EQUAL, 0) for node in lost),
+            *(_is_missed(keys, node, instead.get(node)) for node in lost),
         ),
         (
             Put(
@@ -107,6 +113,11 @@ def publish_change(keys: JobKeys, control: Control, change: Change) -> Txn:
 
 def read_presence(keys: JobKeys, node_id: str) -> Get:
     return Get(keys.node(node_id))
+
+
+def _is_missed(keys: JobKeys, node_id: str, instead: Unreadable | None) -> Compare:
+    revision = 0 if instead is None else instead.mod_revision
+    return Compare(keys.node(node_id), Target.MOD, Relation.EQUAL, revision)
 
 
 def read_slice(keys: JobKeys, record: Round, slices: Slices, node_id: str) -> Get:

@@ -1,107 +1,36 @@
 """Encodes and decodes every value under the job's keys: versioned JSON, never pickle.
 
 A value that this module did not write raises :class:`~rdzv_etcd.errors.StateCorruptError` with the
-key's name. Unknown fields are ignored, so that a newer minor version can add some; a newer ``v`` is
-refused.
+key's name, and one that it could not read :class:`~rdzv_etcd.errors.UnwritableValueError` instead
+of being written. Unknown fields are ignored, so that a newer minor version can add some; a newer
+``v`` is refused.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Mapping, Sequence
 
-from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
-from rdzv_etcd.errors import SettingsError, StateCorruptError
+from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices, is_unknown
+from rdzv_etcd.schema.fields import (
+    MAX_CLAIM,
+    MAX_EPOCH,
+    MAX_ROUND,
+    VERSION,
+    Fields,
+    a_name,
+    decode,
+    decode_key,
+    encode,
+)
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.model import MAX_NODES
 
-VERSION = 1
+__all__ = ["VERSION", "decode_key"]
 
-T = TypeVar("T")
-_MISSING = object()
+_LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
-
-
-class _Fields:
-    """Typed access to a JSON object's fields; a problem is a ValueError that names the field."""
-
-    def __init__(self, raw: object) -> None:
-        if not isinstance(raw, dict):
-            raise ValueError("not a JSON object")
-        self._raw: dict[str, Any] = raw
-
-    def has(self, name: str) -> bool:
-        return self._raw.get(name) is not None
-
-    def text(self, name: str, default: object = _MISSING) -> str:
-        return str(self._get(name, str, default))
-
-    def optional_text(self, name: str) -> str | None:
-        return self.text(name) if self.has(name) else None
-
-    def whole(self, name: str, default: object = _MISSING, *, least: int = 0) -> int:
-        value = self._get(name, int, default)
-        if isinstance(value, bool) or not least <= value <= _MAX_LEASE:
-            raise ValueError(f"{name!r} is {value!r}, not a whole number from {least} on")
-        return int(value)
-
-    def number(self, name: str) -> float:
-        value = self._raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name!r} is {value!r}, not a number")
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        return bool(self._get(name, bool, _MISSING))
-
-    def texts(self, name: str, default: object = _MISSING) -> tuple[str, ...]:
-        value = self._get(name, list, default)
-        if not all(isinstance(item, str) for item in value):
-            raise ValueError(f"{name!r} holds something else than strings")
-        return tuple(value)
-
-    def mapping(self, name: str) -> dict[str, str]:
-        value = self._get(name, dict, _MISSING)
-        if not all(isinstance(item, str) for item in value.values()):
-            raise ValueError(f"{name!r} holds something else than strings")
-        return dict(value)
-
-    def wholes(self, name: str) -> dict[str, int]:
-        value = self._get(name, dict, _MISSING)
-        for key, item in value.items():
-            if type(item) is not int or not 0 <= item <= _MAX_LEASE:
-                raise ValueError(f"{name!r} gives {key!r} {item!r}, not a whole number from 0 on")
-        return dict(value)
-
-    def objects(self, name: str) -> list[_Fields]:
-        return [_Fields(item) for item in self._get(name, list, _MISSING)]
-
-    def nested(self, name: str) -> _Fields:
-        return _Fields(self._get(name, dict, _MISSING))
-
-    def _get(self, name: str, kind: type, default: object) -> Any:
-        value = self._raw.get(name, default)
-        if value is _MISSING:
-            raise ValueError(f"field {name!r} is missing")
-        if not isinstance(value, kind):
-            raise ValueError(f"{name!r} is {value!r}, not a {kind.__name__}")
-        return value
-
-
-def _encode(fields: Mapping[str, object]) -> bytes:
-    return json.dumps({"v": VERSION, **fields}, separators=(",", ":")).encode()
-
-
-def _decode(key: bytes, value: bytes, build: Callable[[_Fields], T]) -> T:
-    try:
-        fields = _Fields(json.loads(value.decode()))
-        version = fields.whole("v")
-        if version != VERSION:
-            raise ValueError(f"it has format version {version}, this library writes {VERSION}")
-        return build(fields)
-    except (ValueError, OverflowError, RecursionError, SettingsError) as error:
-        problem = str(error) or type(error).__name__
-        raise StateCorruptError(key.decode(errors="replace"), problem) from error
+_MAX_PORT = 65535
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -115,7 +44,7 @@ def _settings_fields(settings: JobSettings) -> dict[str, object]:
     }
 
 
-def _settings(fields: _Fields) -> JobSettings:
+def _settings(fields: Fields) -> JobSettings:
     return JobSettings(
         fields.whole("min_nodes"), fields.whole("max_nodes"), fields.whole("node_unit")
     )
@@ -136,36 +65,50 @@ def encode_node(info: NodeInfo) -> bytes:
     if info.leaving is not None:
         fields["leaving"] = info.leaving
     if info.epoch_seen:
-        fields["epoch_seen"] = info.epoch_seen
-    return _encode(fields)
+        fields["epoch_seen"] = min(info.epoch_seen, MAX_CLAIM)  # who says more is not believed
+    return encode(fields, lambda f: _node(info.node_id, f))
 
 
 def decode_node(key: bytes, node_id: str, value: bytes) -> NodeInfo:
-    return _decode(
-        key,
-        value,
-        lambda f: NodeInfo(
-            node_id,
-            f.text("address"),
-            f.whole("port"),
-            f.whole("arrived_for"),
-            _settings(f.nested("settings")),
-            f.optional_text("rank_key"),
-            f.optional_text("leaving"),
-            f.whole("epoch_seen", 0),
-        ),
+    return decode(key, value, lambda f: _node(node_id, f))
+
+
+def _node(node_id: str, f: Fields) -> NodeInfo:
+    if is_unknown(a_name("the node's id", node_id)):
+        raise ValueError("its name stands for nodes of which the name is not known")
+    return NodeInfo(
+        node_id,
+        _address(f),
+        f.whole("port", least=1, most=_MAX_PORT),
+        f.whole("arrived_for", most=MAX_ROUND),
+        _settings(f.nested("settings")),
+        f.optional_text("rank_key"),
+        f.optional_text("leaving"),
+        f.whole("epoch_seen", 0, most=MAX_CLAIM),
     )
+
+
+def _address(f: Fields) -> str:
+    address = f.name("address")
+    if " " in address:  # it becomes MASTER_ADDR
+        raise ValueError(f"'address' is {address[:80]!r}, neither a host name nor an address")
+    return address
 
 
 # --- control ------------------------------------------------------------------------------------
 
 
 def encode_leader(leader: Leader) -> bytes:
-    return _encode({"node": leader.node_id, "settings": _settings_fields(leader.settings)})
+    fields = {"node": leader.node_id, "settings": _settings_fields(leader.settings)}
+    return encode(fields, _leader)
 
 
 def decode_leader(key: bytes, value: bytes) -> Leader:
-    return _decode(key, value, lambda f: Leader(f.text("node"), _settings(f.nested("settings"))))
+    return decode(key, value, _leader)
+
+
+def _leader(f: Fields) -> Leader:
+    return Leader(f.name("node"), _settings(f.nested("settings")))
 
 
 def encode_change(change: Change) -> bytes:
@@ -177,20 +120,20 @@ def encode_change(change: Change) -> bytes:
     }
     if change.unnamed:
         fields["unnamed"] = change.unnamed
-    return _encode(fields)
+    return encode(fields, _change)
 
 
 def decode_change(key: bytes, value: bytes) -> Change:
-    return _decode(
-        key,
-        value,
-        lambda f: Change(
-            f.text("run"),
-            f.whole("round"),
-            f.texts("waiters"),
-            f.mapping("lost"),
-            f.whole("unnamed", 0),
-        ),
+    return decode(key, value, _change)
+
+
+def _change(f: Fields) -> Change:
+    return Change(
+        f.name("run"),
+        f.whole("round", most=MAX_ROUND),
+        f.names("waiters"),
+        f.texts_by_name("lost"),
+        f.whole("unnamed", 0, most=2 * MAX_NODES),
     )
 
 
@@ -222,7 +165,7 @@ def encode_round(record: Round) -> bytes:
         fields["closed"] = _closure_fields(record.closure)
     if record.began_as is not None:
         fields["began_as"] = record.began_as
-    return _encode(fields)
+    return encode(fields, _round)
 
 
 def _closure_fields(closure: Closure) -> dict[str, object]:
@@ -234,73 +177,72 @@ def _closure_fields(closure: Closure) -> dict[str, object]:
     }
 
 
-def _closure(f: _Fields) -> Closure:
-    return Closure(f.text("by"), f.text("reason"), f.flag("succeeded"), f.number("wall_s"))
+def _closure(f: Fields) -> Closure:
+    return Closure(f.name("by"), f.text("reason"), f.flag("succeeded"), f.number("wall_s"))
 
 
 def decode_round(key: bytes, value: bytes) -> Round:
-    return _decode(key, value, _round)
+    return decode(key, value, _round)
 
 
-def _round(f: _Fields) -> Round:
+def _round(f: Fields) -> Round:
     state = f.text("state")
     if state not in ("formed", "closed"):
         raise ValueError(f"'state' is {state!r}, neither 'formed' nor 'closed'")
     closure = None
     if state == "closed":
         closure = _closure(f.nested("closed"))
-    members = f.texts("members")
+    members = f.names("members")
     if len(set(members)) != len(members):
         raise ValueError("'members' names a node twice")
     slices = None
     if f.has("slices"):
         sliced = f.nested("slices")
         slices = Slices(
-            sliced.whole("size", least=1), sliced.whole("count", least=1), sliced.text("edition")
+            sliced.whole("size", least=1, most=MAX_NODES),
+            sliced.whole("count", least=1, most=MAX_NODES),
+            sliced.name("edition"),
         )
         if members:
             raise ValueError("it names members beside its 'slices'")
-    lease = int(f.text("job_lease"), 16)
-    if not 0 <= lease <= _MAX_LEASE:
-        raise ValueError(f"'job_lease' is {f.text('job_lease')!r}, not a lease id")
+    lease = f.text("job_lease")
+    if not _LEASE.fullmatch(lease) or int(lease, 16) > _MAX_LEASE:
+        raise ValueError(f"'job_lease' is {lease[:80]!r}, not a lease id")
     master = f.nested("master")
     return Round(
-        f.whole("round", least=1),
-        f.text("run"),
+        f.whole("round", least=1, most=MAX_ROUND),
+        f.name("run"),
         members,
         _settings(f.nested("settings")),
-        master.text("address"),
-        master.whole("port"),
-        lease,
-        f.whole("epoch_base", 0),
-        f.whole("epoch") if f.has("epoch") else None,
-        f.texts("expelled", []),
+        _address(master),
+        master.whole("port", least=1, most=_MAX_PORT),
+        int(lease, 16),
+        f.whole("epoch_base", 0, most=MAX_EPOCH),
+        f.whole("epoch", most=2 * MAX_EPOCH) if f.has("epoch") else None,
+        f.names("expelled", []),
         closure,
         slices,
-        f.texts("heirs", []),
-        f.optional_text("began_as"),
+        f.names("heirs", []),
+        f.name("began_as") if f.has("began_as") else None,
     )
 
 
 def encode_ended(ended: Sequence[Ended]) -> bytes:
-    return _encode(
-        {
-            "runs": [
-                {"run": run.origin, "epoch": run.epoch, **_closure_fields(run.closure)}
-                for run in ended
-            ]
-        }
-    )
+    runs = [
+        {"run": run.origin, "epoch": min(run.epoch, MAX_CLAIM), **_closure_fields(run.closure)}
+        for run in ended
+    ]
+    return encode({"runs": runs}, _ended)
 
 
 def decode_ended(key: bytes, value: bytes) -> tuple[Ended, ...]:
-    return _decode(
-        key,
-        value,
-        lambda f: tuple(
-            Ended(run.text("run"), _closure(run), run.whole("epoch", 0))
-            for run in f.objects("runs")
-        ),
+    return decode(key, value, _ended)
+
+
+def _ended(f: Fields) -> tuple[Ended, ...]:
+    return tuple(
+        Ended(run.name("run"), _closure(run), run.whole("epoch", 0, most=MAX_CLAIM))
+        for run in f.objects("runs")
     )
 
 
@@ -308,8 +250,16 @@ def decode_ended(key: bytes, value: bytes) -> tuple[Ended, ...]:
 
 
 def encode_slice(ranks: Mapping[str, int]) -> bytes:
-    return _encode({"ranks": dict(ranks)})
+    return encode({"ranks": dict(ranks)}, _ranks)
 
 
-def decode_slice(key: bytes, value: bytes) -> dict[str, int]:
-    return _decode(key, value, lambda f: f.wholes("ranks"))
+def decode_slice(key: bytes, value: bytes, size: int = MAX_NODES) -> dict[str, int]:
+    """``size`` is the world's: every rank is below it."""
+    return decode(key, value, lambda f: _ranks(f, size))
+
+
+def _ranks(f: Fields, size: int = MAX_NODES) -> dict[str, int]:
+    ranks = f.wholes_by_name("ranks", most=size - 1)
+    if len(set(ranks.values())) != len(ranks):
+        raise ValueError("'ranks' gives a rank twice")
+    return ranks

@@ -8,12 +8,21 @@ from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.text import shown
 
 DEFAULT_PREFIX = "/rdzv_etcd"
 DEFAULT_EMBED_GRACE_S = 30.0
 DEFAULT_SLICE_NODES = 128
 MAX_SLICE_NODES = 1024
 """More names in one value would not help anybody; etcd limits a request to 1.5 MiB."""
+MAX_NODES = 1_000_000
+"""More than any job has; every number in etcd that counts nodes is checked against it."""
+MAX_ID = 1000
+"""Characters of a job id and of a prefix: they are part of every key."""
+MAX_RANK_KEY = 1000
+"""Characters of a rank key: every node that leads reads all of them."""
+MAX_HOST = 255
+"""Characters of a host's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +99,24 @@ class JobSettings:
     """Only worlds whose size is a multiple of this are formed."""
 
     def __post_init__(self) -> None:
+        if self.max_nodes > MAX_NODES or self.min_nodes > MAX_NODES:
+            name = "max_nodes" if self.max_nodes > MAX_NODES else "min_nodes"
+            raise SettingsError(
+                f"{name} (--nnodes) is {shown(getattr(self, name), 50)}; it must be at most "
+                f"{MAX_NODES}"
+            )
+        if self.node_unit > MAX_NODES:
+            raise SettingsError(
+                f"node_unit is {shown(self.node_unit, 50)}; it must be at most {MAX_NODES}"
+            )
         if self.min_nodes < 1:
-            raise SettingsError(f"min_nodes is {self.min_nodes}; it must be at least 1")
+            raise SettingsError(f"min_nodes is {shown(self.min_nodes)}; it must be at least 1")
         if self.max_nodes < self.min_nodes:
             raise SettingsError(
-                f"max_nodes ({self.max_nodes}) is less than min_nodes ({self.min_nodes})"
+                f"max_nodes ({shown(self.max_nodes)}) is less than min_nodes ({self.min_nodes})"
             )
         if self.node_unit < 1:
-            raise SettingsError(f"node_unit is {self.node_unit}; it must be at least 1")
+            raise SettingsError(f"node_unit is {shown(self.node_unit)}; it must be at least 1")
         largest = self.max_nodes // self.node_unit * self.node_unit
         if largest < self.min_nodes:
             raise SettingsError(
@@ -216,11 +235,20 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
+        _require_short("the job id (--rdzv-id)", self.job_id, MAX_ID)
+        _require_short("etcd_prefix", self.prefix, MAX_ID)
+        _require_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
+        _require_short("--local-addr", self.local_addr or "", MAX_HOST)
         if not 1 <= self.slice_nodes <= MAX_SLICE_NODES:
             raise SettingsError(
                 f"slice_nodes is {self.slice_nodes}; it must be from 1 to {MAX_SLICE_NODES}"
             )
         _require_positive("embed_grace_s", self.embed_grace_s)
+
+
+def _require_short(name: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise SettingsError(f"{name} has {len(text)} characters; it must have at most {most}")
 
 
 def _require_positive(name: str, value: float) -> None:

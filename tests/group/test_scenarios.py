@@ -352,17 +352,6 @@ def test_a_corrupt_record_is_named() -> None:
     simulate(scenario, seeds=range(3), min_nodes=1, max_nodes=1)
 
 
-def test_a_corrupt_presence_is_named() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.server.apply(Txn((), (Put(job.keys.node("intruder"), b"{}"),)))
-        node = job.start("a")
-        await job.until(lambda: node.error is not None, "an error", 5)
-        assert isinstance(node.error, StateCorruptError)
-        assert "intruder" in str(node.error)
-
-    simulate(scenario, seeds=range(3), min_nodes=1, max_nodes=1)
-
-
 # --- etcd away ----------------------------------------------------------------------------------
 
 

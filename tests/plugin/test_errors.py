@@ -118,18 +118,21 @@ def test_a_foreign_value_during_the_run(
 
 
 def test_a_foreign_key_among_the_nodes(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """It is a stranger: told once, and no node waits for it or fails because of it."""
     key = job_root(job_id) + b"nodes/somebody"
-    etcd_server.gateway.put(key, b"who?")
-    try:
-        with (
-            handlers(etcd_server, job_id, "1", 1) as (handler,),
-            pytest.raises(RendezvousStateError, match=key.decode()),
-        ):
-            handler.next_rendezvous()
-    finally:
+    etcd_server.gateway.put(key, b"who?\x1b[2J")
+    with handlers(etcd_server, job_id, "1", 1) as (handler,), caplog.at_level("WARNING"):
+        assert handler.next_rendezvous().world_size == 1
+        assert handler.next_rendezvous().world_size == 1
+        # Where it is, nobody can know that he is the last to leave.
         etcd_server.gateway.delete_prefix(key)
+    (told,) = [text for text in caplog.messages if key.decode() in text]
+    assert "without a lease" in told
 
 
 def test_other_numbers_of_nodes(

@@ -211,7 +211,7 @@ def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) 
         found = slice_from(record, node_id, got)
         assert found is not None
         assert found.ranks[node_id] == rank
-    every = slices_from(store.read(requests.read_slices(store.keys, 1, record.slices)))
+    every = slices_from(store.read(requests.read_slices(store.keys, 1, record.slices)), 20)
     assert assemble(every, 20) == (members, True)
 
 
@@ -243,7 +243,7 @@ def test_many_and_large_slices_take_several_transactions(store: Store) -> None:
     parts = [{f"n{index}": 0} for index in range(250)]
     txns = requests.publish_slices(store.keys, store.control, record, record.slices, parts)
     assert [len(txn.success) for txn in txns] == [100, 100, 50]
-    bulky = [{f"{index}" * 100_000: 0} for index in range(10)]
+    bulky = [{f"{index}-{n}-" + 400 * "x": n for n in range(250)} for index in range(10)]
     txns = requests.publish_slices(store.keys, store.control, record, record.slices, bulky)
     assert [len(txn.success) for txn in txns] == [5, 5]
 

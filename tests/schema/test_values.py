@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,61 +14,83 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
-from rdzv_etcd.errors import StateCorruptError
+from rdzv_etcd.errors import StateCorruptError, UnwritableValueError
+from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
+from rdzv_etcd.schema.fields import (
+    MAX_CLAIM,
+    MAX_EPOCH,
+    MAX_NAME,
+    MAX_ROUND,
+    MAX_TEXT,
+)
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.model import MAX_NODES
 
 KEY = b"/rdzv_etcd/job/ctl/thing"
-TEXT = st.text(max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NAME = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
 LEASE = st.integers(0, 2**63 - 1)
-WHOLE = st.integers(0, 2**62)
+ROUND = st.integers(0, MAX_ROUND)
+PORT = st.integers(1, 65535)
 
 
 @st.composite
 def job_settings(draw: st.DrawFn) -> JobSettings:
     unit = draw(st.integers(1, 8))
-    least = draw(st.integers(1, 1000))
-    return JobSettings(least, draw(st.integers(least + unit, 3000)), unit)
+    least = draw(st.integers(1, MAX_NODES - unit))
+    return JobSettings(least, draw(st.integers(least + unit, MAX_NODES)), unit)
 
 
 NODES = st.builds(
     NodeInfo,
     st.just("host~1~x"),
-    TEXT,
-    st.integers(0, 65535),
-    WHOLE,
+    NAME,
+    PORT,
+    ROUND,
     job_settings(),
     st.none() | TEXT,
     st.none() | TEXT,
-    WHOLE,
+    st.integers(0, MAX_CLAIM),
 )
-CLOSURES = st.builds(Closure, TEXT, TEXT, st.booleans(), st.floats(0, 1e12))
+CLOSURES = st.builds(Closure, NAME, TEXT, st.booleans(), st.floats(0, 1e12))
 ROUNDS = st.builds(
     Round,
-    st.integers(1, 10**9),
-    TEXT,
-    st.lists(TEXT, unique=True, max_size=6).map(tuple),
+    st.integers(1, MAX_ROUND),
+    NAME,
+    st.lists(NAME, unique=True, max_size=6).map(tuple),
     job_settings(),
-    TEXT,
-    st.integers(0, 65535),
+    NAME,
+    PORT,
     LEASE,
-    WHOLE,
-    st.none() | WHOLE,
-    st.lists(TEXT, max_size=4).map(tuple),
+    st.integers(0, MAX_EPOCH),
+    st.none() | st.integers(0, 2 * MAX_EPOCH),
+    st.lists(NAME, max_size=4).map(tuple),
     st.none() | CLOSURES,
 )
 LARGE_ROUNDS = st.builds(
     replace,
     ROUNDS,
     members=st.just(()),
-    slices=st.builds(Slices, st.integers(1, 10**6), st.integers(1, 10**4), TEXT),
-    began_as=st.none() | TEXT,
+    slices=st.builds(Slices, st.integers(1, MAX_NODES), st.integers(1, 10**4), NAME),
+    began_as=st.none() | NAME,
+    heirs=st.lists(NAME, max_size=4).map(tuple),
 )
 CHANGES = st.builds(
-    Change, TEXT, WHOLE, st.lists(TEXT, max_size=5).map(tuple), st.dictionaries(TEXT, TEXT), WHOLE
+    Change,
+    NAME,
+    ROUND,
+    st.lists(NAME, max_size=5).map(tuple),
+    st.dictionaries(NAME, TEXT),
+    st.integers(0, 2 * MAX_NODES),
 )
-ENDED = st.lists(st.builds(Ended, TEXT, CLOSURES, WHOLE), max_size=8).map(tuple)
-LEADERS = st.builds(Leader, TEXT, job_settings())
+LEADERS = st.builds(Leader, NAME, job_settings())
+RANKS = st.lists(NAME, unique=True, max_size=6).flatmap(
+    lambda names: st.permutations(range(len(names))).map(
+        lambda ranks: dict(zip(names, ranks, strict=True))
+    )
+)
+ENDED = st.lists(st.builds(Ended, NAME, CLOSURES, st.integers(0, MAX_CLAIM)), max_size=8).map(tuple)
 
 
 def decode_node(key: bytes, value: bytes) -> NodeInfo:
@@ -78,7 +101,7 @@ KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., An
     (NODES, values.encode_node, decode_node),
     (ROUNDS, values.encode_round, values.decode_round),
     (LARGE_ROUNDS, values.encode_round, values.decode_round),
-    (st.dictionaries(TEXT, WHOLE), values.encode_slice, values.decode_slice),
+    (RANKS, values.encode_slice, values.decode_slice),
     (CHANGES, values.encode_change, values.decode_change),
     (ENDED, values.encode_ended, values.decode_ended),
     (LEADERS, values.encode_leader, values.decode_leader),
@@ -159,6 +182,10 @@ def test_a_value_with_one_field_spoilt_is_read_or_refused(
         b"[" * 100_000,
         b"9" * 10_000,
         b'{"v":1e999}',
+        b'{"v":NaN}',
+        b'{"v":1,"v":1}',
+        b'{"v":1,"a":' + b"9" * 5000 + b"}",
+        b'{"v":1,"a":' + b'{"a":' * 100_000,
     ],
 )
 def test_what_others_write_is_refused(decode: Callable[..., Any], value: bytes) -> None:
@@ -205,6 +232,28 @@ def test_unknown_fields_are_ignored(
             },
             "too large",
         ),
+        (
+            {
+                "state": "closed",
+                "closed": {"by": "a", "reason": "", "succeeded": True, "wall_s": math.nan},
+            },
+            "NaN",
+        ),
+        ({"round": MAX_ROUND + 1}, "'round'"),
+        ({"slices": {"size": 10**9, "count": 1, "edition": "e"}, "members": []}, "'size'"),
+        ({"slices": {"size": 2, "count": 10**9, "edition": "e"}, "members": []}, "'count'"),
+        ({"master": {"address": "h", "port": 65536}}, "'port'"),
+        ({"master": {"address": "h", "port": 0}}, "'port'"),
+        ({"master": {"address": "h x", "port": 1}}, "'address'"),
+        ({"master": {"address": "", "port": 1}}, "'address'"),
+        ({"epoch_base": 2**62}, "'epoch_base'"),
+        ({"epoch": 2**63 - 1}, "'epoch'"),
+        ({"job_lease": "-1"}, "job_lease"),
+        ({"members": ["a", "b\ud800"]}, "'members'"),
+        ({"members": ["a\x1b[2J"]}, "'members'"),
+        ({"members": ["a" * (MAX_NAME + 1)]}, "'members'"),
+        ({"run": ""}, "'run'"),
+        ({"settings": {"min_nodes": 1, "max_nodes": 10**30, "node_unit": 1}}, "max_nodes"),
     ],
 )
 def test_a_spoilt_record_is_refused_and_the_field_named(
@@ -214,3 +263,100 @@ def test_a_spoilt_record_is_refused_and_the_field_named(
     fields = {**json.loads(values.encode_round(record)), **spoil}
     with pytest.raises(StateCorruptError, match=named):
         values.decode_round(KEY, json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"port": 0}, "'port'"),
+        ({"port": 65536}, "'port'"),
+        ({"address": ""}, "'address'"),
+        ({"address": "a" * (MAX_NAME + 1)}, "'address'"),
+        ({"address": "host\nname"}, "'address'"),
+        ({"arrived_for": MAX_ROUND + 1}, "'arrived_for'"),
+        ({"rank_key": "9" * 5000}, "'rank_key'"),
+        ({"rank_key": "\ud800"}, "surrogates"),
+        ({"leaving": "x" * (MAX_TEXT + 1)}, "'leaving'"),
+        ({"node_id": "a\ud800"}, "id"),
+        ({"node_id": "nobody~3"}, "not known"),
+        ({"node_id": ""}, "id"),
+        ({"port": 10**5000}, "port|digits"),
+    ],
+)
+def test_a_presence_that_others_could_not_read_is_not_written(
+    change: dict[str, Any], named: str
+) -> None:
+    info = replace(NodeInfo("a~1~x", "host", 1, 1, JobSettings(1, 2)), **change)
+    with pytest.raises(UnwritableValueError, match=named):
+        values.encode_node(info)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 0},
+        {"number": MAX_ROUND + 1},
+        {"epoch_base": 2**63},
+        {"master_port": 0},
+        {"members": ("a", "a")},
+        {"slices": Slices(10**9, 1, "e"), "members": ()},
+        {"slices": Slices(2, 1, "e")},
+        {"job_lease": -1},
+        {"closure": Closure("a", "done", True, math.nan)},
+        {"closure": Closure("a", "x" * (MAX_TEXT + 1), True, 1.0)},
+    ],
+)
+def test_a_record_that_others_could_not_read_is_not_written(change: dict[str, Any]) -> None:
+    record = replace(Round(1, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 7), **change)
+    with pytest.raises(UnwritableValueError):
+        values.encode_round(record)
+
+
+def test_nobody_claims_an_epoch_that_others_would_not_believe() -> None:
+    info = NodeInfo("host~1~x", "host", 1, 1, JobSettings(1, 2), epoch_seen=2**63)
+    assert decode_node(KEY, values.encode_node(info)).epoch_seen == MAX_CLAIM
+    claim = json.loads(values.encode_node(info))
+    claim["epoch_seen"] = 2**63 - 1
+    with pytest.raises(StateCorruptError, match="epoch_seen"):
+        decode_node(KEY, json.dumps(claim).encode())
+
+
+def test_a_rank_that_the_world_does_not_have_is_refused() -> None:
+    value = values.encode_slice({"a": 3, "b": 5})
+    assert values.decode_slice(KEY, value, 6) == {"a": 3, "b": 5}
+    with pytest.raises(StateCorruptError, match="'ranks'"):
+        values.decode_slice(KEY, value, 5)
+    with pytest.raises(StateCorruptError, match="twice"):
+        values.decode_slice(KEY, b'{"v":1,"ranks":{"a":1,"b":1}}')
+
+
+def test_the_error_says_who_wrote_the_value_as_far_as_etcd_knows() -> None:
+    with pytest.raises(StateCorruptError) as caught:
+        values.decode_key(values.decode_leader, KeyValue(KEY, b"?", 5, 17, 3, 0x3F))
+    assert KEY.decode() in str(caught.value)
+    assert "revision 17" in str(caught.value)
+    assert "since revision 5" in str(caught.value)
+    assert "lease 000000000000003f" in str(caught.value)
+    with pytest.raises(StateCorruptError, match="revision 17 without a lease"):
+        values.decode_key(values.decode_leader, KeyValue(KEY, b"?", 17, 17, 1))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "\x1b[2J\x1b]0;owned\x07",
+        "x\nERROR forged line",
+        "x" * 1_000_000,
+        "\u202egnp.exe",
+        "\x9b31m",
+    ],
+    ids=["escape", "lines", "long", "direction", "control"],
+)
+def test_what_others_wrote_is_shown_in_one_short_printable_line(hostile: str) -> None:
+    record = Round(1, "run", ("a",), JobSettings(1, 2), "h", 1, 7)
+    for spoil in ({"run": 1, "state": hostile}, {"members": [hostile]}, {hostile: 1, "v": hostile}):
+        fields = {**json.loads(values.encode_round(record)), **spoil}
+        with pytest.raises(StateCorruptError) as caught:
+            values.decode_round(KEY, json.dumps(fields).encode())
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 600

@@ -74,6 +74,7 @@ class Commits:
     def observe(self, applied: Applied) -> None:
         """Take in one request that the server worked on; not what a test put there itself."""
         if not applied.source and not isinstance(applied.request, Revoke):
+            self._take_overwritten(applied)
             return
         for revision in applied.changes:
             if revision.number <= self._revision:
@@ -90,6 +91,16 @@ class Commits:
                         False, Invariant.RANKS, f"{applied.source} wrote nonsense: {error}"
                     )
             self._state.note_health(applied.at_s)
+
+    def _take_overwritten(self, applied: Applied) -> None:
+        """A presence in whose place a test puts something without a lease is gone; so is a lead."""
+        for revision in applied.changes:
+            for event in revision.events:
+                kv = event.kv
+                if event.kind is EventKind.PUT and kv.key in self._keys.nodes and not kv.lease_id:
+                    self._state.drop_node(self._keys.node_id(kv.key), applied.at_s)
+                if kv.key == self._keys.leader:
+                    self._state.leader = None
 
     def _lose_all(self, at_s: float) -> None:
         """The revisions begin anew: etcd has lost its data."""

@@ -1,0 +1,34 @@
+"""Tells of keys among the presences that no node of this job has written. Reads nothing itself."""
+
+from __future__ import annotations
+
+from rdzv_etcd.core.model import Nodes
+from rdzv_etcd.group.narrator import Narrator
+
+_TOLD = 8
+"""More than this are one mistake, or one attack: they are only counted."""
+
+
+class Strangers:
+    """Remembers what was told, so that each is told once."""
+
+    def __init__(self, narrator: Narrator) -> None:
+        self._narrator = narrator
+        self._known: dict[str, int] = {}
+        self._told = 0
+
+    def look_at(self, nodes: Nodes) -> None:
+        """Warn of what is new among the unreadable keys."""
+        known = {node_id: it.mod_revision for node_id, it in nodes.unreadable.items()}
+        if known == self._known:
+            return
+        new = [it for node_id, it in nodes.unreadable.items() if node_id not in self._known]
+        self._known = known
+        for stranger in new[: max(0, _TOLD - self._told)]:
+            self._narrator.warn(f"not counted among the nodes: {stranger.problem}")
+        if self._told < _TOLD < self._told + len(new):
+            self._narrator.warn(
+                f"there are {len(known)} keys among the nodes that are none of this library's; no "
+                "more of them are told"
+            )
+        self._told += len(new)

@@ -1,0 +1,193 @@
+"""Reads and writes JSON objects with typed, bounded fields. Knows limits, not what fields mean.
+
+Whatever is written is checked as if it had just been read, so nothing is ever written that cannot
+be read: by another node it could only be called corrupt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
+from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.settings.model import MAX_NODES
+from rdzv_etcd.text import shown
+
+VERSION = 1
+MAX_NAME = 512
+"""Characters of a name: a node's id, a run, an address."""
+MAX_TEXT = 1024
+"""Characters of a text for people, and of a rank key."""
+MAX_ROUND = 10**9
+"""Keys have room for one digit more."""
+MAX_EPOCH = 2**61
+"""With etcd's revision added it still is a number of 64 bits."""
+MAX_CLAIM = 2**53
+"""The highest epoch that a node can make the others count on from, by saying it has seen it. Taken
+for a time in microseconds it is the year 2255; there is room above it for all that follows."""
+_MAX_NUMBER = 2**63 - 1
+
+T = TypeVar("T")
+_MISSING = object()
+
+
+class Fields:
+    """Typed access to a JSON object's fields; a problem is a ValueError that names the field."""
+
+    def __init__(self, raw: object) -> None:
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+        self._raw: dict[str, Any] = raw
+
+    def has(self, name: str) -> bool:
+        return self._raw.get(name) is not None
+
+    def text(self, name: str, default: object = _MISSING) -> str:
+        """A text for people."""
+        return _text(name, self._get(name, str, default))
+
+    def optional_text(self, name: str) -> str | None:
+        return self.text(name) if self.has(name) else None
+
+    def name(self, name: str) -> str:
+        """A name: printable, not empty, not long."""
+        return a_name(name, self._get(name, str, _MISSING))
+
+    def whole(
+        self, name: str, default: object = _MISSING, *, least: int = 0, most: int = _MAX_NUMBER
+    ) -> int:
+        return _whole(name, self._get(name, int, default), least, most)
+
+    def number(self, name: str) -> float:
+        value = self._raw.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name!r} is {_short(value)}, not a number")
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"{name!r} is {number}, not a finite number")
+        return number
+
+    def flag(self, name: str) -> bool:
+        return bool(self._get(name, bool, _MISSING))
+
+    def names(self, name: str, default: object = _MISSING) -> tuple[str, ...]:
+        value = self._get(name, list, default)
+        if len(value) > MAX_NODES:
+            raise ValueError(f"{name!r} has more than {MAX_NODES} entries")
+        return tuple(a_name(name, item) for item in value)
+
+    def texts_by_name(self, name: str) -> dict[str, str]:
+        value = self._get(name, dict, _MISSING)
+        return {a_name(name, key): _text(name, item) for key, item in value.items()}
+
+    def wholes_by_name(self, name: str, *, most: int) -> dict[str, int]:
+        value = self._get(name, dict, _MISSING)
+        return {a_name(name, key): _whole(name, item, 0, most) for key, item in value.items()}
+
+    def objects(self, name: str) -> list[Fields]:
+        return [Fields(item) for item in self._get(name, list, _MISSING)]
+
+    def nested(self, name: str) -> Fields:
+        return Fields(self._get(name, dict, _MISSING))
+
+    def _get(self, name: str, kind: type, default: object) -> Any:
+        value = self._raw.get(name, default)
+        if value is _MISSING:
+            raise ValueError(f"field {name!r} is missing")
+        if not isinstance(value, kind):
+            raise ValueError(f"{name!r} is {_short(value)}, not a {kind.__name__}")
+        return value
+
+
+def a_name(field: str, value: object) -> str:
+    """Return ``value`` if it can be a name; raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{field!r} holds {_short(value)}, not a name")
+    if not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise ValueError(
+            f"{field!r} holds {_short(value)}, not a name of 1 to {MAX_NAME} printable characters"
+        )
+    return value
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{field!r} holds {_short(value)}, not a text")
+    if len(value) > MAX_TEXT:
+        raise ValueError(f"{field!r} has {len(value)} characters, more than {MAX_TEXT}")
+    value.encode()  # a lone surrogate is a ValueError
+    return value
+
+
+def _whole(field: str, value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{field!r} is {_short(value)}, not a whole number from {least} to {most}")
+    return value
+
+
+def _short(value: object) -> str:
+    return shown(repr(value), 80)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def encode(fields: Mapping[str, object], build: Callable[[Fields], object]) -> bytes:
+    """Return the value that ``build`` makes sense of.
+
+    Raises :class:`~rdzv_etcd.errors.UnwritableValueError` if it would not.
+    """
+    try:
+        build(Fields(fields))
+        return json.dumps({"v": VERSION, **fields}, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, OverflowError) as error:
+        raise UnwritableValueError(str(error)) from error
+
+
+def decode(key: bytes, value: bytes, build: Callable[[Fields], T]) -> T:
+    """Build what ``value`` says. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
+    try:
+        fields = Fields(_JSON.decode(value.decode()))
+        version = fields.whole("v")
+        if version != VERSION:
+            raise ValueError(f"it has format version {version}, this library writes {VERSION}")
+        return build(fields)
+    except (ValueError, OverflowError, RecursionError, SettingsError) as error:
+        problem = str(error) or type(error).__name__
+        raise StateCorruptError(key.decode(errors="replace"), problem) from error
+
+
+def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
+    """Decode what is under a key. Raises StateCorruptError, which says who has written it."""
+    try:
+        return decode_value(kv.key, kv.value)
+    except StateCorruptError as error:
+        raise StateCorruptError(error.key, error.problem, _writer(kv)) from error.__cause__
+
+
+def _writer(kv: KeyValue) -> str:
+    """What etcd knows about who has written a key."""
+    created = "" if kv.version == 1 else f" (the key exists since revision {kv.create_revision})"
+    if not kv.lease_id:
+        return f"written at revision {kv.mod_revision}{created} without a lease"
+    return (
+        f"written at revision {kv.mod_revision}{created} on lease {kv.lease_id:016x}; "
+        f"`etcdctl lease timetolive {kv.lease_id:x} --keys` shows what else its writer keeps there"
+    )
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("it has a field twice")
+    return fields
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"it has {constant}, which is no JSON")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_refuse)

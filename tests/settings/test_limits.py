@@ -1,0 +1,58 @@
+"""Numbers and texts beyond what etcd's values may hold are refused where they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings import JobSettings, Settings
+from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.model import MAX_ID, MAX_NODES, MAX_RANK_KEY
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: JobSettings(1, 10**30), r"--nnodes.*10{30}.*1000000"),
+        (lambda: JobSettings(1, MAX_NODES + 1), r"--nnodes.*1000001.*1000000"),
+        (lambda: JobSettings(10**5000, 10**5000), r"--nnodes.*16610 bits.*1000000"),
+        (lambda: JobSettings(10**5000, 1), r"min_nodes \(--nnodes\).*1000000"),
+        (lambda: JobSettings(-(10**5000), 1), "min_nodes.*at least 1"),
+        (lambda: JobSettings(1, -(10**5000)), "max_nodes.*less"),
+        (lambda: JobSettings(1, 4, 10**5000), "node_unit.*1000000"),
+    ],
+    ids=["30 digits", "one more", "5000 digits", "least", "negative", "negative most", "unit"],
+)
+def test_numbers_of_nodes(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        make()
+
+
+def test_a_million_nodes_may_be_asked_for() -> None:
+    assert JobSettings(1, MAX_NODES).max_nodes == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"job_id": "x" * (MAX_ID + 1)}, "--rdzv-id.*1001.*1000"),
+        ({"config": {"prefix": "/" + "x" * MAX_ID}}, "etcd_prefix.*1001.*1000"),
+        ({"config": {"rank_key": "9" * 5000}}, "rank_key.*5000.*1000"),
+        ({"local_addr": "x" * 256}, "--local-addr.*256.*255"),
+    ],
+    ids=["id", "prefix", "rank key", "address"],
+)
+def test_texts(given: dict[str, object], named: str) -> None:
+    arguments: dict[str, object] = {
+        "endpoint": "h", "job_id": "job", "min_nodes": 1, "max_nodes": 2, "local_addr": None,
+        "config": {}, "environ": {}, **given,
+    }  # fmt: skip
+    with pytest.raises(SettingsError, match=named):
+        settings_from_config(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_longest_ones_are_accepted() -> None:
+    made = Settings("x" * MAX_ID, JobSettings(1, 2), rank_key="9" * MAX_RANK_KEY)
+    assert len(made.job_id) == MAX_ID
