@@ -18,7 +18,17 @@ from rdzv_etcd.core import closing
 from rdzv_etcd.core.changes import Publish, Recovery
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
-from rdzv_etcd.group import drafting, healing, leadership, leaving, node, roster, session, standing
+from rdzv_etcd.group import (
+    barrier,
+    drafting,
+    healing,
+    leadership,
+    leaving,
+    node,
+    roster,
+    session,
+    standing,
+)
 from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
@@ -188,9 +198,12 @@ def leaves_some_out(original: Any, control: Any, nodes: Any, settings: Any) -> A
     return replace(crowd, newcomers=crowd.newcomers[:1])
 
 
-def last_may_be_late(original: Any, node: Any, world: Any, name: str, timeout_s: float) -> Any:
-    fewer = replace(world, size=max(1, world.size - 1))
-    return original(node, fewer, name, timeout_s)
+def last_may_be_late(original: Any, node: Any, world: Any) -> Any:
+    return original(node, replace(world, size=max(1, world.size - 1)))
+
+
+def open_for_ever(original: Any, self: Any, done: Any) -> int:
+    return 0 if done is None else 10**6
 
 
 def forms_anew(
@@ -249,7 +262,9 @@ MUTANTS = [
            (I.SEATS, I.CONVERGENCE)),
     Mutant("an add is sent again blindly", writes.OnceWriter, "apply", retries_blindly,
            (I.COUNTED_ONCE,)),
-    Mutant("a barrier opens one early", work, "wait_at_barrier", last_may_be_late,
+    Mutant("a barrier opens one early", work, "Barriers", last_may_be_late,
+           (I.BARRIER,), two_or_more),
+    Mutant("a barrier opens for all times", barrier._Barrier, "_turns", open_for_ever,
            (I.BARRIER,), two_or_more),
     Mutant("the light goes out on those who are there", requests, "put_out_the_light",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),

@@ -6,6 +6,7 @@ Knows the node's face and the round's store; every step and every outcome goes t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import count
 
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
@@ -32,6 +33,7 @@ class Work:
         self._node = node
         self._world = world
         self._barriers = Barriers(node, world)
+        self._turns: Counter[str] = Counter()
         self._history = history
         self._node_id = context.identity.node_id
         self.store = KeyValueStore(
@@ -57,7 +59,7 @@ class Work:
                 return
             try:
                 if step % BARRIER_EVERY == 0:
-                    await self.meet(f"step {step}")
+                    await self.meet("all here")
                 elif step % ADD_EVERY == 0:
                     await self.add(1 + (step + self._world.rank) % 2)
             except StateCorruptError:
@@ -83,7 +85,9 @@ class Work:
         self._history.pass_barrier(self._world, "exit", self._node_id)
 
     async def meet(self, name: str) -> None:
-        """Reach a barrier, and pass it when all are there."""
-        self._history.reach_barrier(self._world, name, self._node_id)
+        """Reach a barrier, and pass it when all are there as often; who gives up tries again."""
+        turn = f"{name}, turn {self._turns[name] + 1}"
+        self._history.reach_barrier(self._world, turn, self._node_id)
         await self._barriers.wait(name, LIMIT_S)
-        self._history.pass_barrier(self._world, name, self._node_id)
+        self._history.pass_barrier(self._world, turn, self._node_id)
+        self._turns[name] += 1
