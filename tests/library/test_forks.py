@@ -41,7 +41,7 @@ def run(program: str, server: EtcdServer, job_id: str, nodes: str = "1") -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=5 * LIMIT_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

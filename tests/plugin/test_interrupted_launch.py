@@ -53,7 +53,7 @@ def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
         check=False,
         capture_output=True,
         text=True,
-        timeout=2 * LIMIT_S,
+        timeout=10 * LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, "{0: 'done'}\n"), done.stderr
     assert ("was interrupted: its node" in done.stderr) == (traceback == "kept"), done.stderr
