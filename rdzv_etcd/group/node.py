@@ -13,7 +13,7 @@ from typing import Any
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.changes import waiting_count
 from rdzv_etcd.core.model import Closure, Control
-from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.group import leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
@@ -171,7 +171,7 @@ class Node:
                 await context.clock.wait_for(farewell, context.farewell_limit_s)
             else:  # it never started; a lease may be there all the same
                 await context.session.end(context.farewell_limit_s)
-        except (EtcdError, TimeoutError) as error:
+        except (RdzvEtcdError, TimeoutError) as error:
             context.narrator.say(f"left without etcd's confirmation: {error}")
         finally:
             await self._stop_tasks()

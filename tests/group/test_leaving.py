@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdNoSpaceError, EtcdPermissionError
-from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.etcd.api import Put, Txn
 from tests.sim.world import TTL_S, SimJob, simulate
 
 REFUSALS = pytest.mark.parametrize(
@@ -53,3 +53,17 @@ def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time() -> N
         assert job.loop.time() - began_s < TTL_S
 
     simulate(scenario, range(5), min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("which", ["round", "leader", "change"])
+def test_nodes_leave_although_a_control_value_cannot_be_read(which: str) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        sessions = {node.node.context.session.lease_id for node in nodes}
+        job.server.apply(Txn((), (Put(getattr(job.keys, which), b"?"),)))
+        for name in job.loop.rng.sample("ab", 2):
+            await job.leave(name)
+        assert not sessions & set(job.server.leases())
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=2)

@@ -85,7 +85,9 @@ class OperatorFaults(Part):
 
     async def _cleared(self, key: bytes, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        if key in self._written:
+        if not self._job.server.up:
+            self._stage.later(self._cleared(key, 1.0))
+        elif key in self._written:
             self._written.discard(key)
             self._delete(Delete(key))
 
