@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.core.model import Control
-from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.etcd.api import Delete, Txn, prefix_end
 from rdzv_etcd.group import job_lease, standing
 from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Request
@@ -21,7 +22,7 @@ from tests.group.test_scenarios import puts
 from tests.sim.invariants import Invariant
 from tests.sim.test_guards import assert_noticed, restores, works_one_after_the_other
 from tests.sim.test_mutants import on, without_guard
-from tests.sim.world import TTL_S, SimJob, SimNode
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -228,4 +229,64 @@ def test_the_last_one_out_who_has_not_heard_of_the_end() -> None:
         Invariant.KEPT,
         min_nodes=2,
         max_nodes=2,
+    )
+
+
+def one_store_for_all_runs(original: Any, self: JobKeys, number: int, _run: str) -> KeyRange:
+    store: KeyRange = original(self, number, "any")
+    return store
+
+
+def test_a_new_run_while_the_keys_of_the_last_one_live() -> None:
+    """All nodes are killed when they have closed their job. The marker expires before the job lease
+    does, so the new run counts its rounds from 1 again."""
+
+    async def scenario(job: SimJob) -> None:
+        leader, _ = await works_one_after_the_other(job, "ab")
+        await job.pass_time(10.0)
+        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+        job.crash("a", "b")
+        await job.pass_time(2 * TTL_S)
+        job.start_all("cd")
+        await job.until_works("cd")
+        assert job.history.formed[-1].record.number == 1
+
+    assert_noticed(
+        scenario,
+        JobKeys,
+        "store",
+        one_store_for_all_runs,
+        Invariant.NEW_STORE,
+        min_nodes=2,
+        max_nodes=2,
+        works=True,
+        timing=replace(TIMING, closed_ttl_s=5),
+    )
+
+
+def deletes_all_that_begins_alike(original: Any, keys: JobKeys, control: Control) -> Txn:
+    txn: Txn = original(keys, control)
+    start = keys.root.rstrip(b"/")
+    return replace(txn, success=(Delete(start, prefix_end(start)),))
+
+
+def test_a_job_whose_id_begins_like_another_one() -> None:
+    async def scenario(job: SimJob) -> None:
+        other = SimJob(job.loop, job.server, job_id="jobs", min_nodes=1, max_nodes=1)
+        other.start("x")
+        await other.until_works("x")
+        job.start("a")
+        await job.until_works("a")
+        await job.leave("a")
+        await job.pass_time(1.0)
+        other.history.check()
+        assert other.works("x")
+
+    assert_noticed(
+        scenario,
+        requests,
+        "put_out_the_light",
+        deletes_all_that_begins_alike,
+        Invariant.OTHERS,
+        max_nodes=1,
     )

@@ -268,6 +268,10 @@ MUTANTS = [
            (I.BARRIER,), two_or_more),
     Mutant("the light goes out on those who are there", requests, "put_out_the_light",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),
+    Mutant("a background task ends", healing.Healing, "keep_job_lease", does_nothing, (I.TASKS,)),
+    Mutant("a newcomer becomes rank 0", closing, "assign_ranks",
+           lambda original, chosen, *rest: tuple(reversed(original(chosen, *rest))),
+           (I.SURVIVORS,), lambda p: p.min_nodes < p.max_nodes),
     Mutant("the light stays on", leaving, "put_out_the_light", does_nothing,
            (I.NOTHING_LEFT,)),
     Mutant("a large world without one of its slices", roster, "cut",
@@ -423,7 +427,5 @@ def test_every_promise_is_broken_by_some_mutant() -> None:
         Invariant.ENDED,
         Invariant.NEW_STORE,
         Invariant.OTHERS,
-        Invariant.TASKS,
-        Invariant.SURVIVORS,
     }
     assert broken | elsewhere == set(Invariant)
