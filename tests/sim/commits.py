@@ -43,7 +43,9 @@ class Saved:
 class Commits:
     """Everything etcd committed for one job."""
 
-    def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts) -> None:
+    def __init__(
+        self, keys: JobKeys, state: State, verdicts: Verdicts, rejoin_timeout_s: float
+    ) -> None:
         self.formed: list[Formed] = []
         self.closures: list[Closure] = []
         self.changes: list[tuple[float, Change]] = []
@@ -55,7 +57,7 @@ class Commits:
         self._state = state
         self._demand = verdicts.demand
         self._note = verdicts.note
-        self._promises = Promises(keys, state, verdicts)
+        self._promises = Promises(keys, state, verdicts, rejoin_timeout_s)
         self._revision = 0
         self._counters: dict[bytes, Counting] = {}
         self._slices: dict[bytes, dict[str, int]] = {}
@@ -267,7 +269,7 @@ class Commits:
             self._promises.check_succession(record)
             self._promises.check_not_ended(record, self.lost_s)
             if not back:
-                self._promises.check_survivors(record)
+                self._promises.check_survivors(record, applied.at_s)
                 self._promises.check_new_store(
                     record, self._keys.store(record.number, record.run).start
                 )

@@ -76,7 +76,9 @@ class NodeFaults(Part):
             assert isinstance(clock, SimClock)
             clock.wall_skew_s = self._rng.uniform(-3600, 3600)
             if self._rng.random() < 0.5:
-                clock.jump(self._rng.choice([1.0, self._plan.ttl_s, 100.0]))
+                ahead_s = self._rng.choice([1.0, self._plan.ttl_s, 100.0])
+                clock.jump(ahead_s)
+                self._job.history.note_jump(ahead_s)
 
     def slow(self) -> None:
         for node in self._stage.some():

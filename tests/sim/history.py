@@ -32,14 +32,14 @@ class Told:
 class History:
     """Everything one job went through; :meth:`check` raises InvariantError."""
 
-    def __init__(self, keys: JobKeys) -> None:
+    def __init__(self, keys: JobKeys, rejoin_timeout_s: float) -> None:
         self.told: list[Told] = []
         self.wiped_s: float | None = None
         """When etcd first lost its data. Nodes that come afterwards, or were cut off, cannot know
         what was before, so epochs are compared per node only."""
         self._state = State()
         self._verdicts = Verdicts()
-        self._commits = Commits(keys, self._state, self._verdicts)
+        self._commits = Commits(keys, self._state, self._verdicts, rejoin_timeout_s)
         self._at_barrier: dict[tuple[int, str], set[str]] = {}
         self.note = self._verdicts.note
         self.demand = self._verdicts.demand
@@ -49,6 +49,7 @@ class History:
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
         self.writers = self._commits.writers
+        self.note_jump = self._state.note_jump
 
     @property
     def log(self) -> list[str]:

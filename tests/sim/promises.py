@@ -16,7 +16,10 @@ DECIDED_WITHIN_S = 120.0
 class Promises:
     """Each check tells the verdicts what a commit broke; the state is that before it."""
 
-    def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts) -> None:
+    def __init__(
+        self, keys: JobKeys, state: State, verdicts: Verdicts, rejoin_timeout_s: float
+    ) -> None:
+        self._rejoin_timeout_s = rejoin_timeout_s
         self._keys = keys
         self._state = state
         self._demand = verdicts.demand
@@ -149,8 +152,10 @@ class Promises:
             f"{change} ends {record}, which could not grow",
         )
 
-    def check_survivors(self, record: Round) -> None:
-        """Rank 0 is a survivor's, if there is one; without any, none is there who could be."""
+    def check_survivors(self, record: Round, at_s: float) -> None:
+        """Rank 0 is a survivor's, if there is one, or an heir's, who was left out of a world of
+        newcomers. Without survivors, none is there who could be, or it was waited for long enough.
+        """
         before = self._state.round
         if before is None or before.closure is not None:
             return
@@ -160,7 +165,7 @@ class Promises:
             for node_id in record.members
         )
         self._demand(
-            not survivors or keyed or record.members[0] in survivors,
+            not survivors or keyed or record.members[0] in survivors | set(before.heirs),
             Invariant.SURVIVORS,
             f"rank 0 of {record} is new, though {sorted(survivors)} are not",
         )
@@ -169,8 +174,10 @@ class Promises:
             for node_id in before.members
             if node_id in self._state.nodes and self._state.nodes[node_id].info.leaving is None
         ]
+        opened_s = self._state.opened_s
+        waited = opened_s is not None and at_s - opened_s >= self._rejoin_timeout_s
         self._demand(
-            bool(survivors) or not expected,
+            bool(survivors) or not expected or waited,
             Invariant.SURVIVORS,
             f"nobody in {record} was in {before}, but {expected} are alive",
         )

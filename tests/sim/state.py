@@ -50,18 +50,26 @@ class State:
     """… and with it the work of each of its members."""
     highest: dict[str, int] = field(default_factory=dict)
     """The highest epoch of a round that each node was told it is in."""
+    opened_s: float | None = None
+    """Since when the round there is has been called over; ``None``: nobody has."""
+
+    def note_jump(self, ahead_s: float) -> None:
+        """A node's clock says that so much more time has passed."""
+        if self.opened_s is not None:
+            self.opened_s -= ahead_s
 
     def note_health(self, at_s: float) -> None:
         """Call it after every event."""
         record, change = self.round, self.change
-        if (
-            record is None
-            or record.closure is not None
-            or (change is not None and change.concerns(record))
-        ):
+        over = change is not None and change.concerns(record)
+        if over or record is None or record.closure is not None:
             self.healthy_s = None
         elif self.healthy_s is None:
             self.healthy_s = at_s
+        if not over:
+            self.opened_s = None
+        elif self.opened_s is None:
+            self.opened_s = at_s
 
     def put_node(self, info: NodeInfo, mod_revision: int, at_s: float) -> None:
         before = self.nodes.get(info.node_id)

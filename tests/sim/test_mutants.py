@@ -228,15 +228,15 @@ def two_or_more(what: Any) -> bool:
 
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
-    Mutant("closed over another record", requests, "close_round",
-           without_guard(on(b"ctl/round")), (I.SUCCESSION, I.ONE_WORLD, I.RANKS), noticed_by=192),
     Mutant("published by who leads no more", requests, "publish_change",
            without_guard(on(b"ctl/leader")), (I.LEADER,)),
     Mutant("a member that is back is called lost", requests, "publish_change",
            does_not_look_who_is_back, (I.UNDISTURBED,)),
     Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
-    Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,), two_or_more),
-    Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS,), two_or_more),
+    Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS, I.TASKS),
+           two_or_more),
+    Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS, I.SEATS),
+           two_or_more),
     Mutant("told another master", standing.Standing, "admit", wrong_master, (I.AGREEMENT,)),
     Mutant("larger than max", leadership, "decide_close",
            closes(lambda s: replace(s, max_nodes=s.max_nodes + s.node_unit)),
@@ -370,6 +370,7 @@ def test_a_round_closed_by_who_leads_no_more_is_noticed() -> None:
             each.connection.link.hold_requests(5.0, 1, scenarios.puts(job.keys.round))
         await job.until(lambda: any(each.node.leads for each in job.nodes.values()), "a leader")
         await job.pass_time(4.3)  # after a keep-alive, so that the loss is not noticed
+        job.leader.connection.link.lag_watches(30.0)  # nor told by its presence's watch
         job.server.expire(job.leader.node.context.session.lease_id)
         await job.until_works("ab")
 

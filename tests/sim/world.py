@@ -178,7 +178,7 @@ class SimJob:
             slice_nodes=slice_nodes,
         )
         self.keys = JobKeys(self.settings.prefix, job_id)
-        self.history = History(self.keys)
+        self.history = History(self.keys, timing.rejoin_timeout_s)
         server.observers.append(self.history.observe)
         self.nodes: dict[str, SimNode] = {}
         self.neighbours: list[SimJob] = []
