@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names
 from rdzv_etcd.core.ranks import assign_ranks
+from rdzv_etcd.core.telling import needed
 from rdzv_etcd.core.waiting import Crowd, sort_crowd
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
@@ -68,12 +69,12 @@ def decide_close(
     if control.round is None and len(nodes.present) < settings.min_nodes:
         # The common case while a big job starts: do not sort thousands of nodes at each arrival.
         return KeepWaiting(
-            None, f"{round_label}: {len(nodes.present)} of {_needed(settings)} nodes here"
+            None, f"{round_label}: {len(nodes.present)} of {needed(settings)} nodes here"
         )
     crowd = sort_crowd(control, nodes, settings)
     pool = crowd.pool
     size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
-    here = f"{round_label}: {len(pool)} of {_needed(settings)} nodes here"
+    here = f"{round_label}: {len(pool)} of {needed(settings)} nodes here"
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
     if size < settings.min_nodes or size == 0:
@@ -97,12 +98,6 @@ def decide_close(
     if now_s >= until_s:
         return _close(control, crowd, size, why)
     return KeepWaiting(until_s, here + _missing(crowd, control))
-
-
-def _needed(settings: JobSettings) -> str:
-    if settings.min_nodes == settings.max_nodes:
-        return str(settings.min_nodes)
-    return f"{settings.min_nodes} to {settings.max_nodes}"
 
 
 def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:

@@ -18,11 +18,17 @@ class Backoff:
     def __init__(self, longest_s: float) -> None:
         self._longest_s = max(FIRST_S, longest_s)
         self._next_s = FIRST_S
+        self._refused = False
+
+    def is_news(self, error: Exception) -> bool:
+        """Whether ``error`` is the first refusal, which people have to know of."""
+        return isinstance(error, EtcdRefusedError) and not self._refused
 
     def after(self, error: Exception) -> float:
         """Return how many seconds to wait after ``error``."""
         if not isinstance(error, EtcdRefusedError):
             return FIRST_S
+        self._refused = True
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._longest_s)
         return wait_s
@@ -30,3 +36,4 @@ class Backoff:
     def reset(self) -> None:
         """Note that etcd does what it is asked."""
         self._next_s = FIRST_S
+        self._refused = False

@@ -14,6 +14,7 @@ from rdzv_etcd.core.changes import Recovery, decide_recovery
 from rdzv_etcd.core.model import Control, NodeInfo, Round
 from rdzv_etcd.errors import EtcdError, LeaseExistsError, LeaseNotFoundError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.presence import is_present
 from rdzv_etcd.group.standing import Phase, Standing
@@ -32,15 +33,18 @@ class Healing:
     async def run(self) -> None:
         """Heal whenever it is needed, until cancelled."""
         context = self._context
+        backoff = Backoff(context.session.renewal_period_s)
         while True:
             if not self._is_needed():
+                backoff.reset()
                 await context.pulse.wait(when=self._is_needed)
                 continue
             try:
                 await self._heal()
             except EtcdError as error:
-                context.narrator.say(f"coming back after an outage: {error}")
-                await context.clock.sleep(_RETRY_S)
+                tell = context.narrator.warn if backoff.is_news(error) else context.narrator.say
+                tell(f"coming back after an outage: {error}")
+                await context.clock.sleep(backoff.after(error))
             except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
                 until_s = context.clock.now_s() + context.session.renewal_period_s
                 await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
@@ -71,7 +75,9 @@ class Healing:
         """The round whose job lease this node has a part in."""
         standing = self._standing
         if standing.phase is Phase.WAITING:
-            return standing.record or self._context.control.view.formed
+            # A newcomer that has not arrived may be waiting for the end of what a dead job left.
+            belongs = standing.arrived_with != 0 or standing.epoch > 0
+            return standing.record or (self._context.control.view.formed if belongs else None)
         return standing.record if standing.phase is Phase.MEMBER else None
 
     def _is_needed(self) -> bool:

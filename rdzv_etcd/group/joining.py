@@ -20,17 +20,18 @@ from rdzv_etcd.errors import (
     EtcdRefusedError,
     EtcdUnavailableError,
     JobClosedError,
-    JobSettingsMismatchError,
     JoinTimeoutError,
     LeaseNotFoundError,
     OutcomeUnknownError,
     RdzvEtcdError,
 )
 from rdzv_etcd.etcd.api import TxnResult
+from rdzv_etcd.group.conflict import Conflict
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.patience import JoinPatience
 from rdzv_etcd.group.standing import Phase, Standing, World
+from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
 from rdzv_etcd.settings import AfterEnd
@@ -49,6 +50,7 @@ class Joining:
         self._standing = standing
         self._leadership = leadership
         self._patience = JoinPatience(context, standing, timeout_s)
+        self._conflict = Conflict(context, self._patience)
         self._earlier: Closure | None = None
         """How the run ended after which this node was started, if it has told about that."""
 
@@ -61,11 +63,15 @@ class Joining:
         standing.begin_join(
             NodeInfo(standing.node_id, address, port, 0, settings.job, settings.rank_key)
         )
+        lines = WaitLines(context, standing, self._patience)
+        telling = asyncio.ensure_future(lines.run())
         try:
             return await self._until_admitted()
         except BaseException:
             await self._withdraw()
             raise
+        finally:
+            telling.cancel()
 
     async def _until_admitted(self) -> World:
         context, standing, patience = self._context, self._standing, self._patience
@@ -93,6 +99,8 @@ class Joining:
         if isinstance(context.control.problem, EtcdRefusedError):  # it may be over
             await context.control.refresh(self._patience.limit_s())
         self._check_welcome()
+        if await self._conflict.outlast():
+            return
         large = standing.unread(context.control.view)
         if large is not None:
             await self._read_slice(large)
@@ -235,19 +243,6 @@ class Joining:
         if control.closure is not None and self._earlier is None and standing.origin is None:
             self._earlier = control.closure
             self._meet_end(self._earlier)
-        mine = context.settings.job
-        formed = control.formed
-        if formed is not None:
-            theirs, whose = formed.settings, "the job's"
-        elif control.leader is not None and control.leader_revision > control.round_revision:
-            theirs, whose = control.leader.settings, f"{display_name(control.leader.node_id)}'s"
-        else:
-            return
-        if theirs != mine:
-            raise JobSettingsMismatchError(
-                f"job {context.settings.job_id!r}: this node was started with {mine}, but "
-                f"{whose} settings are {theirs}; start all nodes of a job with the same --nnodes"
-            )
 
     def _meet_end(self, closure: Closure) -> None:
         """Do what ``after_end`` says: this node was started after the job was closed.

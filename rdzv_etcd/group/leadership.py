@@ -24,12 +24,14 @@ from rdzv_etcd.core.model import (
 )
 from rdzv_etcd.errors import (
     EtcdError,
+    EtcdRefusedError,
     EtcdUnavailableError,
     LeaseNotFoundError,
     OutcomeUnknownError,
     RdzvEtcdError,
 )
 from rdzv_etcd.etcd.api import TxnResult
+from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
 from rdzv_etcd.group.feed import Feed
@@ -54,6 +56,7 @@ class Leadership:
         self._standing = standing
         self._roster = Roster(context)
         self._job_lease = JobLease(context)
+        self._backoff = Backoff(context.session.renewal_period_s)
         self._drafting = Drafting(context, standing, self._job_lease)
         self._strangers = Strangers(context.narrator)
 
@@ -106,8 +109,8 @@ class Leadership:
         context = self._context
         try:
             result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
-        except EtcdError:
-            await context.clock.sleep(_RETRY_S)
+        except EtcdError as error:
+            await context.clock.sleep(self._backoff.after(error))
             return
         if context.control.view.leader_revision == control.leader_revision:
             context.show_written(result.revision, leader=None, leader_revision=0)
@@ -134,8 +137,8 @@ class Leadership:
             )
         except LeaseNotFoundError as error:
             context.session.lost(error.lease_id or session)
-        except EtcdError:
-            await context.clock.sleep(_RETRY_S)
+        except EtcdError as error:
+            await context.clock.sleep(self._backoff.after(error))
         else:
             self.note(leader, result)
 
@@ -177,7 +180,7 @@ class Leadership:
                 following.result()
         except EtcdError as error:
             self._stumble(error)
-            await clock.sleep(_RETRY_S)
+            await clock.sleep(self._backoff.after(error))
         finally:
             if following is not None:
                 following.cancel()
@@ -200,10 +203,12 @@ class Leadership:
             self._job_lease.given_away()
             await self._recover(feed)
         except EtcdError as error:
-            context.narrator.say(f"as leader: {error}")
+            tell = context.narrator.warn if self._backoff.is_news(error) else context.narrator.say
+            tell(f"as leader: {error}")
             self._standing.note_trouble(context.clock.now_s())
-            await self._recover(feed)
+            await self._recover(feed, self._backoff.after(error))
         else:
+            self._backoff.reset()
             now_s = context.clock.now_s()
             if until_s is None or until_s > now_s:
                 await context.pulse.wait(until_s)
@@ -341,9 +346,9 @@ class Leadership:
 
     # -- trouble --------------------------------------------------------------------------------
 
-    async def _recover(self, feed: Feed[Nodes]) -> None:
+    async def _recover(self, feed: Feed[Nodes], wait_s: float = _RETRY_S) -> None:
         """After a failed or unknown write: wait a little, then look at how things are."""
-        await self._context.clock.sleep(_RETRY_S)
+        await self._context.clock.sleep(wait_s)
         with contextlib.suppress(RdzvEtcdError):  # the loop comes back here until etcd answers
             await self._context.control.refresh()
             await feed.refresh()
@@ -363,8 +368,9 @@ class Leadership:
         if isinstance(problem, EtcdUnavailableError):
             self._context.narrator.say(f"cannot lead for the moment: {problem}")
             return
+        if not isinstance(problem, EtcdRefusedError) or self._backoff.is_news(problem):
+            self._context.narrator.warn(f"cannot lead: {problem}")
         self._context.control.problem = self._context.control.problem or problem
-        self._context.narrator.warn(f"cannot lead: {problem}")
         self._context.pulse.beat()
 
 

@@ -35,6 +35,8 @@ class JoinPatience:
         """Why etcd does not do what it is asked, …"""
         self.trouble_since_s = 0.0
         """… and since when."""
+        self.conflict = ""
+        """What stands in the way of an arrival (see :mod:`rdzv_etcd.group.conflict`)."""
 
     def is_spare(self) -> bool:
         """Whether a healthy round is running and this node waits for a seat in the next one."""
@@ -46,6 +48,10 @@ class JoinPatience:
             and standing.rank_in(formed) is None
             and standing.unread(control) is None
         )
+
+    def is_gone(self) -> bool:
+        """Whether the node has left, so that nobody waits any more."""
+        return self._standing.phase is Phase.GONE
 
     def deadline_s(self) -> float:
         """Until when to wait, on the clock.
@@ -110,9 +116,7 @@ class JoinPatience:
         seen = context.control.view.round_revision
         await context.pulse.wait(
             retry_at_s,
-            when=lambda: (
-                self._standing.phase is Phase.GONE or context.control.view.round_revision != seen
-            ),
+            when=lambda: self.is_gone() or context.control.view.round_revision != seen,
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import EventKind, Get
+from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.standing import Phase, Standing
 
@@ -26,19 +27,23 @@ async def watch_own(context: NodeContext, standing: Standing) -> None:
     while not _should_be_there(standing):
         await context.pulse.wait(when=lambda: _should_be_there(standing))
     await context.clock.sleep(context.session.renewal_period_s)
+    backoff = Backoff(context.session.renewal_period_s)
     while True:
         try:
-            await _follow(context, standing)
-        except EtcdError:  # the keep-alives, which need etcd as well, say so
-            await context.clock.sleep(_RETRY_S)
+            await _follow(context, standing, backoff)
+        except EtcdError as error:  # if etcd is away, the keep-alives say so
+            if backoff.is_news(error):
+                context.narrator.warn(f"cannot see whether this node's presence is there: {error}")
+            await context.clock.sleep(max(_RETRY_S, backoff.after(error)))
 
 
-async def _follow(context: NodeContext, standing: Standing) -> None:
+async def _follow(context: NodeContext, standing: Standing, backoff: Backoff) -> None:
     key = context.keys.node(standing.node_id)
     watch = context.etcd.watch(key, start_revision=0)
     try:
         await watch.ready()
         await _check(context, standing)  # it may have gone before
+        backoff.reset()
         async for batch in watch:
             session = context.session.lease_id
             if any(

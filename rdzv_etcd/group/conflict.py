@@ -1,0 +1,82 @@
+"""Other settings than the job's: refuses them while the job lives, outlasts a job that has died."""
+
+from __future__ import annotations
+
+from rdzv_etcd.core.model import Control, display_name
+from rdzv_etcd.errors import JobSettingsMismatchError
+from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.patience import JoinPatience
+from rdzv_etcd.settings import JobSettings
+
+_EXPIRY_S = 2.0
+"""How much later than its TTL a lease of the dead may vanish: etcd looks twice a second."""
+
+
+class Conflict:
+    """Watches, for one join, whether a job of other settings stands in the way."""
+
+    def __init__(self, context: NodeContext, patience: JoinPatience) -> None:
+        self._context = context
+        self._patience = patience
+        self._since_s = 0.0
+
+    async def outlast(self) -> bool:
+        """Wait for a change if a job of other settings stands in the way; say whether one does.
+
+        A dead job leaves its record until the job lease ends, and its nodes their presences until
+        theirs do. Who is still there after a TTL lives, so then this raises
+        JobSettingsMismatchError; and when the time to join is up. Raises EtcdError as well.
+        """
+        context, patience = self._context, self._patience
+        control, now_s = context.control.view, context.clock.now_s()
+        found = self._other(control)
+        if found is None:
+            patience.conflict = ""
+            return False
+        theirs, whose = found
+        somebody = control.leader is not None or await self._anybody()
+        problem = (
+            f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
+        )
+        if not patience.conflict:
+            self._since_s = now_s
+        until_s = patience.began_s + patience.timeout_s
+        why = "nobody of that job is there: waiting until what it left in etcd expires"
+        if somebody:
+            until_s = min(until_s, self._since_s + context.settings.timing.lease_ttl_s + _EXPIRY_S)
+            why = f"waiting up to {until_s - now_s:.0f} s, because its nodes may be dead"
+        if now_s >= until_s:
+            raise JobSettingsMismatchError(
+                f"job {context.settings.job_id!r}: {problem}; start all nodes of a job with the "
+                "same --nnodes"
+            )
+        if not patience.conflict:
+            context.narrator.warn(f"{problem}; {why}")
+        patience.conflict = f"for the end of what holds the id: {problem}"
+        seen = _keys(control)
+        await context.pulse.wait(
+            until_s, when=lambda: patience.is_gone() or _keys(context.control.view) != seen
+        )
+        return True
+
+    def _other(self, control: Control) -> tuple[JobSettings, str] | None:
+        formed = control.formed
+        if formed is not None:
+            theirs, whose = formed.settings, "the job's"
+        elif control.leader is not None and control.leader_revision > control.round_revision:
+            theirs, whose = control.leader.settings, f"{display_name(control.leader.node_id)}'s"
+        else:
+            return None
+        return None if theirs == self._context.settings.job else (theirs, whose)
+
+    async def _anybody(self) -> bool:
+        keys = self._context.keys
+        request = Get(keys.nodes.start, keys.nodes.end, limit=2, keys_only=True)
+        result = await self._context.etcd.get(request)
+        mine = keys.node(self._context.identity.node_id)
+        return any(kv.key != mine for kv in result.kvs)
+
+
+def _keys(control: Control) -> tuple[int, int]:
+    return control.round_revision, control.leader_revision

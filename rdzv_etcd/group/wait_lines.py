@@ -1,0 +1,84 @@
+"""Lets no node wait in silence: says for what, for whom and since when; once, then rarely."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rdzv_etcd.core.telling import tell_round, tell_seat
+from rdzv_etcd.errors import EtcdError, RdzvEtcdError
+from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.patience import JoinPatience
+from rdzv_etcd.group.standing import Standing
+from rdzv_etcd.schema.control import nodes_from
+
+_FIRST_S = (10.0, 30.0, 60.0)
+_THEN_EVERY_S = 300.0
+_ANSWER_S = 5.0
+"""How long to wait for etcd's answer to who is there."""
+
+
+class WaitLines:
+    """The lines of one join, logged at WARNING: the level that torchrun shows by default."""
+
+    def __init__(self, context: NodeContext, standing: Standing, patience: JoinPatience) -> None:
+        self._context = context
+        self._standing = standing
+        self._patience = patience
+
+    async def run(self) -> None:
+        """Tell what this join waits for, until cancelled."""
+        context = self._context
+        waits_for, told = self._waits_for(), 0
+        while True:
+            due_s = waits_for[1] + _after_s(told)
+            if await context.pulse.wait(due_s, when=partial(self._is_other, waits_for)):
+                waits_for, told = self._waits_for(), 0
+                continue
+            waited_s = context.clock.now_s() - waits_for[1]
+            context.narrator.warn(f"waiting {waited_s:.0f} s {await self._what()}")
+            told += 1
+            while _after_s(told) <= waited_s:  # it was stopped for a while
+                told += 1
+
+    def _waits_for(self) -> tuple[bool, float]:
+        """Whether it is for a seat, and since when."""
+        patience = self._patience
+        if patience.is_spare():
+            return True, patience.began_s
+        return False, max(patience.began_s, self._standing.opened_s)
+
+    def _is_other(self, known: tuple[bool, float]) -> bool:
+        return self._waits_for() != known
+
+    async def _what(self) -> str:
+        context, patience = self._context, self._patience
+        if patience.conflict:
+            return patience.conflict
+        if patience.trouble is not None:
+            return f"for etcd: {patience.trouble}"
+        control = context.control.view
+        if patience.is_spare():
+            return tell_seat(context.settings.job_id, control)
+        formed = control.formed
+        settings = context.settings.job if formed is None else formed.settings
+        size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
+        nodes = context.keys.nodes
+        few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
+        # All nodes ask at the same time: what they read must not grow with the square of the job.
+        request = Get(nodes.start, nodes.end, count_only=not few)
+        try:
+            result = await context.etcd.get(request, timeout_s=_ANSWER_S)
+            here = nodes_from(context.keys, result, context.clock.now_s()) if few else None
+        except EtcdError as error:
+            return f"for etcd: {error}"
+        except RdzvEtcdError as error:
+            return f"for round {control.next_number}: {error}"
+        return tell_round(control, here, result.count, settings)
+
+
+def _after_s(told: int) -> float:
+    """How long after the beginning of a wait the next line is due."""
+    if told < len(_FIRST_S):
+        return _FIRST_S[told]
+    return _FIRST_S[-1] + _THEN_EVERY_S * (told - len(_FIRST_S) + 1)

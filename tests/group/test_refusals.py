@@ -1,0 +1,138 @@
+"""etcd refuses a node for a while: permission, user, TLS. Who belongs to the job waits and says so;
+a newcomer is told at once. In virtual time; out of space is ``test_no_space.py``."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, EtcdTlsError
+from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.testing import Applied
+from rdzv_etcd.testing.requests import Grant
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+
+REFUSALS = [EtcdPermissionError, EtcdAuthError, EtcdTlsError]
+
+
+def refuse(node: SimNode, kind: type[EtcdError] | None) -> None:
+    node.connection.link.refuse(None if kind is None else lambda: kind("refused for a while"))
+
+
+def rejoin(job: SimJob, node: SimNode) -> None:
+    """A worker fails, say: the agent joins again by itself."""
+    assert node.agent is not None
+    node.agent.cancel()
+    node.agent = job.on(node, node.run())
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING and f" {node.name}: " in record.getMessage()
+    ]
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize("lasts_s", [2.0, 200.0])
+def test_a_member_that_is_refused_while_it_joins_again_tries_on(
+    kind: type[EtcdError], lasts_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        node = job.followers()[0]
+        caplog.clear()
+        refuse(node, kind)
+        rejoin(job, node)
+        await job.pass_time(lasts_s)
+        assert node.error is None
+        assert "refused for a while" in "".join(warnings_of(caplog, node))
+        refuse(node, None)
+        await job.until_works("ab", 10.0)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_spare_that_must_arrive_again_waits_too(kind: type[EtcdError]) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        spare = job.start("s")
+        await job.pass_time(5.0)
+        refuse(spare, kind)
+        job.server.expire(spare.node.context.session.lease_id)
+        await job.pass_time(100.0)
+        assert spare.error is None
+        refuse(spare, None)
+        await job.pass_time(10.0)
+        job.crash(job.leader.name)
+        await job.until(lambda: spare.is_working, "it gets a seat", 100.0)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_newcomer_is_told_at_once(kind: type[EtcdError]) -> None:
+    async def scenario(job: SimJob) -> None:
+        late = job.make("late")
+        refuse(late, kind)
+        began_s = job.loop.time()
+        await job.on(late, late.run())
+        assert isinstance(late.error, kind)
+        assert job.loop.time() - began_s < 1.0
+
+    simulate(scenario, range(3), min_nodes=1, max_nodes=1)
+
+
+def test_the_wait_ends_with_the_join_timeout_and_the_cause() -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab", join_timeout_s=60.0)
+        await job.until_works("ab")
+        for node in job.nodes.values():
+            refuse(node, EtcdPermissionError)
+            rejoin(job, node)
+        began_s = job.loop.time()
+        await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 80.0)
+        assert job.loop.time() - began_s > 55.0
+        for node in job.nodes.values():
+            assert isinstance(node.error, EtcdPermissionError)
+            assert "within 60 s" in str(node.error)
+            assert "refused for a while" in str(node.error)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("joins_again", [True, False])
+def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease(
+    joins_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it joins, and while it works and wants to put its presence back; and warns once."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(2.0 * TTL_S)
+        node = job.followers()[0]
+        asked: list[Applied] = []
+        caplog.clear()
+        job.server.set_no_space(True)  # seen by the server, so that it can be counted
+        job.server.observers.append(asked.append)
+        if joins_again:
+            rejoin(job, node)
+        else:
+            job.server.expire(node.node.context.session.lease_id)
+        await job.pass_time(100.0 * TTL_S)
+        job.server.observers.remove(asked.append)
+        writes = [
+            each
+            for each in asked
+            if each.source == node.node_id and isinstance(each.request, Txn | Grant)
+        ]
+        assert 100 < len(writes) < 2 * 3 * 100  # a lease is granted, perhaps, and the rest refused
+        job.server.set_no_space(False)
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=2)

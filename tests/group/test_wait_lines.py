@@ -1,0 +1,131 @@
+"""No node waits in silence, and none is noisy about it. In virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv_etcd.errors import JobSettingsMismatchError
+from rdzv_etcd.settings import JobSettings
+from tests.group.test_refusals import warnings_of
+from tests.sim.world import TIMING, TTL_S, SimJob, simulate
+
+
+def said(caplog: pytest.LogCaptureFixture, job: SimJob, name: str) -> list[str]:
+    return [line for line in warnings_of(caplog, job.nodes[name]) if ": waiting " in line]
+
+
+def test_every_node_says_what_it_waits_for_after_ten_seconds_and_then_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        caplog.clear()
+        job.start_all("ab", join_timeout_s=2000.0)
+        await job.pass_time(9.5)
+        assert said(caplog, job, "a") == []
+        await job.pass_time(1.0)
+        for name in "ab":
+            (line,) = said(caplog, job, name)
+            assert "waiting 10 s for round 1: 2 of 3 nodes (" in line
+        await job.pass_time(1000.0)
+        assert [len(said(caplog, job, name)) for name in "ab"] == [6, 6]
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
+def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        job.start("s")
+        caplog.clear()
+        await job.pass_time(11.0)
+        (line,) = said(caplog, job, "s")
+        assert "10 s for a seat: job 'job' runs with all 2 of 2 nodes; another job" in line
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+def test_who_is_missing_since_the_last_round_is_named_with_its_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        for node in job.nodes.values():
+            node.stops_in_s = 1.0
+        lost, late, here = "abc"
+        job.nodes[late].stops_in_s = 100.0
+        job.crash(lost)
+        await job.until(lambda: len(job.history.changes) == 1, "a change", 30.0)
+        caplog.clear()
+        await job.pass_time(13.0)
+        (line,) = said(caplog, job, here)
+        assert "1 of 3 nodes (c)" in line
+        assert "missing since round 1: b (10.0.0.b, not back yet), a (lease expired)" in line
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
+def test_a_wait_for_etcd_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(job: SimJob) -> None:
+        node = job.start("a")
+        await job.until(lambda: node.node.leads, "it has arrived")
+        caplog.clear()
+        job.server.stop()
+        await job.pass_time(40.0)
+        assert any(" for etcd: " in line for line in said(caplog, job, "a"))
+        job.server.start()
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+# --- the settings of a dead job -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_s", [0.0, TTL_S + 2.0])
+def test_a_dead_jobs_settings_refuse_no_new_start(
+    after_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether its leases live on or not: nobody is there."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        job.crash("a", "b")
+        await job.pass_time(after_s)
+        caplog.clear()
+        job.start_all("xyz", job=JobSettings(3, 3))
+        await job.pass_time(1.0)
+        for name in "xyz":
+            (line,) = warnings_of(caplog, job.nodes[name])
+            assert "started with min_nodes=3, max_nodes=3" in line
+            assert "min_nodes=2, max_nodes=2" in line
+        await job.until_works("xyz", TIMING.job_ttl_s + TTL_S + 10.0)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+def test_a_dead_leader_of_a_job_without_a_round_refuses_no_new_start() -> None:
+    async def scenario(job: SimJob) -> None:
+        first = job.start("a")
+        await job.until(lambda: first.node.leads, "it leads")
+        job.crash("a")
+        job.start_all("xyz", job=JobSettings(3, 3))
+        await job.until_works("xyz", 2 * TTL_S + 5.0)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+def test_a_living_jobs_settings_refuse_a_node_after_a_ttl() -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        stranger = job.start("x", job=JobSettings(3, 3))
+        took_s = await job.until(lambda: stranger.error is not None, "it is refused", 20.0)
+        assert isinstance(stranger.error, JobSettingsMismatchError)
+        assert took_s < TTL_S + 3.0
+        assert job.works("ab")
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
