@@ -153,21 +153,22 @@ class Promises:
         )
 
     def check_survivors(self, record: Round, at_s: float) -> None:
-        """Rank 0 is a survivor's, if there is one, or an heir's, who was left out of a world of
-        newcomers. Without survivors, none is there who could be, or it was waited for long enough.
+        """Rank 0 is an heir's, else a survivor's, if there is one. Without any of them none is
+        there who could be, or they were waited for long enough and are named heirs of the round.
         """
         before = self._state.round
         if before is None or before.closure is not None:
             return
         survivors = set(before.members) & set(record.members)
+        claim = set(before.heirs) & set(record.members) or survivors
         keyed = any(
             node_id in self._state.nodes and self._state.nodes[node_id].info.rank_key is not None
             for node_id in record.members
         )
         self._demand(
-            not survivors or keyed or record.members[0] in survivors | set(before.heirs),
+            not claim or keyed or record.members[0] in claim,
             Invariant.SURVIVORS,
-            f"rank 0 of {record} is new, though {sorted(survivors)} are not",
+            f"rank 0 of {record} is new, though {sorted(claim)} are not",
         )
         expected = [
             node_id
@@ -177,7 +178,7 @@ class Promises:
         opened_s = self._state.opened_s
         waited = opened_s is not None and at_s - opened_s >= self._rejoin_timeout_s
         self._demand(
-            bool(survivors) or not expected or waited,
+            bool(survivors) or not expected or (waited and set(expected) <= set(record.heirs)),
             Invariant.SURVIVORS,
             f"nobody in {record} was in {before}, but {expected} are alive",
         )
