@@ -57,9 +57,7 @@ class Joining:
     async def run(self, address: str, port: int) -> World:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
         context, standing = self._context, self._standing
-        settings, problem = context.settings, context.control.problem
-        if problem is not None and not isinstance(problem, EtcdRefusedError):
-            await context.control.refresh()  # it may have been mended meanwhile
+        settings = context.settings
         standing.begin_join(
             NodeInfo(standing.node_id, address, port, 0, settings.job, settings.rank_key)
         )
@@ -96,7 +94,7 @@ class Joining:
     async def _advance(self) -> None:
         """Do what is next, or wait for something to change."""
         context, standing = self._context, self._standing
-        if isinstance(context.control.problem, EtcdRefusedError):  # it may be over
+        if context.control.problem is not None:  # it may be over
             await context.control.refresh(self._patience.limit_s())
         self._check_welcome()
         if await self._conflict.outlast():

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, EtcdTlsError
-from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.etcd.api import Delete, Put, Txn
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Grant
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
@@ -52,6 +52,30 @@ def test_a_member_that_is_refused_while_it_joins_again_tries_on(
         assert "refused for a while" in "".join(warnings_of(caplog, node))
         refuse(node, None)
         await job.until_works("ab", 10.0)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_member_that_is_refused_after_it_saw_an_unreadable_value_tries_on(
+    kind: type[EtcdError],
+) -> None:
+    """The value is put right behind its back: it hears of that only when etcd lets it read."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        node = job.followers()[0]
+        job.server.apply(Txn((), (Put(job.keys.change, b"?"),)))
+        await job.until(lambda: node.node.context.control.problem is not None, "it is seen")
+        node.connection.link.lag_watches(30.0)
+        job.server.apply(Txn((), (Delete(job.keys.change),)))
+        refuse(node, kind)
+        rejoin(job, node)
+        await job.pass_time(5.0)
+        assert node.error is None
+        refuse(node, None)
+        await job.until_works("ab", 40.0)
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
 
