@@ -194,9 +194,6 @@ class Etcd(Protocol):
     while it is certain that they did not reach a server; otherwise they raise
     :class:`~rdzv_etcd.errors.OutcomeUnknownError`. With ``repeatable=True`` the caller states that
     applying the write twice does no harm, and it is retried like a read.
-
-    A coroutine that was begun in its caller's thread (:mod:`rdzv_etcd.eager`) may await ``get`` and
-    ``txn``; before anything else it changes to the loop.
     """
 
     async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult: ...

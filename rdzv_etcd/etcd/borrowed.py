@@ -56,14 +56,6 @@ class BorrowedServer:
             raise error
         return call.result()
 
-    def worth_blocking(self) -> bool:
-        """Always: the channel is of the blocking kind."""
-        return True
-
-    def unary_here(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
-        self._require_open()
-        return self._calls[method](request, timeout=timeout_s, metadata=metadata)
-
     def stream(self, method: str, *, metadata: Metadata) -> Stream:
         self._require_open()
         stream = _ThreadedStream(self._calls[method], metadata, self._open.discard)

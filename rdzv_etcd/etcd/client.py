@@ -1,8 +1,7 @@
 """The real etcd: implements the port over gRPC.
 
 Knows which of etcd's calls answers which of the port's, and which policy each one gets. Must not
-know what the keys mean. Everything runs on one event loop, that of the first call, but for the
-first attempt of a ``get`` or ``txn`` begun in its caller's thread (:mod:`rdzv_etcd.eager`).
+know what the keys mean. Everything runs on one event loop, that of the first call.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import api, codec, retry, stubs
 from rdzv_etcd.etcd.auth import Authenticator
 from rdzv_etcd.etcd.borrowed import BorrowedServer
-from rdzv_etcd.etcd.channels import WORTH_CALLS, Credentials, Metadata
+from rdzv_etcd.etcd.channels import Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.descriptors import require_free
 from rdzv_etcd.etcd.forks import refuse_after_fork
@@ -60,17 +59,15 @@ class EtcdClient:
         connection: Connection,
         clock: Clock | None = None,
         *,
-        worth_calls: int = WORTH_CALLS,
         home_after_s: float = HOME_AFTER_S,
     ) -> None:
-        """``worth_calls`` within ten seconds, begun in their callers' threads, and the next ones
-        block there, over a second connection; 0: all. ``home_after_s``: about how long after the
-        endpoint chosen first has failed it is tried again, in the background."""
+        """``home_after_s``: about how long after the endpoint chosen first has failed it is tried
+        again, in the background."""
         require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
         self._setup(
-            _servers(connection, clock, worth_calls),
+            _servers(connection, clock),
             Authenticator(connection.credentials, clock),
             connection,
             clock,
@@ -278,18 +275,12 @@ def _none() -> None:
     """Credentials of a plain connection."""
 
 
-def _servers(connection: Connection, clock: Clock, worth_calls: int) -> list[Server]:
+def _servers(connection: Connection, clock: Clock) -> list[Server]:
     scheme = "http" if connection.tls is None else "https"
     credentials: Credentials = _none
     if connection.tls is not None:
         credentials = TlsFiles(connection.tls).current
     return [
-        AioServer(
-            f"{scheme}://{endpoint.target}",
-            endpoint.target,
-            credentials,
-            clock,
-            worth_calls=worth_calls,
-        )
+        AioServer(f"{scheme}://{endpoint.target}", endpoint.target, credentials, clock)
         for endpoint in connection.endpoints
     ]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd import retry
@@ -134,12 +133,7 @@ class Link:
     async def call_noting_doubt(
         self, kind: Kind, method: str, request: Any, timeout_s: float
     ) -> Outcome:
-        """Make one unary call; tell also whether an earlier attempt may have been applied.
-
-        In a coroutine that was begun in its caller's thread the first attempt blocks there, if the
-        call may be repeated: there it is not known whether a connection exists, and so not whether
-        a request without an answer was sent.
-        """
+        """Make one unary call; tell also whether an earlier attempt may have been applied."""
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
 
@@ -251,36 +245,11 @@ class Link:
         raise AttemptError(fault, server.name)
 
     async def _attempt(self, call: _Call) -> Any:
-        if eager.here():
-            return await self._attempt_here(call)
         try:
             return await self._send(call)
         except AttemptError as failed:
             call.note(failed.endpoint, failed.fault)
             raise
-
-    async def _attempt_here(self, call: _Call) -> Any:
-        """Make an attempt that blocks the caller's thread, if there is all that it needs.
-
-        What follows from its failure concerns all calls, and so is drawn on the loop.
-        """
-        server, metadata = self._servers[self._current], self._auth.current
-        repeatable = Verdict.UNKNOWN in call.kind.repeat_after
-        if self.closed or metadata is None or not (repeatable and server.worth_blocking()):
-            await eager.to_loop()
-            return await self._attempt(call)
-        try:
-            return server.unary_here(
-                call.method,
-                call.request,
-                timeout_s=self.attempt_limit_s(call.kind, call.deadline),
-                metadata=metadata,
-            )
-        except (ClosedError, grpc.RpcError) as error:
-            await eager.to_loop()
-            failed = self.failed(server, error, metadata)
-            call.note(failed.endpoint, failed.fault)
-            raise failed from error
 
     async def _send(self, call: _Call) -> Any:
         share_s = call.share_s()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.etcd.channels import BlockingCalls, Credentials, Metadata, bind, open_channel
+from rdzv_etcd.etcd.channels import Credentials, Metadata, bind, open_channel
 from rdzv_etcd.etcd.quiet import grpc
 
 
@@ -45,12 +45,6 @@ class Server(Protocol):
     async def unary(
         self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
     ) -> Any: ...
-
-    def worth_blocking(self) -> bool:
-        """Tell, when a call could be made either way, whether :meth:`unary_here` is cheaper."""
-
-    def unary_here(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
-        """Block the calling thread, which is not the loop's; raises as :meth:`unary` does."""
 
     def stream(self, method: str, *, metadata: Metadata) -> Stream: ...
 
@@ -127,8 +121,6 @@ class AioServer:
         target: str,
         credentials: Credentials,
         clock: Clock,
-        *,
-        worth_calls: int,
     ) -> None:
         self.name = name
         self._target = target
@@ -140,7 +132,6 @@ class AioServer:
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
         self._streams: WeakSet[_AioStream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
-        self._here = BlockingCalls(target, credentials, clock, worth_calls)
         self._closed = False
 
     async def ready(self, limit_s: float) -> bool:
@@ -177,17 +168,6 @@ class AioServer:
             del self._in_flight[call]
             await self._close_retired()
 
-    def worth_blocking(self) -> bool:
-        return self._here.worth_it()
-
-    def unary_here(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata) -> Any:
-        try:
-            return self._here.call(method, request, timeout_s=timeout_s, metadata=metadata)
-        except (grpc.RpcError, ValueError):  # grpc's error for a call on a closed channel
-            if self._closed:
-                raise ClosedError("the client was closed") from None
-            raise
-
     def stream(self, method: str, *, metadata: Metadata) -> Stream:
         channel = self._open()
         stream = _AioStream(self._calls[method](metadata=metadata), channel)
@@ -199,7 +179,6 @@ class AioServer:
 
         Streams on it fail then, and are opened again on the new one by whoever holds them.
         """
-        self._here.renew()
         if self._channel is not None:
             self._retired.append(self._channel)
             self._channel = None
@@ -207,7 +186,6 @@ class AioServer:
 
     async def close(self) -> None:
         self._closed = True
-        self._here.close()
         for call in tuple(self._in_flight):
             call.cancel()
         channels = [*self._retired, *([self._channel] if self._channel is not None else [])]
@@ -221,7 +199,7 @@ class AioServer:
             raise ClosedError("the client is closed")
         if self._channel is None:
             self._used = self._credentials()
-            self._channel = open_channel(grpc.aio, self._target, self._used)
+            self._channel = open_channel(self._target, self._used)
             self._calls = bind(self._channel)
         return self._channel
 

@@ -19,7 +19,6 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from rdzv_etcd import eager
 from rdzv_etcd.errors import ForkedProcessError, RdzvEtcdError
 
 T = TypeVar("T")
@@ -159,17 +158,6 @@ class Runtime:
             if not call.has_outcome:
                 raise TimeoutError(f"not done within {timeout_s} s")
         return call.result()
-
-    def run_from_here(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """As :meth:`run`, but begin in the calling thread; see :mod:`rdzv_etcd.eager`.
-
-        ``timeout_s`` counts from when ``coro`` goes to the loop; before that it bounds itself. What
-        a signal handler raises meanwhile goes through ``coro`` to the caller.
-        """
-        if self._usable(coro).is_current:
-            return self.run(coro, timeout_s)
-        ended = eager.begin(coro)
-        return self.run(coro, timeout_s) if ended is None else ended.result
 
     def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:
         if self._thread.is_foreign:

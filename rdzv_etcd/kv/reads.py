@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from rdzv_etcd import eager
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue, Txn
@@ -87,7 +86,6 @@ class Reader:
         Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
         """
         wanted = _Any(Get(key))
-        await eager.to_loop()
         await self._clock.wait_for(
             self._follow(wanted, revision - 1, deadline, catch_up=True), deadline.left_s()
         )
@@ -103,7 +101,6 @@ class Reader:
             if wanted.complete:
                 return
             quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
-            await eager.to_loop()
             try:
                 await self._clock.wait_for(
                     self._follow(wanted, revision, deadline, catch_up=not quick),
@@ -168,7 +165,6 @@ async def side_by_side(coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all; if one fails, cancel the others and raise its error when they have ended."""
     if len(coros) == 1:
         return [await coros[0]]
-    await eager.to_loop()
     tasks = [asyncio.ensure_future(coro) for coro in coros]
     try:
         return await asyncio.gather(*tasks)

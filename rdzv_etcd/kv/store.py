@@ -1,10 +1,8 @@
 """The round's key-value store on etcd, with the operations of torch's stores.
 
 Knows what each operation promises and how to get it in as few requests as can be; knows no torch
-and starts no threads. Its coroutines may be begun in their callers' threads, several at once (see
-:mod:`rdzv_etcd.eager`): what they share changes only by single operations on dicts, lists and
-counters, which Python makes whole. How a write is applied once is :mod:`rdzv_etcd.kv.writes`'
-business, how waiting works :mod:`rdzv_etcd.kv.reads`'.
+and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business, how
+waiting works :mod:`rdzv_etcd.kv.reads`'.
 
 ``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store` for how a counter is kept
 in a key's version. Adding the amount that a counter was made with never conflicts with anybody.

@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rdzv_etcd import eager
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -142,7 +141,6 @@ class MemoryConnection:
     async def _call(
         self, request: Request, timeout_s: float | None, *, repeatable: bool
     ) -> Response:
-        await eager.to_loop()
         self._require_open()
         limit_s = self._request_timeout_s if timeout_s is None else timeout_s
         call = _Call(request, repeatable, asyncio.get_running_loop().time() + limit_s)

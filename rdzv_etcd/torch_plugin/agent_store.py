@@ -17,7 +17,6 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rdzv_etcd import eager
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.standing import World
 from rdzv_etcd.torch_plugin.store import EtcdStore
@@ -68,7 +67,6 @@ class AgentStore(EtcdStore):
     async def _unless_over(
         self, keys: list[str], reading: Coroutine[Any, Any, list[bytes]]
     ) -> list[bytes]:
-        await eager.to_loop()
         answer = asyncio.ensure_future(reading)
         over = asyncio.ensure_future(self._when_over())
         try:

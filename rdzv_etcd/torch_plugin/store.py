@@ -39,8 +39,7 @@ class EtcdStore(Store):
     Every method blocks for at most the store's timeout (300 s unless ``set_timeout`` says
     otherwise; as in torch zero means no limit), also when etcd is away, and raises
     ``torch.distributed.DistStoreError``, which names the missing keys when it waited for some.
-    It must not be called on the runtime's own thread. Who calls often gets answers in the calling
-    thread, over a second connection, which is faster.
+    It must not be called on the runtime's own thread.
     """
 
     timeout: timedelta  # the base class's property, which torch's type stubs do not mention
@@ -175,7 +174,7 @@ class EtcdStore(Store):
         limit_s = _seconds(self.timeout if timeout is None else timeout)
         backstop_s = None if limit_s is None else limit_s + _BACKSTOP_S
         try:
-            return self._runtime.run_from_here(operation(limit_s), backstop_s)
+            return self._runtime.run(operation(limit_s), backstop_s)
         except StoreTimeoutError as error:
             raise dist.DistStoreError(str(error)) from error
         except (RdzvEtcdError, TimeoutError) as error:

@@ -31,7 +31,6 @@ assert dict(os.environ) == before
 
 CHILDREN = """
 import asyncio, multiprocessing, os, subprocess, sys, threading
-from rdzv_etcd import eager
 from rdzv_etcd.etcd import api
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.model import Connection, Endpoint
@@ -52,17 +51,9 @@ def main(port):
     async def busy():
         while not stop.is_set():
             assert await client.keep_alive(lease.lease_id) == 60
-    def called_here():
-        coro = client.get(api.Get(b"/rdzv_etcd/t/children"))
-        if eager.begin(coro) is not None:
-            return True
-        run(coro)
-        return False
-    assert [called_here() for _ in range(20)][-1]  # a blocking channel lives as well
     stop = threading.Event()
     work = asyncio.run_coroutine_threadsafe(busy(), loop)
     for number in range(10):
-        called_here()
         subprocess.run([sys.executable, "-c", ""], check=True)
         # with a preexec_fn it is a real fork, not vfork
         subprocess.run(["true"], check=True, preexec_fn=nothing)

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rdzv_etcd import eager
 from rdzv_etcd.group.runtime import THREAD_NAME, Runtime
 from tests.support.signals import handling
 
@@ -90,91 +89,6 @@ def test_run_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
 
     with pytest.raises(RuntimeError, match="event-loop thread"):
         runtime.run(nested())
-
-
-def test_what_needs_no_loop_is_done_in_the_callers_thread(runtime: Runtime) -> None:
-    places = []
-
-    async def work(waits: bool) -> str:
-        places.append(threading.get_ident())
-        if waits:
-            await eager.to_loop()
-            places.append(threading.get_ident())
-            await asyncio.sleep(0)
-            await eager.to_loop()  # it is there already
-        return "done"
-
-    here, loop = threading.get_ident(), loop_threads()[-1].ident
-    assert runtime.run_from_here(work(False)) == "done"
-    assert runtime.run_from_here(work(True)) == "done"
-    assert runtime.run(work(True)) == "done"
-    assert places == [here, here, loop, loop, loop]
-
-
-def test_errors_on_either_side_reach_the_caller_and_tidying_is_done(runtime: Runtime) -> None:
-    tidied = []
-
-    async def fail(on_loop: bool) -> None:
-        try:
-            if on_loop:
-                await eager.to_loop()
-            raise KeyError("lost")
-        finally:
-            tidied.append(on_loop)
-
-    for on_loop in (False, True):
-        with pytest.raises(KeyError, match="lost"):
-            runtime.run_from_here(fail(on_loop))
-    assert tidied == [False, True]
-
-
-def test_waiting_without_the_loop_is_a_mistake_that_is_named(runtime: Runtime) -> None:
-    class Something:
-        def __await__(self) -> Generator[str]:
-            yield "a bell"
-
-    async def wait() -> None:
-        await Something()
-
-    with pytest.raises(RuntimeError, match="waits for 'a bell'"):
-        runtime.run_from_here(wait())
-
-
-def test_a_caller_with_a_loop_of_its_own_may_begin_here(runtime: Runtime) -> None:
-    async def work() -> tuple[bool, bool]:
-        before = eager.here()
-        await eager.to_loop()
-        return before, eager.here()
-
-    async def main() -> tuple[bool, bool]:
-        assert not eager.here()
-        return runtime.run_from_here(work())  # it blocks its loop, which is its own affair
-
-    assert asyncio.run(main()) == (True, False)
-
-
-def test_a_task_started_from_within_a_call_is_not_in_its_callers_thread(runtime: Runtime) -> None:
-    """A signal handler may start one at any point; it gets a copy of the interrupted context."""
-
-    async def started() -> bool:
-        return eager.here()
-
-    async def work() -> tuple[bool, bool]:
-        return eager.here(), runtime.run(started())
-
-    assert runtime.run_from_here(work()) == (True, False)
-
-
-def test_run_from_here_is_refused_where_run_is(runtime: Runtime) -> None:
-    async def nested() -> None:
-        runtime.run_from_here(double(1))
-
-    with pytest.raises(RuntimeError, match="event-loop thread"):
-        runtime.run(nested())
-    other = Runtime.acquire()
-    other.release()
-    with pytest.raises(RuntimeError, match="released"):
-        other.run_from_here(double(1))
 
 
 def test_many_threads_run_at_the_same_time(runtime: Runtime) -> None:

@@ -47,56 +47,31 @@ def nothing_left() -> Iterator[None]:
     check.check()
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Which etcd, ``None``: the in-memory one, and who sends the store's requests."""
-
-    binary: EtcdBinary | None
-    worth_calls: int
-
-    def __str__(self) -> str:
-        if self.binary is None:
-            return "memory"
-        return f"{self.binary.label}-{'loop' if self.worth_calls == BY_LOOP else 'here'}"
-
-
-BY_LOOP, HERE = 1_000_000, 0
-"""How many calls it takes until calls are made in their own thread: never, and at once."""
-
-
 @pytest.fixture(
     scope="package",
-    params=[
-        Setting(None, BY_LOOP),
-        *(Setting(binary, calls) for binary in find_binaries() for calls in (BY_LOOP, HERE)),
-    ],
-    ids=str,
+    params=[None, *find_binaries()],
+    ids=lambda binary: "memory" if binary is None else binary.label,
 )
-def setting(request: pytest.FixtureRequest) -> Setting:
-    made: Setting = request.param
-    return made
-
-
-@pytest.fixture(scope="package")
 def server(
-    setting: Setting, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer | None]:
     """A real server, or ``None`` for the in-memory etcd."""
-    if setting.binary is None:
+    binary: EtcdBinary | None = request.param
+    if binary is None:
         yield None
         return
-    real = EtcdServer(setting.binary, tmp_path_factory.mktemp(f"store-{setting.binary.label}"))
+    real = EtcdServer(binary, tmp_path_factory.mktemp(f"store-{binary.label}"))
     real.start_on_free_ports()
     yield real
     real.kill()
 
 
 @pytest.fixture
-def place(setting: Setting, server: EtcdServer | None, job_id: str) -> Iterator[Place]:
+def place(server: EtcdServer | None, job_id: str) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
     with ExitStack() as stack:
         runtime = stack.enter_context(Runtime.acquire())
-        etcd = stack.enter_context(_connected(runtime, server, setting.worth_calls))
+        etcd = stack.enter_context(_connected(runtime, server))
         job = JobKeys("/rdzv_etcd", job_id)
         lease_id = runtime.run(etcd.grant(600)).lease_id
         yield Place(runtime, etcd, job.store(1, "run"), lease_id)
@@ -116,14 +91,14 @@ def store(place: Place) -> EtcdStore:
 
 
 @contextmanager
-def _connected(runtime: Runtime, server: EtcdServer | None, worth_calls: int) -> Iterator[Etcd]:
+def _connected(runtime: Runtime, server: EtcdServer | None) -> Iterator[Etcd]:
     if server is None:
         memory, etcd = runtime.run(_memory())
         yield etcd
         runtime.run(memory.close())
     else:
         where = Connection((Endpoint(server.host, server.port),))
-        client = EtcdClient(where, worth_calls=worth_calls)
+        client = EtcdClient(where)
         yield client
         runtime.run(client.close())
 

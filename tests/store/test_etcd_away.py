@@ -14,7 +14,7 @@ from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings.model import Connection, Endpoint
 from rdzv_etcd.torch_plugin.store import EtcdStore
-from tests.store.conftest import BY_LOOP, GENEROUS, HERE
+from tests.store.conftest import GENEROUS
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
@@ -28,14 +28,10 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     return fresh_etcd()
 
 
-@pytest.fixture(params=[BY_LOOP, HERE], ids=["loop", "here"])
-def store(
-    request: pytest.FixtureRequest, leak_check: LeakCheck, server: EtcdServer, job_id: str
-) -> Iterator[EtcdStore]:
+@pytest.fixture
+def store(leak_check: LeakCheck, server: EtcdServer, job_id: str) -> Iterator[EtcdStore]:
     with Runtime.acquire() as runtime:
-        client = EtcdClient(
-            Connection((Endpoint(server.host, server.port),)), worth_calls=request.param
-        )
+        client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
         lease_id = runtime.run(client.grant(600)).lease_id
         keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
         yield EtcdStore(client, runtime, keys, lease_id, timeout=GENEROUS)
