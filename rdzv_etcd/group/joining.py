@@ -61,15 +61,15 @@ class Joining:
         standing.begin_join(
             NodeInfo(standing.node_id, address, port, 0, settings.job, settings.rank_key)
         )
-        lines = WaitLines(context, standing, self._patience)
-        telling = asyncio.ensure_future(lines.run())
         try:
             return await self._until_admitted()
         except BaseException:
             await self._withdraw()
             raise
-        finally:
-            telling.cancel()
+
+    async def tell(self) -> None:
+        """Tell what :meth:`run` waits for, beside it, until cancelled."""
+        await WaitLines(self._context, self._standing, self._patience).run()
 
     async def _until_admitted(self) -> World:
         context, standing, patience = self._context, self._standing, self._patience

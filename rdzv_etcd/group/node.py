@@ -110,19 +110,21 @@ class Node:
         await context.session.open(timeout_s, granted)
         self._standing.known_since = context.session.first_revision
         await context.control.open(timeout_s)
-        self._spawn(context.session.run(), "session")
-        self._spawn(context.control.run(), "control")
-        self._spawn(self._leadership.run(), "leadership")
-        self._spawn(self._healing.run(), "healing")
-        self._spawn(self._healing.keep_job_lease(), "job lease")
-        self._spawn(presence.watch_own(context, self._standing), "presence")
-        self._spawn(leaving.step_aside(context, self._standing), "stepping aside")
+        self._tasks = [
+            self._spawn(context.session.run(), "session"),
+            self._spawn(context.control.run(), "control"),
+            self._spawn(self._leadership.run(), "leadership"),
+            self._spawn(self._healing.run(), "healing"),
+            self._spawn(self._healing.keep_job_lease(), "job lease"),
+            self._spawn(presence.watch_own(context, self._standing), "presence"),
+            self._spawn(leaving.step_aside(context, self._standing), "stepping aside"),
+        ]
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         task.set_name(f"rdzv-etcd {name} {self._standing.node_id}")
         task.add_done_callback(partial(self._look_at, name))
-        self._tasks.append(task)
+        return task
 
     def _look_at(self, name: str, task: asyncio.Task[None]) -> None:
         """Let the node fail if a task has: what that did nobody would do any more."""
@@ -143,7 +145,11 @@ class Node:
         self._standing.check_not_gone()
         await self.start()
         joining = Joining(self._context, self._standing, self._leadership, timeout_s)
-        return await joining.run(address, port)
+        telling = self._spawn(joining.tell(), "wait lines")
+        try:
+            return await joining.run(address, port)
+        finally:
+            telling.cancel()
 
     # -- the end --------------------------------------------------------------------------------
 

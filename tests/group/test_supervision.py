@@ -99,6 +99,20 @@ def test_a_join_that_waits_hears_of_the_failure_of_the_task_it_waits_for(
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=2)
 
 
+def test_a_join_hears_of_the_failure_of_what_tells_about_it() -> None:
+    async def scenario(job: SimJob) -> None:
+        node = job.make("a")
+        node.agent = job.on(node, node.run())
+        await job.pass_time(5.0)  # its leadership has read who is there
+        node.connection.link.fail(DEFECT, 1, lambda request: reading_nodes(job, request))
+        await job.until(lambda: node.error is not None, "it is told", 20.0)
+        assert isinstance(node.error, TaskFailedError)
+        assert node.error.task == "wait lines"
+        await job.leave("a")
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=2)
+
+
 def test_a_barrier_hears_of_the_failure() -> None:
     async def scenario(job: SimJob) -> None:
         nodes = [job.make(name) for name in "ab"]
