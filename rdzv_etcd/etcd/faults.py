@@ -100,7 +100,11 @@ _TLS_HINTS = (
     ("UNKNOWN_CERTIFICATE", "the server refused the client certificate - check cert and key"),
     ("CERTIFICATE_EXPIRED", "the client certificate has expired - renew cert"),
     # An alert that comes after the client's side of a TLS 1.3 handshake is done.
-    ("TSI_DATA_CORRUPTED", "refused after the handshake - does it want a client certificate?"),
+    (
+        "TSI_DATA_CORRUPTED",
+        "refused after the handshake - does it want a client certificate, or has the one that was "
+        "given expired, or is its CA not trusted there?",
+    ),
 )
 _CONNECT_HINTS = (
     # Not counted as TLS: a server or balancer that is going down does the same.
