@@ -84,7 +84,7 @@ class Commits:
             self._revision = revision.number
             for event in revision.events:
                 if applied.source == FOREIGN:
-                    self._take_foreign(event)
+                    self._take_foreign(event, applied.at_s)
                     continue
                 try:
                     self._take(applied, event)
@@ -191,10 +191,17 @@ class Commits:
         else:
             self._state.drop_node(node_id, applied.at_s)
 
-    def _take_foreign(self, event: Event) -> None:
+    def _take_foreign(self, event: Event, at_s: float) -> None:
         """A value that no node wrote takes the place of one that a node did, or of none."""
         key, state = event.kv.key, self._state
-        if key == self._keys.leader:
+        if key in (self._keys.round, self._keys.ended):
+            self.lost_s = at_s  # perhaps nobody can know any more what has ended
+        if key in self._keys.nodes:
+            state.drop_node(self._keys.node_id(key), at_s)
+        elif key == self._keys.round:
+            self._note(at_s, "the round record is overwritten")
+            state.round, state.round_revision = None, 0
+        elif key == self._keys.leader:
             state.leader = None
         elif key == self._keys.change:
             state.change = None

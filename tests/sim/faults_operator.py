@@ -73,9 +73,11 @@ class OperatorFaults(Part):
         """Drawn as a kind; what it means is up to the life's end."""
 
     def write_nonsense(self) -> None:
-        """Under the key of a stranger, or of the leader or the change that are there."""
+        """Under the key of a stranger, or in the place of what a node has put there."""
         keys = self._job.keys
-        key = self._rng.choice([keys.node("stranger~1~x")] * 3 + [keys.leader, keys.change])
+        control = [keys.round, keys.leader, keys.change, keys.ended]
+        here = [kv.key for kv in self._job.server.snapshot(keys.nodes.start)][:1]
+        key = self._rng.choice([keys.node("stranger~1~x")] * 3 + control + here)
         value = self._rng.choice([*HOSTILE, *map(str.encode, _presences(self._job.settings.job))])
         if not self._job.server.up or self._job.server.model.no_space:
             return

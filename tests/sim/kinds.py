@@ -7,6 +7,7 @@ SETTINGS = (
     "job_lease_ttl",
     "last_call",
     "settle",
+    "rejoin_timeout",
     "join_timeout",
     "rank_keys",
 )

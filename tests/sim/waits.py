@@ -5,19 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rdzv_etcd.errors import (
-    EtcdAuthError,
-    EtcdNoSpaceError,
-    EtcdPermissionError,
-    EtcdTlsError,
-    JobClosedError,
-    JoinTimeoutError,
-    RdzvEtcdError,
-)
+from rdzv_etcd.errors import EtcdRefusedError, JobClosedError, JoinTimeoutError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.kinds import is_drawn
 from tests.sim.stage import Part
 from tests.sim.work import EXIT_LIMIT_S
 from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
@@ -78,11 +69,8 @@ class Afterwards(Part):
 
     def _check_error(self, node: SimNode) -> None:
         """An etcd that only needs an operator ends no member, and no spare gives up."""
-        needs_operator: tuple[type[RdzvEtcdError], ...] = (EtcdNoSpaceError,)
-        if is_drawn("a refused member goes on"):
-            needs_operator += (EtcdPermissionError, EtcdAuthError, EtcdTlsError)
         self._job.history.demand(
-            not (isinstance(node.error, needs_operator) and node.worlds),
+            not (isinstance(node.error, EtcdRefusedError) and node.worlds),
             Invariant.CONVERGENCE,
             f"{node.name} was a member, and gave up: {node.error}",
         )
@@ -144,7 +132,7 @@ class Afterwards(Part):
 
     async def meet(self) -> None:
         """All members meet at a barrier, and again under the same name; nothing disturbs them."""
-        for _ in range(2 if is_drawn("a barrier by the same name") else 1):
+        for _ in range(2):
             members = self._job.members_now()
             meeting = [
                 self._job.on(node, node.work.meet("the end"))
