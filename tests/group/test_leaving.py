@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdNoSpaceError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.testing.requests import Revoke
 from tests.sim.world import TTL_S, SimJob, simulate
 
 REFUSALS = pytest.mark.parametrize(
@@ -67,3 +69,29 @@ def test_nodes_leave_although_a_control_value_cannot_be_read(which: str) -> None
         assert not sessions & set(job.server.leases())
 
     simulate(scenario, range(5), min_nodes=2, max_nodes=2)
+
+
+def test_a_member_that_comes_back_while_the_last_one_leaves_works_on() -> None:
+    """Both were cut off until their leases ended. One leaves, and finds nobody there; between its
+    last two requests the other is back and puts the round back, onto the lease that goes next."""
+
+    async def scenario(job: SimJob) -> None:
+        leaver, other = job.start_all("ab")
+        await job.until_works("ab")
+        lease = job.history.formed[0].record.job_lease
+        leaver.connection.link.hold_requests(
+            1.0, 1, lambda request: isinstance(request, Revoke) and request.lease_id == lease
+        )
+        for each in (leaver, other):
+            each.connection.link.partition(silent=False)
+        await job.pass_time(TTL_S - 2.0)
+        leaving = asyncio.ensure_future(job.leave("a"))
+        await job.until(lambda: not job.server.snapshot(job.keys.nodes.start), "both are gone")
+        leaver.connection.link.heal()
+        await job.until(lambda: not job.server.snapshot(job.keys.round), "the light is out", 3.0)
+        other.connection.link.heal()
+        await leaving
+        await job.until_works("b", 3 * TTL_S)
+        assert job.history.formed[1].record.epoch_fixed is not None
+
+    simulate(scenario, range(5), min_nodes=1, max_nodes=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round, is_unknown
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.testing import Applied
+from rdzv_etcd.testing.requests import Revoke
 from tests.sim.invariants import Invariant
 from tests.sim.state import State
 from tests.sim.verdicts import Verdicts
@@ -210,15 +211,23 @@ class Promises:
 
     def check_deleted(self, applied: Applied, key: bytes, *, needed: bool) -> None:
         """Keys of a living round go only with their lease, by an operator, or with everything; the
-        marker of a closed job with its lease."""
-        record = self._state.round
+        marker of a closed job with its lease.
+
+        The last one out deletes everything, and then revokes the job lease. What somebody has put
+        back between the two, it puts back again.
+        """
+        record, dark = self._state.round, self._state.dark
+        if key == self._keys.round and not self._state.nodes:
+            dark.add(applied.source)
         self._demand(
             record is None or record.closure is None or key != self._keys.round,
             Invariant.KEPT,
             f"{applied.source} deleted the marker: {record}",
         )
         self._demand(
-            not needed or not self._state.nodes,
+            not needed
+            or not self._state.nodes
+            or (isinstance(applied.request, Revoke) and applied.source in dark),
             Invariant.KEPT,
             f"{applied.source} deleted {key!r}, but {sorted(self._state.nodes)} are there",
         )

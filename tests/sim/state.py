@@ -48,6 +48,8 @@ class State:
     """When each run was closed …"""
     retired: dict[str, float] = field(default_factory=dict)
     """… and with it the work of each of its members."""
+    dark: set[str] = field(default_factory=set)
+    """Who put out the light when nobody was there."""
     highest: dict[str, int] = field(default_factory=dict)
     """The highest epoch of a round that each node was told it is in."""
     opened_s: float | None = None
