@@ -25,6 +25,7 @@ from rdzv_etcd.group import (
     leadership,
     leaving,
     node,
+    patience,
     roster,
     session,
     standing,
@@ -69,6 +70,8 @@ class Mutant:
     """Which lives can notice it at all, to save time."""
     noticed_by: int = 0
     """A life that was seen to notice it, lived first to save time."""
+    kinds: tuple[str, ...] = ()
+    """What these lives draw besides."""
 
 
 def without_guard(which: Callable[[Compare], bool]) -> Callable[..., Txn]:
@@ -226,6 +229,10 @@ def two_or_more(what: Any) -> bool:
     return bool(what.max_nodes > 1)
 
 
+async def gives_up(original: Any, self: Any, error: Exception) -> None:
+    raise error
+
+
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
     Mutant("published by who leads no more", requests, "publish_change",
@@ -278,6 +285,13 @@ MUTANTS = [
            lambda original, *args: original(*args)[:-1], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,), noticed_by=28),
+    Mutant("a spare gives up", patience.JoinPatience, "is_spare", returns(False),
+           (I.CONVERGENCE,), kinds=("join_timeout",)),
+    Mutant("a join ends early", patience.JoinPatience, "deadline_s",
+           lambda original, self: original(self) - 60.0, (I.CONVERGENCE,),
+           kinds=("join_timeout",)),
+    Mutant("a member gives up when it is refused", patience.JoinPatience, "sit_out",
+           gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
 ]  # fmt: skip
 
 
@@ -293,7 +307,7 @@ def test_a_broken_protocol_is_noticed(mutant: Mutant) -> None:
 
 
 def noticed(mutant: Mutant) -> tuple[int, Invariant]:
-    plans = [plan(seed, wide=False) for seed in range(4 * SEEDS)]
+    plans = [plan(seed, wide=False, kinds=mutant.kinds) for seed in range(4 * SEEDS)]
     seeds = [seed for seed, what in enumerate(plans) if mutant.lives(what)][:SEEDS]
     for seed in sorted(seeds, key=lambda seed: seed != mutant.noticed_by):
         try:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rdzv_etcd.errors import EtcdRefusedError, JobClosedError, JoinTimeoutError
+from rdzv_etcd.errors import (
+    EtcdRefusedError,
+    EtcdUnavailableError,
+    JobClosedError,
+    JobSettingsMismatchError,
+    JoinTimeoutError,
+    RdzvEtcdError,
+    StateCorruptError,
+)
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.stage import Part
+from tests.sim.stage import Part, Stage
 from tests.sim.work import EXIT_LIMIT_S
 from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
 
@@ -21,6 +29,11 @@ HEARD_S = 5.0
 
 class Afterwards(Part):
     """Heals a job, and waits for what is promised then."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._healed_s: float | None = None
+        """Since when nobody is cut off any more."""
 
     async def heal(self) -> None:
         job = self._job
@@ -34,6 +47,7 @@ class Afterwards(Part):
             node.hurry.set()
             if node.is_stranger:
                 self._stage.later(job.leave(node.name))
+        self._healed_s = job.loop.time()
         if self._plan.works:
             self.replace_ended()
             await self._stage.all_done()
@@ -68,21 +82,44 @@ class Afterwards(Part):
             self._stage.newcomer()
 
     def _check_error(self, node: SimNode) -> None:
-        """An etcd that only needs an operator ends no member, and no spare gives up."""
+        """An etcd that only needs an operator ends no member, and no spare gives up; nobody who
+        belongs gives up early, or with an error that no fault explains."""
+        self._job.history.demand(
+            node.error is None or isinstance(node.error, self._explained()),
+            Invariant.CONVERGENCE,
+            f"{node.name} ended, and no fault explains why: {node.error!r}",
+        )
+        too_late = isinstance(node.error, JoinTimeoutError) or (
+            isinstance(node.error, EtcdUnavailableError) and bool(node.worlds)
+        )
+        self._job.history.demand(
+            not too_late or node.tried_s >= 0.9 * node.join_timeout_s,
+            Invariant.CONVERGENCE,
+            f"{node.name} gave up after {node.tried_s:.0f} s: {node.error}",
+        )
         self._job.history.demand(
             not (isinstance(node.error, EtcdRefusedError) and node.worlds),
             Invariant.CONVERGENCE,
             f"{node.name} was a member, and gave up: {node.error}",
         )
-        healthy_s = self._job.history.healthy_s()
+        healthy_s, healed_s = self._job.history.healthy_s(), self._healed_s
         self._job.history.demand(
             not isinstance(node.error, JoinTimeoutError)
-            or not self._stage.calm
+            or healed_s is None
             or healthy_s is None
-            or self._job.loop.time() - healthy_s < HEARD_S,
+            or node.ended_s - max(healthy_s, healed_s) < HEARD_S,
             Invariant.CONVERGENCE,
             f"{node.name} gave up, though a round is healthy since {healthy_s}: {node.error}",
         )
+
+    def _explained(self) -> tuple[type[RdzvEtcdError], ...]:
+        """The errors that a join may end with in this life."""
+        always = (JobClosedError, JoinTimeoutError, EtcdRefusedError, EtcdUnavailableError)
+        sometimes = {
+            "write_nonsense": StateCorruptError,
+            "start_a_stranger": JobSettingsMismatchError,
+        }
+        return (*always, *(sometimes[kind] for kind in self._plan.kinds if kind in sometimes))
 
     def check_tasks(self) -> None:
         """Every background task of a node that lives goes on, as long as its job does."""
@@ -119,6 +156,8 @@ class Afterwards(Part):
             "nobody joins again",
         )
         await self._demand(Invariant.CALM, self._converged, "all still work")
+        for node in self._stage.alive():  # spares, too
+            self._check_error(node)
         self.check_tasks()
 
     async def _demand(

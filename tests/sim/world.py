@@ -81,6 +81,10 @@ class SimNode:
     joins: int = 0
     """How often its agent asked to join; 1 means that nothing ever disturbed its work."""
     error: RdzvEtcdError | None = None
+    tried_s: float = 0.0
+    """How long, on its own clock, it tried to join before it ended with ``error``."""
+    ended_s: float = 0.0
+    """When it ended with ``error``."""
     alive: bool = True
     crashed: bool = False
     is_stranger: bool = False
@@ -114,7 +118,7 @@ class SimNode:
                     with contextlib.suppress(TimeoutError):
                         await wait_for(self.hurry.wait(), self.stops_in_s)
         except RdzvEtcdError as error:
-            self.error = error
+            self.error, self.ended_s = error, self.loop.time()
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")
 
     async def _work(self, world: World) -> None:
@@ -139,7 +143,12 @@ class SimNode:
         self.port += 1  # a fresh bootstrap socket each time
         self.world = None
         listens = (f"10.0.0.{self.name}", self.port)
-        world = await self.node.join(*listens, self.join_timeout_s)
+        clock = self.node.context.clock
+        began_s = clock.now_s()
+        try:
+            world = await self.node.join(*listens, self.join_timeout_s)
+        finally:
+            self.tried_s = clock.now_s() - began_s
         self.history.tell(self.node_id, world, self.loop.time(), listens)
         self.worlds.append(world)
         self.world = world
