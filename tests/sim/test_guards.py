@@ -44,11 +44,11 @@ MUTANTS = [
     Mutant("closed without looking who came", requests, "close_round",
            without_guard(lambda guard: guard.range_end is not None), (Invariant.SEATS,)),
     Mutant("closed by who leads no more", requests, "close_round",
-           without_guard(on(b"ctl/leader")), (Invariant.LEADER,)),
+           without_guard(on(b"ctl/leader")), (Invariant.LEADER,), noticed_by=46),
     Mutant("epochs begin anew after a loss of data", drafting.Drafting, "next_record",
            forgets_the_past, (Invariant.EPOCH,), wiped),
     Mutant("back although it was called lost meanwhile", requests, "restore_presence",
-           without_guard(on(b"ctl/change")), (Invariant.EVICTED,)),
+           without_guard(on(b"ctl/change")), (Invariant.EVICTED,), noticed_by=9),
 ]  # fmt: skip
 
 
