@@ -19,6 +19,7 @@ from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Request
 from tests.group.test_scenarios import puts
+from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
 from tests.sim.test_guards import assert_noticed, restores, works_one_after_the_other
 from tests.sim.test_mutants import on, without_guard
@@ -151,6 +152,35 @@ def test_a_presence_put_back_into_a_job_that_has_ended() -> None:
         Invariant.ENDED,
         min_nodes=2,
         max_nodes=3,
+    )
+
+
+def test_a_record_put_back_when_its_run_is_over_and_forgotten() -> None:
+    """An operator deletes the record. One member puts it back and ends the job; what the other puts
+    back is under way until the marker has expired, so that there is no record again."""
+
+    async def scenario(job: SimJob) -> None:
+        first, late = await works_one_after_the_other(job, "ab")
+        restoring, under_way = noted(puts(job.keys.round))
+        late.connection.link.hold_requests(15.0, 9, restoring)
+        job.server.apply(Txn((), (Delete(job.keys.round),)), OPERATOR)
+        await job.until(lambda: bool(under_way), "both put it back", TTL_S)
+        await job.until(lambda: first.node.control.formed is not None, "it is there", TTL_S)
+        await job.on(first, first.node.close_job(succeeded=True, reason="done"))
+        await job.leave("a")
+        await job.pass_time(20.0)
+        job.history.check()
+        assert not job.server.snapshot(job.keys.round)
+
+    assert_noticed(
+        scenario,
+        requests,
+        "restore_record",
+        without_guard(on(b"ctl/ended")),
+        Invariant.ENDED,
+        min_nodes=2,
+        max_nodes=2,
+        timing=replace(TIMING, closed_ttl_s=5),
     )
 
 

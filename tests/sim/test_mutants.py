@@ -108,8 +108,8 @@ def closes(change: Callable[[JobSettings], JobSettings]) -> Callable[..., Any]:
     return mutated
 
 
-def double_rank(original: Any, chosen: Any, previous: Any) -> Any:
-    ranks = original(chosen, previous)
+def double_rank(original: Any, *args: Any) -> Any:
+    ranks = original(*args)
     return (*ranks[:-1], ranks[0]) if len(ranks) > 1 else ranks
 
 
@@ -240,7 +240,7 @@ MUTANTS = [
     Mutant("a member that is back is called lost", requests, "publish_change",
            does_not_look_who_is_back, (I.UNDISTURBED,)),
     Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
-    Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS, I.TASKS),
+    Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,),
            two_or_more),
     Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS, I.SEATS),
            two_or_more),
