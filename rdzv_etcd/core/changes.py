@@ -97,8 +97,9 @@ def waiting_count(
 ) -> int:
     """How many nodes wait, as torch's agent asks: above zero means "stop and re-join".
 
-    ``world`` is the round that the node works in (``None``: none). Above zero as well when a member
-    was lost, when a newer round was formed without this node, and when the job failed.
+    ``world`` is the round that the node works in, its epoch fixed (``None``: none). Above zero as
+    well when a member was lost, when a newer round was formed without this node, and when the job
+    failed.
     ``closure`` is how the node saw its job end: it outlives the marker, and a new run's rounds are
     no concern of a node that is still finishing the old one.
     """
@@ -106,13 +107,13 @@ def waiting_count(
         return 0
     if evicted:
         return 1
-    closure = closure if closure is not None else control.closure
+    closure = closure if closure is not None else control.end_of(world.origin)
     if closure is not None:
         return 0 if closure.succeeded else 1
-    formed = control.formed
-    if formed is not None and not formed.same_world(world):
-        # an older record can only be a feed that lags behind what this node was told
-        return 1 if formed.run != world.run or formed.number > world.number else 0
+    if control.round is not None and not control.holds(world):
+        # An older record: the feed lags behind what this node was told, or etcd went back, and then
+        # this world's members put their record into its place.
+        return 0 if control.is_behind(world) else 1
     change = control.change
     if change is not None and change.concerns(world):
         return max(1, change.count)
@@ -129,12 +130,16 @@ class Recovery(Enum):
 
 
 def decide_recovery(control: Control, world: Round) -> Recovery:
-    """Say what a member of ``world`` without a session may put back, given a fresh ``control``."""
+    """Say what a member of ``world`` without a session may put back, given a fresh ``control``.
+
+    The later world wins: an older record in a fresh view means that etcd went back (it was restored
+    from a snapshot, or lost its tail), and that those who formed it knew of no later one.
+    """
     if control.end_of(world.origin) is not None:
         return Recovery.NOTHING
-    if control.round is None:
+    if control.round is None or control.is_behind(world):
         return Recovery.RECORD
-    if not control.round.same_world(world) or control.open_change is not None:
+    if not control.holds(world) or control.open_change is not None:
         return Recovery.REJOIN
     return Recovery.PRESENCE
 

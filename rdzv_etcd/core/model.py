@@ -34,7 +34,13 @@ class NodeInfo:
     leaving: str | None = None
     """Set just before the session is revoked: why."""
     epoch_seen: int = 0
-    """The highest epoch this node has seen, so that epochs grow even when the record was lost."""
+    """The highest epoch this node knows of, so that epochs grow even when the record was lost."""
+    epoch_trained: int = 0
+    """That of the last world it was a member of: who trained the latest one has the best claim to
+    rank 0, whatever record etcd holds."""
+    clock_us: int = 0
+    """Its wall clock when it arrived for a first round on an embedded etcd. Epochs begin at the
+    lower median of these then; they are compared for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +211,20 @@ class Control:
             return record.closure
         return next((run.closure for run in self.ended if run.origin == origin), None)
 
+    def holds(self, world: Round) -> bool:
+        """Whether the record is that of this very world, whose epoch is fixed.
+
+        After etcd went back a round's name may have been given out twice; its epoch was not.
+        """
+        formed = self.formed
+        return formed is not None and formed.same_world(world) and self.epoch == world.epoch_fixed
+
+    def is_behind(self, world: Round) -> bool:
+        """Whether the record is older than this world, whose epoch is fixed: if it is not the view
+        that lags, etcd went back."""
+        fixed = world.epoch_fixed
+        return self.round is not None and fixed is not None and self.epoch < fixed
+
     @property
     def formed(self) -> Round | None:
         """The formed round, if the job is not closed."""
@@ -281,7 +301,7 @@ def unknown_member(rank: int) -> str:
 
 
 def is_unknown(node_id: str) -> bool:
-    return node_id.startswith(_NOBODY) and node_id.count("~") == 1
+    return node_id.startswith(_NOBODY) and node_id.removeprefix(_NOBODY).isdecimal()
 
 
 def display_name(node_id: str) -> str:

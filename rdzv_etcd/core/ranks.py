@@ -31,7 +31,8 @@ def assign_ranks(
     With rank keys: sorted by them in natural order, nodes without one last. Without: survivors keep
     their rank if it still exists, the others move into the lowest holes, newcomers take what is
     left. Rank 0 goes to a survivor if there is one: scripts that load a checkpoint on rank 0 and
-    broadcast it would otherwise restart from a newcomer's empty disk.
+    broadcast it would otherwise restart from a newcomer's empty disk. For the same reason it goes
+    to one of those who trained the latest world, if etcd's record tells of an older one.
     """
     if any(node.rank_key is not None for node in chosen):
         return _by_rank_key(chosen, previous)
@@ -53,6 +54,10 @@ def assign_ranks(
         slots[0], slots[survivors[-1]] = slots[survivors[-1]], None
     fillers = iter([*movers, *newcomers])
     world = [node if node is not None else next(fillers) for node in slots]
+    latest = max(node.epoch_trained for node in world)
+    if world[0].epoch_trained < latest:
+        last = max(rank for rank, node in enumerate(world) if node.epoch_trained == latest)
+        world[0], world[last] = world[last], world[0]
     first = next((rank for rank, node in enumerate(world) if node.node_id in heirs), 0)
     world[0], world[first] = world[first], world[0]
     return tuple(world)

@@ -14,7 +14,8 @@ class Crowd:
     """Who is there, seen from the next round."""
 
     returning: tuple[Presence, ...]
-    """Members of the formed round that have re-arrived, by their rank."""
+    """Members of the formed round that have re-arrived, by their rank; before them those of a later
+    one that etcd does not know any more."""
     newcomers: tuple[Presence, ...]
     """Waiters that are not members, in order of arrival: late nodes and spares."""
     expected: tuple[str, ...]
@@ -76,16 +77,22 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         asks_anew = _asks_anew(presence, control)
         if some_unknown:
             asks_anew = asks_anew and presence.mod_revision > control.round_revision
-        if not asks_anew and (formed is None or some_unknown or info.node_id in expelled):
+        # If the record was put back, a spare has asked anew since; what has not may be the presence
+        # of a node that has long gone, back with an older snapshot of etcd.
+        must_ask = formed is None or formed.epoch_fixed is not None or info.node_id in expelled
+        if not asks_anew and (must_ask or some_unknown):
             idle.append(info.node_id)
-            if formed is not None and info.node_id not in expelled:
+            if some_unknown and info.node_id not in expelled:
                 unplaced.append(info.node_id)
         elif info.settings != settings:
             strangers.append(presence)
         else:
             newcomers.append(presence)
+    # If etcd went back, its record may not name the members of the latest world: they come first.
+    later = [] if formed is None else [p for p in newcomers if p.info.epoch_trained > control.epoch]
+    newcomers = [presence for presence in newcomers if presence not in later]
     return Crowd(
-        tuple(returning),
+        (*later, *returning),
         tuple(newcomers),
         tuple(expected),
         tuple(absent),

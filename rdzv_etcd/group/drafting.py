@@ -13,29 +13,26 @@ from rdzv_etcd.core.slicing import slices_for
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.job_lease import JobLease
 from rdzv_etcd.group.standing import Standing
+from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM
 
 _AUDITED = 32
 
 
 class Drafting:
-    """Remembers how many runs this node has named."""
+    """Remembers the names that this node has given to runs."""
 
     def __init__(self, context: NodeContext, standing: Standing, job_lease: JobLease) -> None:
         self._context = context
         self._standing = standing
         self._job_lease = job_lease
-        self._runs = 0
+        self._names: list[str] = []
 
     async def next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
         """Draft the record of the round to be formed. Raises EtcdError."""
-        before, formed = control.round, control.formed
-        epoch_base = self._first_epoch_base() if before is None else before.epoch_base
-        seen = (presence.info.epoch_seen for presence in nodes.present.values())
-        highest = max(control.epoch, self._standing.epoch_seen, *seen)
-        if epoch_base + max(control.revision, control.round_revision) < highest:
-            # Revisions began anew after a loss of data; epochs only grow.
-            epoch_base = highest
-        master, run = decision.world[0], self._run_after(formed)
+        formed = control.formed
+        highest = self._highest_epoch(control, nodes)
+        epoch_base = self._epoch_base(control, decision, highest)
+        master, run = decision.world[0], self._run_after(control, highest)
         origin = self._origin(control, run)
         edition = f"{run}.{control.leader_revision:x}.{nodes.revision:x}"
         slices = slices_for(len(decision.world), self._context.settings.slice_nodes, edition)
@@ -55,12 +52,34 @@ class Drafting:
             began_as=None if origin == run else origin,
         )
 
-    def _first_epoch_base(self) -> int:
-        """An embedded etcd is new for every run, so its revisions alone would begin anew, and a
-        checkpoint of the last run would look newer than all of this one: count on from the time."""
-        if not self._context.settings.embed:
-            return 0
-        return int(self._context.clock.wall_s() * 1_000_000)
+    def _highest_epoch(self, control: Control, nodes: Nodes) -> int:
+        """Return the highest epoch that anybody knows of, as far as it can be believed."""
+        claims = (presence.info.epoch_seen for presence in nodes.present.values())
+        return max(
+            control.epoch,
+            self._standing.epoch_seen,
+            self._context.settings.epoch_floor,
+            *(run.epoch for run in control.ended),
+            *(claim for claim in claims if claim <= MAX_EPOCH_CLAIM),
+        )
+
+    def _epoch_base(self, control: Control, decision: Close, highest: int) -> int:
+        """Return what revisions are counted on top of, so that epochs only grow.
+
+        Revisions begin anew after a loss of data. With an embedded etcd that is so in every run,
+        and nobody may be left who knows of an epoch: the first one is not less than the time then,
+        by the lower median of the nodes' clocks, so that one that is wrong does not decide. Any
+        other etcd outlives its runs, and revisions cannot be wrong as clocks can.
+        """
+        before = control.round
+        if before is None and self._context.settings.embed:
+            clocks = sorted(node.clock_us for node in decision.world if node.clock_us)
+            agreed_us = clocks[(len(clocks) - 1) // 2] if clocks else 0
+            highest = max(highest, min(agreed_us, MAX_EPOCH_CLAIM))
+        base = 0 if before is None else before.epoch_base
+        if base + max(control.revision, control.round_revision) < highest:
+            return highest
+        return base
 
     def _origin(self, control: Control, run: str) -> str:
         """Say which run goes on, under whatever name: that of the last round, if there is any; or,
@@ -71,18 +90,25 @@ class Drafting:
         goes_on = control.round is None and mine is not None and control.end_of(mine) is None
         return mine if mine is not None and goes_on else run
 
-    def _run_after(self, formed: Round | None) -> str:
-        """Name the run of the next round: a new one, never named before, unless the last round's
-        goes on.
+    def _run_after(self, control: Control, highest_epoch: int) -> str:
+        """Name the run of the next round: every leader gives names of its own, and a new one if it
+        cannot know whether later rounds than the last have had the next number.
 
-        It does not if its record was put back: that may have been done by who had been cut off and
-        did not know of later rounds, whose numbers must not be given out again.
+        That is so if the record is older than what somebody has seen, or was put back, or if etcd
+        has gone back: so run and number name a round once, whatever etcd forgets.
         """
-        if formed is not None and formed.epoch_fixed is None:
+        formed = control.formed
+        if (
+            formed is not None
+            and formed.run in self._names
+            and formed.epoch_fixed is None
+            and highest_epoch <= control.epoch
+            and control.round_revision != self._standing.restored_revision
+        ):
             return formed.run
-        self._runs += 1
         seed = self._context.identity.run_seed
-        return seed if self._runs == 1 else f"{seed}.{self._runs}"
+        self._names.append(f"{seed}.{len(self._names) + 1}" if self._names else seed)
+        return self._names[-1]
 
     def audit(
         self, control: Control, nodes: Nodes, record: Round, decision: Close, opened_s: float

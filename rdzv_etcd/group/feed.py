@@ -18,6 +18,7 @@ from rdzv_etcd.errors import (
     EtcdPermissionError,
     EtcdUnavailableError,
     RdzvEtcdError,
+    RevisionRegressedError,
     StateCorruptError,
     WatchLostError,
 )
@@ -43,11 +44,14 @@ class Feed(Generic[V]):
         fold: Callable[[V, WatchBatch], V],
         notice: Callable[[V], None] | None = None,
         complain: Callable[[StateCorruptError], None] | None = None,
+        on_regress: Callable[[], None] | None = None,
         longest_retry_s: float = 5.0,
     ) -> None:
         """``build`` makes the view from a read, ``fold`` applies a batch of changes to it;
         ``notice`` is told every new view, ``complain`` once of a key that cannot be read, which is
-        looked at again when it changes, and now and then: at last every ``longest_retry_s``."""
+        looked at again when it changes, and now and then: at last every ``longest_retry_s``;
+        ``on_regress`` (before ``notice``) that etcd's revision went back: its data were wiped or
+        restored."""
         self._etcd = etcd
         self._clock = clock
         self._pulse = pulse
@@ -59,6 +63,7 @@ class Feed(Generic[V]):
         self._longest_retry_s = longest_retry_s
         self._retry_s = _RETRY_S
         self._runs = False
+        self._on_regress = on_regress
         self._view: V | None = None
         self._revision = 0
         self._watch: Watch | None = None
@@ -127,6 +132,7 @@ class Feed(Generic[V]):
         result = await self._etcd.get(self._request, timeout_s=timeout_s)
         if result.revision < known:
             # Data wiped or restored: the running watch waits for revisions that may never come.
+            self._tell_regress()
             await self._stop_watch()
         elif result.revision < self._revision:
             return self.view  # the watch has brought something newer meanwhile
@@ -147,6 +153,8 @@ class Feed(Generic[V]):
                 if self._watch is None:
                     await self.open()
                 await self._follow()
+            except RevisionRegressedError:
+                self._tell_regress()
             except WatchLostError:
                 pass  # a new watch and a read behind it close the gap
             except EtcdUnavailableError:
@@ -210,6 +218,10 @@ class Feed(Generic[V]):
         if self._notice is not None:
             self._notice(view)
         self._pulse.beat()
+
+    def _tell_regress(self) -> None:
+        if self._on_regress is not None:
+            self._on_regress()
 
     async def close(self) -> None:
         """Give the watch back; for a feed whose :meth:`run` was never started, or has ended."""

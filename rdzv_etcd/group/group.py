@@ -212,7 +212,8 @@ class Group:
         await self._clock.wait_for(self._node.changed(), timeout_s)
 
     def closure(self) -> Closure | None:
-        """How the job was closed, if it was; from memory."""
+        """How the job was closed, if it was; from memory. Before the first :meth:`join` that is the
+        end of the last run, while its marker stands: a join begins a new one."""
         return self._node.closure()
 
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
@@ -241,10 +242,11 @@ class Group:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def close(self, *, succeeded: bool, reason: str) -> None:
-        """Close the job for everybody, if this node is a member. Blocks for ``close_timeout_s`` at
-        most; raises :class:`~rdzv_etcd.errors.EtcdError`."""
-        self._run(self._node.close_job(succeeded=succeeded, reason=reason))
+    def close(self, *, succeeded: bool, reason: str, anyones: bool = False) -> None:
+        """Close the job for everybody, if this node is a member of its round; with ``anyones``
+        whosever round it is. :meth:`closure` tells whether that was done. Blocks for
+        ``close_timeout_s`` at most; raises :class:`~rdzv_etcd.errors.EtcdError`."""
+        self._run(self._node.close_job(succeeded=succeeded, reason=reason, anyones=anyones))
 
     def leave(self, reason: str = "left") -> None:
         """End the session at once and free everything; the others see it in one watch event.

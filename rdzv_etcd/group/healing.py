@@ -87,7 +87,10 @@ class Healing:
         control = self._context.control.view
         if self._context.session.lease_id == 0 or control.round is None:
             return True
-        return standing.may_lack_slice(control)
+        record = standing.record
+        return standing.may_lack_slice(control) or (
+            record is not None and control.is_behind(record)
+        )
 
     async def _heal(self) -> None:
         context, standing = self._context, self._standing
@@ -102,13 +105,20 @@ class Healing:
                 context.narrator.say(f"round {record.number} went on without this node: re-joining")
                 context.pulse.beat()
                 return
+            if control.is_behind(record):
+                context.session.shake()  # others' leases may be lost with what etcd has forgotten
             if recovery is Recovery.NOTHING:
                 return  # the job is over; `notice` has seen it
             session, there = await asyncio.gather(
                 context.session.open(context.urgent_limit_s),
                 context.etcd.get(requests.read_presence(context.keys, info.node_id)),
             )
-            info = replace(info, arrived_for=record.number)
+            info = replace(
+                info,
+                arrived_for=record.number,
+                epoch_seen=standing.epoch_seen,
+                epoch_trained=standing.epoch,
+            )
             if recovery is Recovery.RECORD:
                 txn = await self._record(control, record, info, session)
             else:
@@ -132,11 +142,10 @@ class Healing:
                 lease_id=record.job_lease,
                 timeout_s=self._context.urgent_limit_s,
             )
-        restored = replace(record, epoch_fixed=self._standing.epoch)
         return requests.restore_record(
             self._context.keys,
             control,
-            restored,
+            record,
             info,
             session,
             slice_=self._standing.slice_of(record),

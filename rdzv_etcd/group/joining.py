@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rdzv_etcd.core.model import (
     Closure,
+    Control,
     Leader,
     NodeInfo,
     Round,
@@ -124,12 +125,11 @@ class Joining:
         if info is None:
             return False
         formed = control.formed
-        put_back = (
-            formed is not None and formed.slices is not None and formed.epoch_fixed is not None
-        )
+        put_back = formed is not None and formed.epoch_fixed is not None
         if put_back and standing.arrived_under != control.round_revision:
-            # Of a large world that was put back, the leader may not know all members; it can tell
-            # others from them only if all who wait ask anew, and say whether they were in it.
+            # There may be presences of nodes that have long gone, back with an older snapshot of
+            # etcd; and of a large world the leader may not know all members. It can tell others
+            # from them only if all who wait ask anew, and say whether they were in it.
             return True
         if formed is not None and info.arrived_for <= formed.number:
             # Named, but not admitted: see `admit`. Expelled: named in a round that it never saw, so
@@ -145,7 +145,11 @@ class Joining:
             if standing.info is None:
                 return
             info = standing.info = replace(
-                standing.info, arrived_for=control.next_number, epoch_seen=standing.epoch_seen
+                standing.info,
+                arrived_for=control.next_number,
+                epoch_seen=max(standing.epoch_seen, context.settings.epoch_floor),
+                epoch_trained=standing.epoch,
+                clock_us=self._clock_us(control),
             )
             limit_s = self._patience.limit_s()
             slice_ = standing.slice_to_put_back(control)
@@ -182,6 +186,12 @@ class Joining:
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
             await self._look_again()  # what came with the refusal was older than the view
+
+    def _clock_us(self, control: Control) -> int:
+        """What this node says the time is, where the first round's epoch needs it."""
+        context = self._context
+        is_needed = control.round is None and context.settings.embed
+        return int(context.clock.wall_s() * 1e6) if is_needed else 0
 
     async def _read_slice(self, record: Round) -> None:
         """Learn this node's rank in a large world: its slice was there before the record was."""

@@ -162,6 +162,9 @@ class Leadership:
             ),
         )
         following: asyncio.Task[None] | None = None
+        # If etcd went back, its revision may have passed what this feed has seen before the watch
+        # is there again, which then does not notice it: the control feed's word counts for both.
+        regressions = self._standing.regressions
         try:
             if context.control.view.formed is None:
                 self._job_lease.begin()  # ahead of round 1, so that it is not on its path
@@ -172,6 +175,7 @@ class Leadership:
                 self.is_mine
                 and self._standing.is_active
                 and context.control.view.leader_revision == fence
+                and self._standing.regressions == regressions
                 and not context.control.is_blind
                 and not following.done()
             ):
@@ -222,6 +226,9 @@ class Leadership:
         control, usable_s = await self._roster.fill(seen)
         nodes, now_s = feed.view, context.clock.now_s()
         self._strangers.look_at(nodes)
+        record = self._standing.record
+        if record is not None and control.is_behind(record):
+            return now_s + _RETRY_S  # etcd went back: healing puts this node's round into its place
         if context.control.view is not seen:
             return now_s
         if now_s < usable_s:

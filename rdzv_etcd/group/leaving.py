@@ -20,13 +20,16 @@ _RUNS_REMEMBERED = 8
 
 
 async def close_job(
-    context: NodeContext, standing: Standing, *, succeeded: bool, reason: str
+    context: NodeContext, standing: Standing, *, succeeded: bool, reason: str, anyones: bool
 ) -> None:
     """Put the closed marker; see :meth:`rdzv_etcd.group.node.Node.close_job`."""
-    record = standing.record
-    if standing.phase is not Phase.MEMBER or record is None:
-        return
     clock, feed = context.clock, context.control
+    if anyones:
+        record = (await feed.refresh(context.settings.timing.close_timeout_s)).formed
+    else:
+        record = standing.record if standing.phase is Phase.MEMBER else None
+    if record is None:
+        return
     if succeeded and standing.rank_in(record) != 0:
         # All members finish together: let one of them do it, and do it if it does not.
         until_s = clock.now_s() + _ROOM_FOR_RANK_0_S
@@ -35,7 +38,7 @@ async def close_job(
     until_s = clock.now_s() + context.settings.timing.close_timeout_s
     while standing.closure is None and clock.now_s() < until_s:
         control = feed.view if feed.view.round is not None else await feed.refresh()
-        if control.formed is None or not control.formed.same_world(record):
+        if control.formed is None or not (anyones or control.formed.same_world(record)):
             return  # all is gone, or the others went on without this node
         await _put_marker(
             context,

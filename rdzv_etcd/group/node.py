@@ -74,8 +74,15 @@ class Node:
         return waiting_count(self.control, standing.record, standing.evicted, standing.closure)
 
     def closure(self) -> Closure | None:
-        """How the job was closed, if it was, as far as this node knows; from memory."""
-        return self._standing.closure
+        """How the job was closed, if it was, as far as this node knows; from memory.
+
+        Before this node takes part it is the last run that counts, as long as its marker stands;
+        then the run that this node is in, or waits for.
+        """
+        standing = self._standing
+        if standing.closure is None and standing.info is None and self._tasks:
+            return self.control.closure
+        return standing.closure
 
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
@@ -153,13 +160,16 @@ class Node:
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def close_job(self, *, succeeded: bool, reason: str) -> None:
-        """Put the closed marker, for ``closed_ttl_s``; only a member can. Raises EtcdError.
+    async def close_job(self, *, succeeded: bool, reason: str, anyones: bool = False) -> None:
+        """Put the closed marker, for ``closed_ttl_s``. Raises EtcdError, StateCorruptError.
 
-        Does nothing if the job is closed already or went on without this node.
+        Does nothing if the job is closed already, if no round was formed, or, unless ``anyones``,
+        if this node is no member of the formed one.
         """
         reason = shown(reason, _REASON)
-        await leaving.close_job(self._context, self._standing, succeeded=succeeded, reason=reason)
+        await leaving.close_job(
+            self._context, self._standing, succeeded=succeeded, reason=reason, anyones=anyones
+        )
 
     async def leave(self, reason: str) -> None:
         """Say good-bye, end the session, clear up if this was the last node. Idempotent.
@@ -202,6 +212,12 @@ def _context(
     keys = JobKeys(settings.prefix, settings.job_id)
     timing = settings.timing
     narrator = Narrator(settings.job_id, identity.name)
+    session = Session(etcd, clock, pulse, timing.lease_ttl_s, timing.keep_alive_deadline_s)
+
+    def went_back() -> None:
+        standing.note_regress()
+        session.shake()
+
     control = Feed(
         etcd,
         clock,
@@ -211,7 +227,7 @@ def _context(
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
         notice=lambda view: standing.notice(view, clock.now_s()),
         complain=lambda error: narrator.warn(f"knows only how things were before: {error}"),
+        on_regress=went_back,
         longest_retry_s=timing.lease_ttl_s / 3,
     )
-    session = Session(etcd, clock, pulse, timing.lease_ttl_s, timing.keep_alive_deadline_s)
     return NodeContext(identity, settings, keys, etcd, clock, pulse, session, control, narrator)

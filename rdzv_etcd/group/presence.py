@@ -9,7 +9,7 @@ the key is gone (somebody has deleted it), no keep-alive tells at all, and who w
 
 from __future__ import annotations
 
-from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.errors import EtcdError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind, Get
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
@@ -31,6 +31,8 @@ async def watch_own(context: NodeContext, standing: Standing) -> None:
     while True:
         try:
             await _follow(context, standing, backoff)
+        except WatchLostError:
+            pass  # etcd may have lost the presence, too: it is looked for at once
         except EtcdError as error:  # if etcd is away, the keep-alives say so
             if backoff.is_news(error):
                 context.narrator.warn(f"cannot see whether this node's presence is there: {error}")

@@ -76,6 +76,10 @@ class Session:
             self._shaken_until_s = self._clock.now_s() + self._ttl_s
             self._pulse.beat()
 
+    def shake(self) -> None:
+        """Note that others may have lost their leases though they live: etcd's data went back."""
+        self._shaken_until_s = self._clock.now_s() + self._ttl_s
+
     @property
     def renewal_period_s(self) -> float:
         """The time from one keep-alive to the next."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round, Slice, Slices
@@ -55,7 +55,7 @@ class Standing:
     arrived_under: int = 0
     """The revision of the round record at the last arrival."""
     record: Round | None = None
-    """The round that this node works in …"""
+    """The round that this node works in, with the epoch that it has for good …"""
     epoch: int = 0
     """… and its epoch."""
     epoch_seen: int = 0
@@ -73,6 +73,12 @@ class Standing:
     """The store's revision at this node's first session; a marker before it is another run's."""
     closure: Closure | None = None
     """How the job ended; remembered here, because the marker expires."""
+    restored_revision: int = 0
+    """The revision of the record that was there when etcd had gone back, 0 for none: what followed
+    that record once is not known, so its run's numbers must not be given out again."""
+    regressions: int = 0
+    """How often etcd has gone back: whatever else was seen of it before may be wrong by now."""
+    _went_back: bool = False
     was_member: bool = False
     """Whether this node belonged to the round that was closed."""
     opened_s: float = 0.0
@@ -120,6 +126,8 @@ class Standing:
         if open_ != self._open:
             self._open = open_
             self.opened_s = self.arrivable_s = now_s
+        if self._went_back:
+            self._went_back, self.restored_revision = False, control.round_revision
         if self.known_since is not None and control.revision < self.known_since:
             # Data wiped or restored: an end that is remembered now may be of any run. Who knows its
             # own is not concerned; who does not had better wait than take another's end for it.
@@ -130,6 +138,12 @@ class Standing:
             self._notice_end(control)
         if control.formed is not None and self.phase is not Phase.MEMBER:
             self.origin = control.formed.origin
+
+    def note_regress(self) -> None:
+        """Note that etcd has lost what this node had seen: it was wiped or restored. The next view
+        tells what is there."""
+        self._went_back = True
+        self.regressions += 1
 
     def _notice_end(self, control: Control) -> None:
         """Remember how this node's run ended, if it did.
@@ -221,7 +235,8 @@ class Standing:
             return None
         self.phase = Phase.MEMBER
         self.closes_by_s = math.inf
-        self.record, self.epoch, self.origin = record, control.epoch, record.origin
+        self.record = replace(record, epoch_fixed=control.epoch)
+        self.epoch, self.origin = control.epoch, record.origin
         return World(
             record.number,
             rank,

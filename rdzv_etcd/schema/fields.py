@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.settings.model import MAX_NODES
+from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM, MAX_NODES
 from rdzv_etcd.text import shown
 
 VERSION = 1
@@ -25,7 +25,7 @@ MAX_ROUND = 10**9
 """Keys have room for one digit more."""
 MAX_EPOCH = 2**61
 """With etcd's revision added it still is a number of 64 bits."""
-MAX_CLAIM = 2**53
+MAX_CLAIM = MAX_EPOCH_CLAIM
 """The highest epoch that a node can make the others count on from, by saying it has seen it. Taken
 for a time in microseconds it is the year 2255; there is room above it for all that follows."""
 _MAX_NUMBER = 2**63 - 1

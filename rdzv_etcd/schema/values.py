@@ -66,6 +66,10 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["leaving"] = info.leaving
     if info.epoch_seen:
         fields["epoch_seen"] = min(info.epoch_seen, MAX_CLAIM)  # who says more is not believed
+    if info.epoch_trained:
+        fields["epoch_trained"] = min(info.epoch_trained, MAX_CLAIM)
+    if info.clock_us:
+        fields["clock_us"] = min(max(0, info.clock_us), MAX_CLAIM)
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -85,6 +89,8 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.optional_text("rank_key"),
         f.optional_text("leaving"),
         f.whole("epoch_seen", 0, most=MAX_CLAIM),
+        f.whole("epoch_trained", 0, most=MAX_CLAIM),
+        f.whole("clock_us", 0, most=MAX_CLAIM),
     )
 
 

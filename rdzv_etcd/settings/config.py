@@ -16,6 +16,7 @@ from rdzv_etcd.settings.model import (
     DEFAULT_EMBED_GRACE_S,
     DEFAULT_PREFIX,
     DEFAULT_SLICE_NODES,
+    MAX_EPOCH_CLAIM,
     AfterEnd,
     Connection,
     Credentials,
@@ -28,6 +29,9 @@ from rdzv_etcd.settings.secrets import read_secret
 
 USER_VARIABLE = "RDZV_ETCD_USER"
 PASSWORD_VARIABLE = "RDZV_ETCD_PASSWORD"
+EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
+"""Tells workers the epoch of their round: a fencing token that only grows. Given to an agent it is
+one that the job has reached before."""
 
 _CONNECTION = Connection()
 _TIMING = Timing()
@@ -62,9 +66,23 @@ def settings_from_config(
         local_addr=_local_addr(local_addr),
         slice_nodes=given.whole("slice_nodes") or DEFAULT_SLICE_NODES,
         after_end=_after_end(given),
+        epoch_floor=_epoch_floor(environ),
         embed=given.flag("embed"),
         embed_grace_s=given.seconds("embed_grace") or DEFAULT_EMBED_GRACE_S,
     )
+
+
+def _epoch_floor(environ: Mapping[str, str]) -> int:
+    """What workers hand back: the epoch of the checkpoint that they will go on from."""
+    text = environ.get(EPOCH_VARIABLE, "").strip()
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_EPOCH_CLAIM):
+        raise SettingsError(
+            f"{EPOCH_VARIABLE}={text[:40]!r} is not an epoch: a whole number up to "
+            f"{MAX_EPOCH_CLAIM} is expected, or nothing"
+        )
+    return int(text)
 
 
 def _after_end(given: Given) -> AfterEnd:

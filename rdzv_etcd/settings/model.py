@@ -13,6 +13,9 @@ from rdzv_etcd.text import shown
 DEFAULT_PREFIX = "/rdzv_etcd"
 DEFAULT_EMBED_GRACE_S = 30.0
 DEFAULT_SLICE_NODES = 128
+MAX_EPOCH_CLAIM = 2**53
+"""No node may say that it knows of a higher epoch: microseconds until the year 2255, and exact in
+every program that reads JSON."""
 MAX_SLICE_NODES = 1024
 """More names in one value would not help anybody; etcd limits a request to 1.5 MiB."""
 MAX_NODES = 1_000_000
@@ -227,6 +230,8 @@ class Settings:
     """The ranks of a world with more nodes than this are published in slices of a quarter of it."""
     after_end: AfterEnd = AfterEnd.NEW_RUN
     """What to do if this node was started after a run of the job has ended."""
+    epoch_floor: int = 0
+    """An epoch that the job has reached before: its next ones are higher."""
     embed: bool = False
     """Start an etcd on this machine if the endpoint is ours and none answers."""
     embed_grace_s: float = DEFAULT_EMBED_GRACE_S

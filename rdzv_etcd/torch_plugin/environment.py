@@ -2,7 +2,8 @@
 
 torch starts workers with a copy of ``os.environ`` as it is then. The password is therefore taken
 out when a round is formed, which is just before, and put back when the handler is shut down: the
-process may be a notebook's, and is its user's. Until then a new handler finds it here.
+process may be a notebook's, and is its user's. Until then a new handler finds it here. So is the
+epoch that the user gave, if any: another job of this process is not to begin above this one's.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import os
 from collections import ChainMap
 from collections.abc import Mapping
 
-from rdzv_etcd.settings.config import PASSWORD_VARIABLE
-
-EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
-"""Tells workers the epoch of their round: a fencing token that only grows."""
+from rdzv_etcd.settings.config import EPOCH_VARIABLE, PASSWORD_VARIABLE
 
 _withheld: dict[str, str] = {}
+_epochs: list[str | None] = []
+"""What the user gave as the epoch, and the one that was put in its place; empty: nothing was."""
 
 
 def full_environment() -> Mapping[str, str]:
     """The process's environment, with what is being withheld from workers."""
-    return ChainMap(os.environ, _withheld)
+    environ = ChainMap(os.environ, _withheld)
+    if _is_ours():
+        environ = environ.new_child({EPOCH_VARIABLE: _epochs[0] or ""})
+    return environ
 
 
 def prepare_for_workers(epoch: int) -> None:
@@ -29,6 +32,8 @@ def prepare_for_workers(epoch: int) -> None:
     password = os.environ.pop(PASSWORD_VARIABLE, None)
     if password is not None:
         _withheld[PASSWORD_VARIABLE] = password
+    given = _epochs[0] if _is_ours() else os.environ.get(EPOCH_VARIABLE)
+    _epochs[:] = [given, str(epoch)]
     os.environ[EPOCH_VARIABLE] = str(epoch)
 
 
@@ -37,3 +42,13 @@ def give_back() -> None:
     while _withheld:
         name, value = _withheld.popitem()
         os.environ.setdefault(name, value)
+    if _is_ours():
+        del os.environ[EPOCH_VARIABLE]
+        if _epochs[0] is not None:
+            os.environ[EPOCH_VARIABLE] = _epochs[0]
+    _epochs.clear()
+
+
+def _is_ours() -> bool:
+    """Whether the epoch in the environment is one that was put there for workers."""
+    return bool(_epochs) and os.environ.get(EPOCH_VARIABLE) == _epochs[1]

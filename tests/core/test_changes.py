@@ -14,7 +14,7 @@ from rdzv_etcd.core.changes import (
     decide_recovery,
     waiting_count,
 )
-from rdzv_etcd.core.model import Change, Closure, Control, Round
+from rdzv_etcd.core.model import Change, Closure, Control, Ended, Round
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
 
@@ -96,12 +96,14 @@ def test_a_good_bye_needs_no_patience() -> None:
 
 SETTINGS = JobSettings(1, 4)
 WORLD = Round(3, "run", ("a", "b"), SETTINGS, "h", 1, 7)
+MINE = replace(WORLD, epoch_fixed=9)
+"""The same as its members know it."""
 DONE = Closure("a", "done", True, 0.0)
 FAILED = Closure("a", "broken", False, 0.0)
 
 
-def control(record: Round | None, change: Change | None = None) -> Control:
-    return Control(10, record, 9, None, 0, change, 0 if change is None else 8)
+def control(record: Round | None, change: Change | None = None, *, revision: int = 9) -> Control:
+    return Control(revision + 1, record, revision, None, 0, change, 0 if change is None else 8)
 
 
 @pytest.mark.parametrize(
@@ -115,26 +117,31 @@ def control(record: Round | None, change: Change | None = None) -> Control:
         (control(WORLD, Change("run", 2, ("x",))), 0),  # an older round's
         (control(WORLD, Change("other", 3, ("x",))), 0),
         (control(None, Change("run", 3, ("x",))), 1),
-        (control(replace(WORLD, number=4)), 1),  # the others went on
-        (control(replace(WORLD, number=2)), 0),  # a view that lags
-        (control(replace(WORLD, run="other", number=1)), 1),
+        (control(replace(WORLD, number=4), revision=12), 1),  # the others went on
+        (control(replace(WORLD, number=2), revision=6), 0),  # a view that lags, or etcd went back
+        (control(replace(WORLD, run="other", number=1), revision=12), 1),
+        (control(replace(WORLD, run="other", number=1), revision=6), 0),
+        (control(replace(WORLD, epoch_fixed=9), revision=30), 0),  # put back
+        (control(WORLD, revision=12), 1),  # the same name, but another world
+        (control(replace(WORLD, run="other", closure=FAILED), revision=6), 0),  # an earlier run's
+        (control(replace(WORLD, run="other", closure=DONE), revision=12), 1),  # a later one's
         (control(replace(WORLD, closure=DONE)), 0),
         (control(replace(WORLD, closure=FAILED)), 1),
     ],
 )
 def test_waiting_count(view: Control, expected: int) -> None:
-    assert waiting_count(view, WORLD, False) == expected
+    assert waiting_count(view, MINE, False) == expected
 
 
 def test_waiting_count_without_a_world_or_after_an_eviction() -> None:
     assert waiting_count(control(WORLD, Change("run", 3, ("x",))), None, False) == 0
-    assert waiting_count(control(WORLD), WORLD, True) == 1
+    assert waiting_count(control(WORLD), MINE, True) == 1
 
 
 def test_a_closure_is_remembered_when_a_new_run_goes_on() -> None:
     other = control(replace(WORLD, run="other", number=9))
-    assert waiting_count(other, WORLD, False, DONE) == 0
-    assert waiting_count(other, WORLD, False, FAILED) == 1
+    assert waiting_count(other, MINE, False, DONE) == 0
+    assert waiting_count(other, MINE, False, FAILED) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,13 +151,25 @@ def test_a_closure_is_remembered_when_a_new_run_goes_on() -> None:
         (control(WORLD), Recovery.PRESENCE),
         (control(WORLD, Change("run", 2, ("x",))), Recovery.PRESENCE),
         (control(WORLD, Change("run", 3, ("x",))), Recovery.REJOIN),
-        (control(replace(WORLD, number=4)), Recovery.REJOIN),
-        (control(replace(WORLD, run="other")), Recovery.REJOIN),
+        (control(replace(WORLD, number=4), revision=12), Recovery.REJOIN),
+        (control(replace(WORLD, run="other"), revision=12), Recovery.REJOIN),
+        (control(WORLD, revision=12), Recovery.REJOIN),
+        (control(replace(WORLD, number=2), revision=6), Recovery.RECORD),  # etcd went back
+        (control(replace(WORLD, run="other", closure=DONE), revision=6), Recovery.RECORD),
+        (control(replace(WORLD, run="other", closure=DONE), revision=12), Recovery.REJOIN),
         (control(replace(WORLD, closure=DONE)), Recovery.NOTHING),
     ],
 )
 def test_recovery(view: Control, expected: Recovery) -> None:
-    assert decide_recovery(view, WORLD) is expected
+    assert decide_recovery(view, MINE) is expected
+
+
+def test_who_was_there_when_its_run_ended_puts_nothing_back() -> None:
+    ended = (Ended("run", DONE, 9), Ended("later", DONE, 20))
+    for record in (None, replace(WORLD, run="other", number=1)):
+        view = replace(control(record, revision=30), ended=ended)
+        assert decide_recovery(view, MINE) is Recovery.NOTHING
+        assert waiting_count(view, MINE, False) == 0
 
 
 def test_members_claim_the_lead_in_rank_order_before_others() -> None:

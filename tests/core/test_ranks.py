@@ -43,6 +43,27 @@ def test_ranks_stick_and_holes_are_filled(chosen: str, previous: str, expected: 
 
 
 @pytest.mark.parametrize(
+    ("trained", "previous", "expected"),
+    [
+        ({"a": 5, "b": 5, "c": 0}, "a b", "a b c"),
+        ({"a": 5, "b": 5, "c": 9}, "a b", "c b a"),  # etcd knows of an older world only
+        ({"a": 5, "b": 9, "c": 9}, "a b", "c b a"),
+        ({"a": 9, "b": 5, "c": 5}, "b c a", "a c b"),
+        ({"a": 0, "b": 4, "c": 0}, "", "b a c"),
+    ],
+)
+def test_rank_0_goes_to_one_who_trained_the_latest_world(
+    trained: dict[str, int], previous: str, expected: str
+) -> None:
+    infos = [
+        NodeInfo(name, name, 1, 1, JobSettings(1, 99), epoch_trained=epoch)
+        for name, epoch in trained.items()
+    ]
+    before = {name: rank for rank, name in enumerate(previous.split())}
+    assert " ".join(info.node_id for info in assign_ranks(infos, before)) == expected
+
+
+@pytest.mark.parametrize(
     ("chosen", "expected"),
     [
         ("a:node10 b:node9 c:node1", "c b a"),

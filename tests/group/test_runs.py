@@ -164,7 +164,7 @@ def test_a_node_started_after_the_end_waits_for_a_new_run_and_says_so(
         await job.pass_time(pause_s)
         job.start("d")
         await job.until_works("cd", 5)
-        assert len({each.record.run for each in job.history.formed}) == 2
+        assert len({each.record.origin for each in job.history.formed}) == 2
 
     with caplog.at_level(logging.WARNING):
         simulate(scenario, range(3), min_nodes=2, max_nodes=2)

@@ -249,7 +249,7 @@ def test_a_job_that_waits_long_for_a_replacement_takes_it_in() -> None:
         job.start("d")
         await job.until_works("abcd".replace(lost, ""), 5)
         assert job.history.formed[-1].record.number == 2
-        assert len({each.record.run for each in job.history.formed}) == 1
+        assert len({each.record.origin for each in job.history.formed}) == 1
 
     simulate(scenario, min_nodes=3, max_nodes=3)
 
@@ -711,7 +711,7 @@ def test_the_same_id_works_again_at_once(pause_s: float) -> None:
         await job.pass_time(job.loop.rng.uniform(0, 3))
         job.start("f")
         await job.until_works("def", 5)
-        assert len({each.record.run for each in job.history.formed}) == 2
+        assert len({each.record.origin for each in job.history.formed}) == 2
 
     simulate(scenario, min_nodes=3, max_nodes=3)
 

@@ -68,3 +68,33 @@ def test_the_agent_itself_goes_on_with_the_password(
     assert second.shutdown()
     assert os.environ["RDZV_ETCD_PASSWORD"] == USER_PASSWORD
     assert first.shutdown()
+
+
+def test_an_epoch_is_for_the_workers_and_not_for_the_next_job_of_the_process(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook's environment is as it was when a launch is over: with what its user gave."""
+    monkeypatch.setenv("RDZV_ETCD_EPOCH", "4000000")
+    first = create_handler(parameters(etcd_server, job_id, "1"))
+    first.next_rendezvous()
+    epoch = int(os.environ["RDZV_ETCD_EPOCH"])
+    assert epoch > 4_000_000
+    second = create_handler(parameters(etcd_server, f"{job_id}-2", "1"))
+    assert second._settings.epoch_floor == 4_000_000
+    assert first.shutdown()
+    assert os.environ["RDZV_ETCD_EPOCH"] == "4000000"
+    second.next_rendezvous()
+    os.environ["RDZV_ETCD_EPOCH"] = "7"
+    assert second.shutdown()
+    assert os.environ["RDZV_ETCD_EPOCH"] == "7"
+
+
+def test_no_epoch_is_left_in_the_environment_where_none_was(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RDZV_ETCD_EPOCH", raising=False)
+    handler = create_handler(parameters(etcd_server, job_id, "1"))
+    handler.next_rendezvous()
+    assert int(os.environ["RDZV_ETCD_EPOCH"]) > 0
+    assert handler.shutdown()
+    assert "RDZV_ETCD_EPOCH" not in os.environ

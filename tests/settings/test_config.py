@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import (
     OPTIONS,
+    AfterEnd,
     Credentials,
     Settings,
     Tls,
@@ -117,6 +118,21 @@ def test_our_own_names() -> None:
     assert (made.job.node_unit, made.embed, made.embed_grace_s) == (2, True, 3)
     assert (made.prefix, made.connection.connect_timeout_s) == ("/mine", 2)
     assert (made.timing.job_ttl_s, made.rank_key) == (90, "rack-3")
+
+
+def test_what_to_do_after_the_end() -> None:
+    assert settings().after_end is AfterEnd.NEW_RUN
+    assert settings(after_end="finish").after_end is AfterEnd.FINISH
+    refused("new-run, refuse, finish", after_end="begin")
+    assert settings().timing.ended_ttl_s == 86400
+    assert settings(ended_ttl="5").timing.ended_ttl_s == 5
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", str(2**53 + 1), "9" * 5000, "²"])
+def test_an_epoch_that_is_handed_back_must_be_one(text: str) -> None:
+    assert settings(environ={"RDZV_ETCD_EPOCH": "1700000000000000"}).epoch_floor == 17 * 10**14
+    assert settings(environ={"RDZV_ETCD_EPOCH": ""}).epoch_floor == 0
+    refused("RDZV_ETCD_EPOCH", environ={"RDZV_ETCD_EPOCH": text})
 
 
 def test_values_may_be_what_they_mean() -> None:

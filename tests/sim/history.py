@@ -108,8 +108,8 @@ class History:
         formed, change = seen.formed, seen.change
         over = evicted or (closure is not None and not closure.succeeded)
         if closure is None and formed is not None:
-            # an older record can only be a view that lags behind what this node was told
-            over |= formed.run != record.run or formed.number > record.number
+            # an older record is a view that lags behind what this node was told, or etcd went back
+            over |= not seen.holds(record) and not seen.is_behind(record)
             over |= change is not None and change.concerns(record)
         self.demand(
             not over,

@@ -47,13 +47,13 @@ class Promises:
 
     def check_succession(self, record: Round) -> None:
         before = self._state.round
-        if record.epoch_fixed is not None:  # put back
-            follows = before is None
+        if record.epoch_fixed is not None:  # put back, perhaps for one that etcd had gone back to
+            follows = before is None or self._state.epoch < record.epoch_fixed
         elif before is None:
             follows = record.number == 1
         else:
-            fresh = before.closure is not None or before.epoch_fixed is not None
-            follows = record.number == before.number + 1 and (record.run != before.run) == fresh
+            is_new = record.origin != before.origin
+            follows = record.number == before.number + 1 and is_new == (before.closure is not None)
         self._demand(follows, Invariant.SUCCESSION, f"{record} does not follow {before}")
 
     def check_epoch(self, record: Round, epoch: int) -> None:
@@ -142,7 +142,9 @@ class Promises:
         present = [nodes[node_id].info for node_id in nodes if not self._state.works_on(node_id)]
         seen = [*recently.values(), *present]
         back = any(
-            info.arrived_for > record.number and info.node_id in record.members for info in seen
+            (info.arrived_for > record.number and info.node_id in record.members)
+            or info.epoch_trained > self._state.epoch  # etcd went back, and this node has not
+            for info in seen
         )
         new = {info.node_id for info in seen} - set(record.members)
         settings = record.settings

@@ -73,6 +73,10 @@ class State:
         elif self.opened_s is None:
             self.opened_s = at_s
 
+    @property
+    def epoch(self) -> int:
+        return 0 if self.round is None else self.round.epoch(self.round_revision)
+
     def put_node(self, info: NodeInfo, mod_revision: int, at_s: float) -> None:
         before = self.nodes.get(info.node_id)
         if before is None:

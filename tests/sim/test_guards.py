@@ -15,7 +15,7 @@ import pytest
 from rdzv_etcd.core import changes, closing
 from rdzv_etcd.core.closing import Close
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group import drafting, node, presence
+from rdzv_etcd.group import drafting, presence
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
@@ -163,46 +163,6 @@ def test_a_job_closed_over_another_record() -> None:
         Invariant.SUCCESSION,
         min_nodes=2,
         max_nodes=3,
-    )
-
-
-def overlooks_its_eviction(
-    original: Any, control: Any, world: Any, evicted: bool, closure: Any = None
-) -> int:
-    return int(original(control, world, False, closure))
-
-
-def test_an_eviction_that_only_the_member_itself_knows_of() -> None:
-    """After a loss of data the first to put a record back knows only an older round. To the members
-    of the later one it looks like a view that lags behind; that they were evicted is their own
-    note."""
-
-    async def scenario(job: SimJob) -> None:
-        _, other, away = await works_one_after_the_other(job, "abc")
-        away.connection.link.partition(silent=True)
-        await job.until_works("ab")
-        for name in "ab":
-            job.nodes[name].connection.link.partition()
-        job.wipe()
-        away.connection.link.heal()
-        await job.until(lambda: away.node.leads, "the older round is back", 3 * TTL_S)
-        assert away.node.control.round is not None
-        assert away.node.control.round.number < other.worlds[-1].round
-        for name in "ab":
-            job.nodes[name].connection.link.heal()
-        await job.pass_time(5.0)
-        job.history.check()
-        await job.until_works("abc")
-
-    assert_noticed(
-        scenario,
-        node,
-        "waiting_count",
-        overlooks_its_eviction,
-        Invariant.STALE,
-        min_nodes=2,
-        max_nodes=3,
-        works=True,
     )
 
 

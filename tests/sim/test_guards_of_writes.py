@@ -70,13 +70,14 @@ def admits_rank_0_anywhere(original: Any, self: Any, control: Control) -> Any:
 
 def test_a_round_whose_rank_0_has_given_up_its_socket() -> None:
     """The leader closes a round, hears nothing of it, and its agent joins again at another port;
-    its watch lags, so the refusal of its arrival is the first it hears of the round."""
+    its watch lags, so the refusal of its arrival is the first it hears of the round. (By its key it
+    is rank 0 of the next one as well; without, that would be who was told of this one.)"""
 
     async def scenario(job: SimJob) -> None:
-        first = job.start("a")
+        first = job.start("a", rank_key="0")
         await job.pass_time(0.1)
         cut_off_with_its_round(job, first)
-        job.start("b")
+        job.start("b", rank_key="1")
         await job.until(lambda: bool(job.history.formed), "a round of both", 60.0)
         first.connection.link.lag_watches(60.0)
         assert first.agent is not None

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimulationError
+from tests.group import test_restored_etcd as restored
 from tests.group import test_scenarios as scenarios
 from tests.sim import work
 from tests.sim.invariants import Invariant, InvariantError
@@ -161,8 +163,9 @@ def steals_the_lead(original: Any, keys: Any, leader: Any, lease: int) -> Txn:
     return replace(txn, guards=(), failure=())
 
 
-def same_run(original: Any, self: Any, formed: Any) -> str:
-    return formed.run if formed is not None else str(original(self, formed))
+def same_run(original: Any, self: Any, control: Any, highest_epoch: int) -> str:
+    formed = control.formed
+    return formed.run if formed is not None else str(original(self, control, highest_epoch))
 
 
 def admits_late(original: Any, self: Any, control: Any) -> Any:
@@ -254,8 +257,6 @@ MUTANTS = [
            closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
     Mutant("a record put back gets a new epoch", requests, "restore_record", forms_anew,
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
-    Mutant("a run goes on after it was put back", drafting.Drafting, "_run_after", same_run,
-           (I.SUCCESSION, I.ONE_WORLD), wiped),
     Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
            (I.EPOCH,), wiped, noticed_by=213),
     Mutant("back in spite of a change", healing, "decide_recovery", ignores_changes, (I.EVICTED,),
@@ -417,6 +418,16 @@ def test_epochs_that_begin_anew_after_a_wipe_are_noticed() -> None:
         pytest.raises(AssertionError),
     ):
         simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)
+
+
+def test_a_run_that_keeps_its_name_although_etcd_went_back_is_noticed() -> None:
+    """A number that had been given out is given out again."""
+    scenario = partial(restored.two_worlds_of_one_name, bump_revision=0)
+    with (
+        swapped(drafting.Drafting, "_run_after", same_run),
+        pytest.raises((InvariantError, AssertionError), match=r"formed twice|used twice"),
+    ):
+        simulate(scenario, min_nodes=1, max_nodes=3)
 
 
 def assert_noticed(

@@ -1,0 +1,149 @@
+"""etcd goes back in time: restored from a snapshot, or started anew from a member that lagged."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.sim.world import TTL_S, SimJob, simulate
+
+BUMPED = pytest.mark.parametrize("bump_revision", [0, 1_000_000_000])
+"""``etcdctl snapshot restore`` without and with ``--bump-revision --mark-compacted``."""
+
+
+async def shrink(job: SimJob, names: str) -> str:
+    """Let a random member go and the others form a round; return who is left."""
+    gone = job.loop.rng.choice(names)
+    await job.leave(gone)
+    rest = names.replace(gone, "")
+    await job.until_works(rest, 5)
+    return rest
+
+
+@BUMPED
+def test_members_put_their_round_back_over_an_older_one(bump_revision: int) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abcd")
+        await job.until_works("abcd")
+        await job.pass_time(job.loop.rng.uniform(0, 20))
+        saved = job.save()
+        rest = await shrink(job, "abcd")
+        rest = await shrink(job, rest) if job.loop.rng.random() < 0.5 else rest
+        await job.pass_time(job.loop.rng.uniform(0, 50))
+        joins = {name: job.nodes[name].joins for name in rest}
+        job.restore(saved, bump_revision=bump_revision)
+        await job.pass_time(100)
+        assert job.works(rest), job.tell()
+        assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
+        job.start("e")
+        await job.until_works(rest + "e", 30)
+        epochs = list(dict.fromkeys(each.epoch for each in job.history.formed))
+        assert epochs == sorted(epochs)
+
+    simulate(scenario, min_nodes=2, max_nodes=4)
+
+
+def test_members_put_their_round_back_over_an_older_one_that_another_put_back_first() -> None:
+    """After a loss of data the first to come back knows only of an older round."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        away = job.nodes[job.loop.rng.choice("abc")]
+        rest = "abc".replace(away.name, "")
+        away.connection.link.partition(silent=True)
+        await job.until_works(rest, 2 * TTL_S)
+        for name in rest:
+            job.nodes[name].connection.link.partition()
+        job.wipe()
+        away.connection.link.heal()
+        await job.until(lambda: away.node.leads, "the older round is back", 3 * TTL_S)
+        for name in rest:
+            job.nodes[name].connection.link.heal()
+        await job.until_works("abc")
+        numbers = [each.record.number for each in job.history.formed]
+        assert numbers[-2:] == [2, 3], job.tell()
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
+
+
+async def two_worlds_of_one_name(job: SimJob, bump_revision: int) -> None:
+    """A member was cut off while the others formed a later round. Then etcd goes back to when it
+    was there, and the others are cut off for a while."""
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    saved = job.save()
+    away = job.loop.rng.choice("abc")
+    rest = "abc".replace(away, "")
+    job.nodes[away].connection.link.partition(silent=True)
+    await job.until_works(rest, 2 * TTL_S)
+    await job.pass_time(job.loop.rng.uniform(0, 30))
+    for name in rest:
+        job.nodes[name].connection.link.partition(silent=job.loop.rng.random() < 0.5)
+    job.restore(saved, bump_revision=bump_revision)
+    job.nodes[away].connection.link.heal()
+    await job.pass_time(job.loop.rng.choice([0.1, TTL_S / 2, 3 * TTL_S]))
+    for name in rest:
+        job.nodes[name].connection.link.heal()
+    await job.until_works("abc", 200)
+    await job.pass_time(100)
+    assert job.works("abc"), job.tell()
+    named = [(each.record.run, each.record.number, each.epoch) for each in job.history.formed]
+    assert len({name[:2] for name in named}) == len(set(named)), "a round's name was used twice"
+    epochs = [node.world.epoch for node in job.members_now() if node.world is not None]
+    assert set(epochs) == {max(each.epoch for each in job.history.formed)}
+
+
+@BUMPED
+def test_who_knows_of_no_later_round_does_not_go_on_beside_those_who_do(bump_revision: int) -> None:
+    simulate(partial(two_worlds_of_one_name, bump_revision=bump_revision), min_nodes=1, max_nodes=3)
+
+
+@BUMPED
+def test_rank_0_goes_to_who_trained_the_latest_world(bump_revision: int) -> None:
+    """All wait for the next round when etcd goes back to one that named others."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(TTL_S)
+        saved = job.save()
+        job.crash("a")
+        spare = job.start("c")
+        await job.until_works("bc", 2 * TTL_S)
+        await job.leave("b")
+        await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
+        job.restore(saved, bump_revision=bump_revision)
+        job.start("d")
+        await job.until_works("cd", 60)
+        assert spare.rank == 0
+        assert spare.worlds[-1].epoch > spare.worlds[0].epoch
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+@BUMPED
+def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(bump_revision: int) -> None:
+    """Its record, and then its closed marker, were in the snapshot; neither is about this run."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        before = job.save()
+        await job.on(job.nodes["a"], job.nodes["a"].node.close_job(succeeded=True, reason="done"))
+        await job.leave("a")
+        await job.leave("b")
+        after = job.save()
+        job.start_all("cd")
+        await job.until_works("cd")
+        await job.pass_time(job.loop.rng.uniform(0, 50))
+        for saved in (before, after):
+            job.restore(saved, bump_revision=bump_revision)
+            await job.pass_time(3 * TTL_S)
+            assert job.works("cd"), job.tell()
+            assert job.nodes["c"].joins == job.nodes["d"].joins == 1, job.tell()
+            assert job.nodes["c"].node.closure() is None
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
