@@ -264,6 +264,44 @@ class EtcdServer:
         shutil.copytree(self._saved, self._data)
         self.start()
 
+    def save_snapshot(self) -> None:
+        """``etcdctl snapshot save``: of the living server."""
+        self.snapshot.unlink(missing_ok=True)
+        self._tool("etcdctl", "--endpoints", self.target, "snapshot", "save", self.snapshot)
+
+    def restore_snapshot(self) -> None:
+        """Kill, and start again with what :meth:`save_snapshot` saved, as operators do it."""
+        self.kill()
+        self.erase()
+        place: list[str | Path] = ["--name", self.name, "--data-dir", self._data]
+        place += ["--initial-cluster", f"{self.name}={self.peer_url}"]
+        place += ["--initial-advertise-peer-urls", self.peer_url]
+        restorer = "etcdutl" if self._beside("etcdutl").exists() else "etcdctl"
+        self._tool(restorer, "snapshot", "restore", self.snapshot, *place)
+        self.start()
+
+    @property
+    def snapshot(self) -> Path:
+        return self._folder / f"{self.name}.db"
+
+    def _tool(self, name: str, *arguments: str | Path) -> None:
+        done = subprocess.run(
+            [self._beside(name), *arguments],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_LIMIT_S,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{name}: {done.stdout}{done.stderr}")
+
+    def _beside(self, name: str) -> Path:
+        """The tool that came with this etcd, or else the packaged one."""
+        tool = self.binary.path.with_name(name)
+        packaged = _packaged()
+        return tool if tool.exists() or packaged is None else packaged.with_name(name)
+
     def erase(self) -> None:
         """Delete all data of a server that does not run."""
         shutil.rmtree(self._data, ignore_errors=True)
