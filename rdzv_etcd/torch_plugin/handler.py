@@ -99,18 +99,31 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return self._group.waiting_count()
 
     def is_closed(self) -> bool:
+        """From memory: whether this node's run is over; before it has one, whether the last is."""
         return self._group.closure() is not None
 
     def set_closed(self) -> None:
-        """Close the job for everybody, if this node is a member."""
+        """Close the job for everybody, whether or not this node is a member.
+
+        Does nothing after :meth:`shutdown`. If no round was formed there is nothing to close:
+        that is a warning, and who waits goes on waiting.
+        """
+        if self._group.has_left:
+            return
         with torch_errors():
-            self._group.close(succeeded=False, reason="closed by the launcher")
+            self._group.close(succeeded=False, reason="closed by the launcher", anyones=True)
+        if self._group.closure() is None:
+            _log.warning(
+                "[job %s] not closed: no round was formed that could be", self._settings.job_id
+            )
 
     def shutdown(self) -> bool:
         """Close the job if its work is done or has failed, then leave.
 
-        Returns whether etcd confirmed the closing; never raises because etcd is away. After a
-        graceful exit it ends the process with code 0 where torch itself would fail. Idempotent.
+        Returns whether the job is closed as far as this node knows, or did not have to be; never
+        raises because etcd is away. ``False`` also if this node had no part in the job's round:
+        then it just leaves. After a graceful exit it ends the process with code 0 where torch
+        itself would fail. Idempotent.
         """
         error = sys.exc_info()[1]
         if error is self._earlier_error:
@@ -126,6 +139,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         try:
             if outcome.closes:
                 self._group.close(succeeded=outcome.succeeded, reason=outcome.reason)
+                confirmed = self._group.closure() is not None
         except RdzvEtcdError as failure:
             _log.warning("could not close job %r: %s", self._settings.job_id, failure)
             confirmed = False
