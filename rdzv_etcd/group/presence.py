@@ -9,11 +9,13 @@ the key is gone (somebody has deleted it), no keep-alive tells at all, and who w
 
 from __future__ import annotations
 
+from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.errors import EtcdError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind, Get
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.standing import Phase, Standing
+from rdzv_etcd.schema.values import encode_node
 
 _RETRY_S = 1.0
 
@@ -60,7 +62,11 @@ async def _follow(context: NodeContext, standing: Standing, backoff: Backoff) ->
 async def _check(context: NodeContext, standing: Standing) -> None:
     async with standing.presence_lock:  # what this node does to its presence itself is no news
         session = context.session.lease_id
-        if not session or not _should_be_there(standing) or await is_present(context, session):
+        if not session or not _should_be_there(standing):
+            return
+        # If etcd went back, what a waiting node said at an earlier arrival may be there again.
+        arrived = standing.info if standing.phase is Phase.WAITING else None
+        if await is_present(context, session, arrived):
             return
         if standing.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
             standing.arrived_with = 0
@@ -74,7 +80,9 @@ def _should_be_there(standing: Standing) -> bool:
     return waits or standing.phase is Phase.MEMBER
 
 
-async def is_present(context: NodeContext, session: int) -> bool:
-    """Tell whether this node's presence is there, on that session. Raises EtcdError."""
+async def is_present(context: NodeContext, session: int, info: NodeInfo | None = None) -> bool:
+    """Tell whether this node's presence is there, on that session, and as ``info`` says if that is
+    given. Raises EtcdError."""
     result = await context.etcd.get(Get(context.keys.node(context.identity.node_id)))
-    return any(kv.lease_id == session for kv in result.kvs)
+    value = None if info is None else encode_node(info)
+    return any(kv.lease_id == session and value in (None, kv.value) for kv in result.kvs)

@@ -147,3 +147,26 @@ def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(bump_revision: 
             assert job.nodes["c"].node.closure() is None
 
     simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+@BUMPED
+def test_who_waits_arrives_anew_when_etcd_goes_back_to_an_earlier_arrival(
+    bump_revision: int,
+) -> None:
+    """Its lease was in the snapshot, too, and its presence as that of a member at work."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(TTL_S)
+        saved = job.save()
+        job.crash("b")
+        waiter = job.nodes["a"]
+        await job.until(lambda: waiter.joins == 2, "it waits for a second round", 3 * TTL_S)
+        await job.pass_time(job.loop.rng.uniform(0.1, TTL_S))
+        job.restore(saved, bump_revision=bump_revision)
+        await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
+        job.start("c")
+        await job.until_works("ac", 10 * TTL_S)
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
