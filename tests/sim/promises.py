@@ -181,7 +181,7 @@ class Promises:
         opened_s = self._state.opened_s
         waited = opened_s is not None and at_s - opened_s >= self._rejoin_timeout_s
         self._demand(
-            bool(survivors) or not expected or (waited and set(expected) <= set(record.heirs)),
+            bool(claim) or not expected or (waited and set(expected) <= set(record.heirs)),
             Invariant.SURVIVORS,
             f"nobody in {record} was in {before}, but {expected} are alive",
         )
