@@ -186,7 +186,7 @@ class Commits:
         node_id = self._keys.node_id(kv.key)
         if event.kind is EventKind.PUT:
             info = values.decode_node(kv.key, node_id, kv.value)
-            self._promises.check_evicted(info)
+            self._promises.check_evicted(info, self.lost_s)
             self._state.put_node(info, kv.mod_revision, applied.at_s)
         else:
             self._state.drop_node(node_id, applied.at_s)

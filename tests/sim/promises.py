@@ -96,9 +96,18 @@ class Promises:
             f"{outside} had arrived, and {record} had free seats",
         )
 
-    def check_evicted(self, info: NodeInfo) -> None:
-        """Once a round is called over, no presence of it comes back."""
+    def check_evicted(self, info: NodeInfo, lost_s: float | None) -> None:
+        """Once a round is called over, no presence of it comes back.
+
+        Unless its node was never told of the round, and etcd has lost data (at ``lost_s``): then a
+        record that was put back may have the very revision of the one that it arrived behind. It
+        hears of the round and of its end at once.
+        """
         record, change = self._state.round, self._state.change
+        if record is not None and lost_s is not None:
+            epoch = record.epoch(self._state.round_revision)
+            if self._state.highest.get(info.node_id, 0) < epoch:
+                return
         self._demand(
             record is None
             or record.closure is not None
