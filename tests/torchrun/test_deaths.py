@@ -23,7 +23,7 @@ def test_nobody_waits_for_a_node_that_died_after_it_arrived(
     Without help torch's agents would wait 300 s for the dead one's part in assigning the workers'
     ranks, and fail then.
     """
-    conf = "lease_ttl=30,closed_ttl=3,ended_ttl=3,rank_key=RACK"
+    conf = "lease_ttl=60,closed_ttl=3,ended_ttl=3,rank_key=RACK"
     job = Job(newest_etcd.target, tmp_path, nnodes="3", conf=conf)
     (first,) = agents.start(job, "first", RACK=str(1 - dead_rank))
     # The first one leads: without a leader no round would be formed before the lease has run out.
