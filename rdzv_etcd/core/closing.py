@@ -134,7 +134,9 @@ def _close(control: Control, crowd: Crowd, size: int, reason: str) -> Close:
     )
     heirs = _heirs(control, crowd)
     here = {node.node_id for node in chosen}
-    if not heirs and here.isdisjoint(previous):
+    # If etcd went back, who trained a later world than its record's does not begin anew.
+    went_on = any(node.epoch_trained > control.epoch for node in chosen)
+    if not heirs and here.isdisjoint(previous) and not went_on:
         heirs = (crowd.expected + crowd.unplaced)[:_HEIRS]
     return Close(
         assign_ranks(chosen, previous, heirs),
@@ -145,9 +147,14 @@ def _close(control: Control, crowd: Crowd, size: int, reason: str) -> Close:
 
 
 def _heirs(control: Control, crowd: Crowd) -> tuple[str, ...]:
-    """Who of the heirs that the last round left out is still alive."""
+    """Who of the heirs that the last round left out is still alive.
+
+    If etcd went back, one that has trained a later world has come back since: it was rank 0 then,
+    or got from that what the others had.
+    """
     formed = control.formed
     if formed is None or not formed.heirs:
         return ()
-    alive = {*crowd.idle, *(presence.info.node_id for presence in crowd.pool)}
+    pool = (presence.info for presence in crowd.pool)
+    alive = {*crowd.idle, *(info.node_id for info in pool if info.epoch_trained <= control.epoch)}
     return tuple(heir for heir in formed.heirs if heir in alive)

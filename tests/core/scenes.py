@@ -77,11 +77,12 @@ class Scene:
         *,
         settings: JobSettings | None = None,
         arrived_for: int | None = None,
+        trained: int = 0,
     ) -> Scene:
-        """Nodes that have arrived for the next round."""
+        """Nodes that have arrived for the next round; ``trained`` is the epoch of their last."""
         for name in names(words):
             number = self.control.next_number if arrived_for is None else arrived_for
-            self._put(name, number, seen_s, settings)
+            self._put(name, number, seen_s, settings, trained)
         return self
 
     def spare(self, words: str) -> Scene:
@@ -136,12 +137,22 @@ class Scene:
         return self
 
     def _put(
-        self, name: str, arrived_for: int, seen_s: float, settings: JobSettings | None = None
+        self,
+        name: str,
+        arrived_for: int,
+        seen_s: float,
+        settings: JobSettings | None = None,
+        trained: int = 0,
     ) -> None:
         self._revision += 1
         before = self._present.get(name)
         info = NodeInfo(
-            name, f"host-{name}", 2000, arrived_for, settings if settings else self.settings
+            name,
+            f"host-{name}",
+            2000,
+            arrived_for,
+            settings if settings else self.settings,
+            epoch_trained=trained,
         )
         created = self._revision if before is None else before.create_revision
         self._present[name] = Presence(info, created, self._revision, seen_s)

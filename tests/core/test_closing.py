@@ -201,6 +201,23 @@ def test_when_all_heirs_are_gone_the_members_have_the_claim() -> None:
     assert closed.heirs == ("x",)
 
 
+def test_who_trained_a_later_world_than_the_record_tells_of_does_not_begin_anew() -> None:
+    """etcd went back to a world of which only others are there: they are no heirs of the next."""
+    scene = Scene(1, 3, members="a b").changed("", "x y").new("x").new("y", trained=70)
+    closed = scene.close(NOW_S + REJOIN_S)
+    assert isinstance(closed, Close)
+    assert [node.node_id for node in closed.world] == ["y", "x"]
+    assert (closed.expelled, closed.heirs) == (("a", "b"), ())
+
+
+def test_an_heir_that_came_back_before_etcd_went_back_has_no_claim_any_more() -> None:
+    scene = Scene(1, 3, members="x", expelled="a", heirs="a").changed("", "a b")
+    scene.new("x", trained=80).new("a", trained=70)
+    closed = scene.close()
+    assert isinstance(closed, Close)
+    assert closed.world[0].node_id == "x"
+
+
 def test_a_member_called_lost_that_came_back_in_the_same_moment_is_expected() -> None:
     """It hears of the change and arrives again; if it is too slow it is expelled, not a spare."""
     scene = Scene(2, 3, members="a b c").changed("c").back("a b")

@@ -124,6 +124,55 @@ def test_rank_0_goes_to_who_trained_the_latest_world(bump_revision: int) -> None
     simulate(scenario, min_nodes=2, max_nodes=2)
 
 
+async def latest_beside_a_survivor(job: SimJob) -> None:
+    """etcd goes back to a world whose rank 0 was cut off while the others formed a later one."""
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    saved = job.save()
+    (away,) = [name for name in "abc" if job.nodes[name].rank == 0]
+    gone, stays = job.loop.rng.sample("abc".replace(away, ""), 2)
+    job.nodes[away].connection.link.partition(silent=True)
+    job.start("d")
+    await job.until_works([gone, stays, "d"], 3 * TTL_S)
+    await job.leave(gone)
+    await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
+    job.restore(saved)
+    job.nodes[away].connection.link.heal()
+    await job.until_works([away, stays, "d"], 60)
+    job.history.check()
+    assert job.nodes[away].rank != 0, job.tell()
+
+
+def test_rank_0_goes_to_a_newcomer_that_trained_the_latest_world_before_a_member_that_did_not() -> (
+    None
+):
+    simulate(latest_beside_a_survivor, min_nodes=3, max_nodes=3)
+
+
+def test_who_missed_the_latest_world_is_no_heir_of_those_who_trained_it() -> None:
+    """It stops slowly: expelled from that world, and again when etcd has gone back."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(TTL_S)
+        slow, other = job.loop.rng.sample("ab", 2)
+        job.nodes[slow].stops_in_s = 400.0
+        saved = job.save()
+        job.start("c")
+        await job.until_works([other, "c"], 200)
+        await job.leave(other)
+        await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
+        job.restore(saved)
+        job.start("d")
+        await job.until_works("cd", 200)
+        await job.until_works([slow, "c", "d"], 600)
+        assert job.nodes["c"].rank == 0, job.tell()
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
+
+
 @BUMPED
 def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(bump_revision: int) -> None:
     """Its record, and then its closed marker, were in the snapshot; neither is about this run."""

@@ -64,10 +64,12 @@ class OperatorFaults(Part):
         self._stage.later(self._restore(self._rng.choice([0.0, 0.05, 0.5, 3.0])))
 
     async def _restore(self, age_s: float) -> None:
-        saved = self._job.save()
+        saved, written = self._job.save(), sorted(self._written)
         await asyncio.sleep(age_s)
         bump_revision = self._rng.choice([0, 0, 1_000_000])
         self._job.restore(saved, bump_revision=bump_revision)
+        for key in written:  # what an operator had cleared up may be there again
+            self._clear_later(key)
 
     def lose_data_between_runs(self) -> None:
         """Drawn as a kind; what it means is up to the life's end."""
@@ -82,6 +84,9 @@ class OperatorFaults(Part):
         if not self._job.server.up or self._job.server.model.no_space:
             return
         self._job.server.apply(Txn((), (Put(key, value),)), FOREIGN)
+        self._clear_later(key)
+
+    def _clear_later(self, key: bytes) -> None:
         self._written.add(key)
         self._stage.later(self._cleared(key, self._rng.uniform(0, 3 * self._plan.ttl_s)))
 

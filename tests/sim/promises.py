@@ -167,12 +167,18 @@ class Promises:
     def check_survivors(self, record: Round, at_s: float) -> None:
         """Rank 0 is an heir's, else a survivor's, if there is one. Without any of them none is
         there who could be, or they were waited for long enough and are named heirs of the round.
+
+        If etcd went back, who survived what it holds now has perhaps missed rounds since: rank 0
+        is then somebody's who was told of the latest one. An heir that was told of one is no more.
         """
         before = self._state.round
         if before is None or before.closure is not None:
             return
         survivors = set(before.members) & set(record.members)
-        claim = set(before.heirs) & set(record.members) or survivors
+        told = {node_id: self._state.highest.get(node_id, 0) for node_id in record.members}
+        later = {node_id for node_id in told if told[node_id] > self._state.epoch}
+        latest = {node_id for node_id in later if told[node_id] == max(told.values())}
+        claim = (set(before.heirs) & set(record.members)) - later or latest or survivors
         keyed = any(
             node_id in self._state.nodes and self._state.nodes[node_id].info.rank_key is not None
             for node_id in record.members

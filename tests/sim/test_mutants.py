@@ -430,6 +430,20 @@ def test_a_run_that_keeps_its_name_although_etcd_went_back_is_noticed() -> None:
         simulate(scenario, min_nodes=1, max_nodes=3)
 
 
+def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
+    """The record that etcd went back to names it."""
+
+    def believes_the_record(original: Any, chosen: Any, *rest: Any) -> Any:
+        return original([replace(node, epoch_trained=0) for node in chosen], *rest)
+
+    with (
+        swapped(closing, "assign_ranks", believes_the_record),
+        pytest.raises(InvariantError) as caught,
+    ):
+        simulate(restored.latest_beside_a_survivor, min_nodes=3, max_nodes=3)
+    assert caught.value.invariant is Invariant.SURVIVORS
+
+
 def assert_noticed(
     scenario: Scenario,
     place: object,
