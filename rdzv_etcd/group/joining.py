@@ -89,7 +89,10 @@ class Joining:
                 await self._advance()
             except (EtcdRefusedError, EtcdUnavailableError, OutcomeUnknownError) as error:
                 if context.clock.now_s() >= patience.deadline_s():
-                    raise
+                    last = patience.last_word(error)
+                    if last is error:
+                        raise
+                    raise last from error
                 await patience.sit_out(error)
 
     async def _advance(self) -> None:

@@ -109,7 +109,7 @@ class JoinPatience:
             raise error
         retry_at_s, deadline_s = now_s + wait_s, self.deadline_s()
         if retry_at_s >= deadline_s:
-            raise _too_late(error, self.timeout_s) from error
+            raise self.last_word(error) from error
         if type(error) not in self._told:
             self._told.add(type(error))
             context.narrator.warn(f"waiting up to {deadline_s - now_s:.0f} s to arrive: {error}")
@@ -118,6 +118,16 @@ class JoinPatience:
             retry_at_s,
             when=lambda: self.is_gone() or context.control.view.round_revision != seen,
         )
+
+    def last_word(self, error: EtcdError) -> EtcdError:
+        """What to raise when the time is up, with ``error`` for an end.
+
+        What etcd has refused all the time says more than that it did not answer at last.
+        """
+        cause = error if isinstance(error, EtcdRefusedError) else self.trouble
+        if not isinstance(cause, EtcdRefusedError):
+            return error
+        return _too_late(cause, self.timeout_s)
 
 
 def _too_late(error: EtcdRefusedError, timeout_s: float) -> EtcdRefusedError:

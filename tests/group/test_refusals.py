@@ -112,7 +112,10 @@ def test_a_newcomer_is_told_at_once(kind: type[EtcdError]) -> None:
     simulate(scenario, range(3), min_nodes=1, max_nodes=1)
 
 
-def test_the_wait_ends_with_the_join_timeout_and_the_cause() -> None:
+@pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "no last answer"])
+def test_the_wait_ends_with_the_join_timeout_and_the_cause(is_answered: bool) -> None:
+    """Also if the last try gets no answer any more."""
+
     async def scenario(job: SimJob) -> None:
         job.start_all("ab", join_timeout_s=60.0)
         await job.until_works("ab")
@@ -120,7 +123,11 @@ def test_the_wait_ends_with_the_join_timeout_and_the_cause() -> None:
             refuse(node, EtcdPermissionError)
             rejoin(job, node)
         began_s = job.loop.time()
-        await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 80.0)
+        await job.pass_time(55.0)
+        if not is_answered:
+            for node in job.nodes.values():
+                node.connection.link.partition(silent=True)
+        await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 25.0)
         assert job.loop.time() - began_s > 55.0
         for node in job.nodes.values():
             assert isinstance(node.error, EtcdPermissionError)
