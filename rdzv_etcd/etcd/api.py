@@ -228,11 +228,15 @@ class Etcd(Protocol):
         *,
         start_revision: int,
         puts_only: bool = False,
+        tell_resumes: bool = False,
     ) -> Watch:
         """Watch ``[key, range_end)`` (or one key) from ``start_revision``, inclusive.
 
         0 means from now on, that is from when :meth:`Watch.ready` returns at the latest.
         ``puts_only``: without deletions, which makes catching up cheaper.
+        ``tell_resumes``: with an empty batch whenever it goes on over another connection. An etcd
+        that went back meanwhile (wiped, restored) and has written as much again since is not told
+        from one that did not: who has to know reads then.
 
         Returns at once; errors appear when iterating.
         """

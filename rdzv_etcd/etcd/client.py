@@ -187,6 +187,7 @@ class EtcdClient:
         *,
         start_revision: int,
         puts_only: bool = False,
+        tell_resumes: bool = False,
     ) -> EtcdWatch:
         if self._link.closed:
             raise EtcdUnavailableError(_CLOSED)
@@ -197,6 +198,7 @@ class EtcdClient:
             start_revision,
             self._revision,
             puts_only=puts_only,
+            tell_resumes=tell_resumes,
         )
         self._watches.add(watch)
         return watch

@@ -50,6 +50,7 @@ class EtcdWatch:
         current_revision: Callable[[bytes], Awaitable[int]],
         *,
         puts_only: bool,
+        tell_resumes: bool = False,
     ) -> None:
         self._link = streams.link
         self._streams = streams
@@ -58,6 +59,7 @@ class EtcdWatch:
         self._next_revision = start_revision
         self._current_revision = current_revision
         self._puts_only = puts_only
+        self._tell_resumes = tell_resumes
         self._denials = 0
         self._pause = self._link.pause()
         self._batches: deque[WatchBatch] = deque()
@@ -189,6 +191,9 @@ class EtcdWatch:
             self._next_revision = revision + 1
         if self._confirmed is None:
             self._confirmed = revision
+            self._changed.set()
+        elif self._tell_resumes:
+            self._batches.append(WatchBatch(self._next_revision - 1, ()))
             self._changed.set()
 
     async def _deliver(self, response: Any) -> None:

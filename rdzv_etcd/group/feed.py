@@ -67,6 +67,9 @@ class Feed(Generic[V]):
         self._view: V | None = None
         self._revision = 0
         self._watch: Watch | None = None
+        self._in_doubt = False
+        """Whether the watch went on after a break: etcd may have gone back meanwhile, and have
+        written as much again since, which the watch does not notice."""
         self.problem: RdzvEtcdError | None = None
         """Why the view cannot be trusted: a corrupt value, or etcd refusing us."""
 
@@ -97,7 +100,7 @@ class Feed(Generic[V]):
         """
         self._revision = 0  # what was seen before does not matter any more
         watch = self._watch = self._etcd.watch(
-            self._request.key, self._request.range_end, start_revision=0
+            self._request.key, self._request.range_end, start_revision=0, tell_resumes=True
         )
         try:
             confirmed, view = await asyncio.gather(
@@ -142,6 +145,7 @@ class Feed(Generic[V]):
             self._report(error)
             raise
         self._revision, self.problem, self._retry_s = result.revision, None, _RETRY_S
+        self._in_doubt = False
         self._show(view)
         return view
 
@@ -176,24 +180,27 @@ class Feed(Generic[V]):
                     batch = await self._next(batches)
                 except StopAsyncIteration:
                     return
-                if batch is not None and batch.revision <= self._revision:
-                    continue  # the read behind the watch has shown it already
-                try:
-                    view = None if batch is None else self._fold(self.view, batch)
-                except StateCorruptError as error:
-                    self._report(error)
-                    continue
-                if batch is None or view is None or self.is_blind:
+                if batch is not None and batch.events:
+                    if batch.revision <= self._revision:
+                        continue  # the read behind the watch has shown it already
+                    try:
+                        view = self._fold(self.view, batch)
+                    except StateCorruptError as error:
+                        self._report(error)
+                        continue
+                    if not self.is_blind:
+                        self._revision = batch.revision
+                        self._show(view)
+                elif batch is not None:
+                    self._in_doubt = True
+                if batch is None or self.is_blind or self._in_doubt:
                     await self._look_again(watch)
-                else:
-                    self._revision = batch.revision
-                    self._show(view)
         finally:
             await self._stop_watch()
 
     async def _next(self, batches: AsyncIterator[WatchBatch]) -> WatchBatch | None:
         """Wait for a change; ``None`` if it is time to look again at what could not be read."""
-        if not self.is_blind:
+        if not (self.is_blind or self._in_doubt):
             return await anext(batches)
         try:
             return await self._clock.wait_for(anext(batches), self._retry_s)

@@ -43,14 +43,14 @@ async def watch_own(context: NodeContext, standing: Standing) -> None:
 
 async def _follow(context: NodeContext, standing: Standing, backoff: Backoff) -> None:
     key = context.keys.node(standing.node_id)
-    watch = context.etcd.watch(key, start_revision=0)
+    watch = context.etcd.watch(key, start_revision=0, tell_resumes=True)
     try:
         await watch.ready()
         await _check(context, standing)  # it may have gone before
         backoff.reset()
         async for batch in watch:
             session = context.session.lease_id
-            if any(
+            if not batch.events or any(  # the watch goes on after a break
                 event.kind is EventKind.DELETE or event.kv.lease_id != session  # or overwritten
                 for event in batch.events
             ):

@@ -103,10 +103,16 @@ class MemoryConnection:
         *,
         start_revision: int,
         puts_only: bool = False,
+        tell_resumes: bool = False,
     ) -> MemoryWatch:
         self._require_open()
         watch = MemoryWatch(
-            self._server, self, (key, range_end), start_revision, puts_only=puts_only
+            self._server,
+            self,
+            (key, range_end),
+            start_revision,
+            puts_only=puts_only,
+            tell_resumes=tell_resumes,
         )
         self._watches.append(watch)
         return watch

@@ -166,10 +166,16 @@ class Lab:
         guard = Compare(self.key(name), target, relation, operand, range_end)
         return (await self.etcd.txn(Txn((guard,), ()))).succeeded
 
-    def watch(self, *, start_revision: int, puts_only: bool = False) -> Watch:
+    def watch(
+        self, *, start_revision: int, puts_only: bool = False, tell_resumes: bool = False
+    ) -> Watch:
         """Watch everything under ``root``."""
         return self.etcd.watch(
-            self.root, self.end, start_revision=start_revision, puts_only=puts_only
+            self.root,
+            self.end,
+            start_revision=start_revision,
+            puts_only=puts_only,
+            tell_resumes=tell_resumes,
         )
 
 

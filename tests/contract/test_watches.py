@@ -280,6 +280,20 @@ async def test_a_watch_goes_on_after_a_restart_without_a_gap(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("own_server")
+async def test_a_watch_tells_that_it_goes_on_after_a_break_to_who_asks(lab: Lab) -> None:
+    watch = lab.watch(start_revision=0, tell_resumes=True)
+    await watch.ready()
+    revision = await lab.put("a")
+    assert (await next_batch(watch)).events
+    lab.operator.restart()
+    batch = await next_batch(watch)
+    assert (batch.revision, batch.events) == (revision, ())
+    await lab.put("b")
+    assert [event.kv.key for event in await events_of(watch, 1)] == [lab.key("b")]
+    await watch.close()
+
+
+@pytest.mark.usefixtures("own_server")
 async def test_a_watch_notices_that_everything_was_wiped(lab: Lab) -> None:
     for number in range(20):
         revision = await lab.put(str(number))

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from rdzv_etcd.etcd.api import Put, Txn
 from tests.sim.world import TTL_S, SimJob, simulate
 
 BUMPED = pytest.mark.parametrize("bump_revision", [0, 1_000_000_000])
@@ -219,3 +220,35 @@ def test_who_waits_arrives_anew_when_etcd_goes_back_to_an_earlier_arrival(
         await job.until_works("ac", 10 * TTL_S)
 
     simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("slice_nodes", [1, 128])
+def test_members_notice_it_although_others_have_written_as_much_again(slice_nodes: int) -> None:
+    """Nobody can tell it from the revision that a watch goes on from after a break."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abcd")
+        await job.until_works("abcd")
+        await job.pass_time(TTL_S)
+        saved = job.save()
+        rest = await shrink(job, "abcd")
+        await job.pass_time(job.loop.rng.uniform(0, 20))
+        joins = {name: job.nodes[name].joins for name in rest}
+        revision = job.server.revision
+        for name in rest:
+            job.nodes[name].connection.link.partition(silent=job.loop.rng.random() < 0.5)
+        job.restore(saved)
+        while job.server.revision <= revision:
+            job.server.apply(Txn((), (Put(b"/another application", b""),)))
+        for name in rest:
+            job.nodes[name].connection.link.heal()
+        await job.until(
+            lambda: job.history.formed[-1].record.epoch_fixed is not None,
+            "their round is back",
+            2 * TTL_S,
+        )
+        await job.pass_time(200)
+        assert job.works(rest), job.tell()
+        assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
+
+    simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)

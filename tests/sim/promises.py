@@ -133,6 +133,9 @@ class Promises:
                 here is None
                 or here.info.leaving is not None
                 or node_id == applied.source  # it leaves
+                # It had asked anew: the world that it was named in, perhaps without having heard of
+                # it, is no more. Its slice of the names is what was lost.
+                or (is_unknown(name) and not self._state.works_on(node_id))
                 or (
                     (how != Loss.EXPIRED.value or is_unknown(name))
                     and at_s - self._state.came[node_id] < DECIDED_WITHIN_S

@@ -100,8 +100,14 @@ class State:
         """Etcd holds again what it held when :meth:`saved` was called."""
         for node_id in set(self.nodes) - set(saved.nodes):
             self.drop_node(node_id, at_s)
-        for node_id in set(saved.nodes) - set(self.nodes):
-            self.came[node_id] = at_s
+        for node_id, here in saved.nodes.items():
+            before = self.nodes.get(node_id)
+            if before is None:
+                self.came[node_id] = at_s
+            elif before.info != here.info:
+                # Overwritten, as by a put: a leader may have seen it, and what the node said then
+                # is still so. Who waits has come back, whatever etcd says.
+                self.went[node_id] = (before.info, at_s)
         self.nodes, self.slices = dict(saved.nodes), dict(saved.slices)
         self.store = set(saved.store)
         self.round, self.round_revision = saved.round, saved.round_revision
@@ -133,7 +139,14 @@ class State:
             return False
         if before is None:
             return here.info.arrived_for <= 1
-        return before.closure is None or here.mod_revision > self.round_revision
+        since_then = here.mod_revision > self.round_revision
+        if before.closure is not None:
+            return since_then
+        # If the record was put back, only who has asked anew gets a seat: a presence may have come
+        # back with an older snapshot, long after its node had gone.
+        asks_anew = here.info.arrived_for > before.number
+        all_named = before.slices is None
+        return before.epoch_fixed is None or (asks_anew and (all_named or since_then))
 
     def _is_seated(self, info: NodeInfo, before: Here | None) -> bool:
         """Whether a presence that was just put is that of a node at work, not of one that arrives.
