@@ -5,6 +5,7 @@ from __future__ import annotations
 from rdzv_etcd.core.model import Control, Nodes, Presence, display_name, display_names
 from rdzv_etcd.core.waiting import Crowd, sort_crowd
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.text import shown
 
 _NAMED = 8
 """How many missing nodes a line names."""
@@ -62,7 +63,7 @@ def _missing(control: Control, nodes: Nodes, crowd: Crowd) -> list[str]:
     missing = [
         *(_with_address(nodes.present[node_id]) for node_id in crowd.expected),
         *(
-            f"{display_name(node_id)} ({how.get(node_id, 'gone')})"
+            f"{display_name(node_id)} ({shown(how.get(node_id, 'gone'))})"
             for node_id in crowd.absent + crowd.leaving
         ),
     ]
@@ -73,4 +74,4 @@ def _missing(control: Control, nodes: Nodes, crowd: Crowd) -> list[str]:
 
 
 def _with_address(presence: Presence) -> str:
-    return f"{display_name(presence.info.node_id)} ({presence.info.address}, not back yet)"
+    return f"{display_name(presence.info.node_id)} ({shown(presence.info.address)}, not back yet)"

@@ -89,8 +89,8 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         else:
             newcomers.append(presence)
     # If etcd went back, its record may not name the members of the latest world: they come first.
-    later = [] if formed is None else [p for p in newcomers if p.info.epoch_trained > control.epoch]
-    newcomers = [presence for presence in newcomers if presence not in later]
+    later = [presence for presence in newcomers if _is_ahead(presence, control)]
+    newcomers = [presence for presence in newcomers if not _is_ahead(presence, control)]
     return Crowd(
         (*later, *returning),
         tuple(newcomers),
@@ -119,3 +119,8 @@ def _asks_anew(presence: Presence, control: Control) -> bool:
     if record.closure is not None:
         return presence.mod_revision > control.round_revision
     return presence.info.arrived_for > record.number
+
+
+def _is_ahead(presence: Presence, control: Control) -> bool:
+    """Whether the node was in a later world than the formed round, which etcd has forgotten."""
+    return control.formed is not None and presence.info.epoch_trained > control.epoch

@@ -29,6 +29,7 @@ class WaitLines:
     async def run(self) -> None:
         """Tell what this join waits for, until cancelled."""
         context = self._context
+        await context.clock.sleep(_FIRST_S[0])  # most waits are over by then
         waits_for, told = self._waits_for(), 0
         while True:
             due_s = waits_for[1] + _after_s(told)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rdzv_etcd.core.telling import tell_round, tell_seat
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
@@ -36,6 +38,18 @@ def test_who_is_missing_since_the_last_round_is_named() -> None:
         "for round 6: 2 of 4 nodes (a, b); missing since round 5: c (host-c, not back yet), "
         "d (lease expired)"
     )
+
+
+def test_a_peers_long_reason_leaves_room_for_the_others() -> None:
+    scene = Scene(4, 4, members="a b c d").changed("c d").gone("c d").back("a b", NOW_S)
+    control = scene.control
+    assert control.change is not None
+    said = replace(control.change, lost={"c": "x" * 5_000, "d": "killed"})
+    line = tell_round(
+        replace(control, change=said), scene.nodes, len(scene.nodes.present), scene.settings
+    )
+    assert line.endswith("d (killed)")
+    assert len(line) < 500
 
 
 def test_nodes_with_other_settings_are_named() -> None:
