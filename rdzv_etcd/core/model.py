@@ -39,8 +39,8 @@ class NodeInfo:
     """That of the last world it was a member of: who trained the latest one has the best claim to
     rank 0, whatever record etcd holds."""
     clock_us: int = 0
-    """Its wall clock when it arrived for a first round on an embedded etcd. Epochs begin at the
-    lower median of these then; they are compared for nothing else."""
+    """Its wall clock when it arrived, if it was in no world before. Epochs begin at the lower
+    median of these; they are compared for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +203,10 @@ class Control:
     """The last runs that ended, the latest one last."""
     ended_revision: int = 0
     ended_lease: int = 0
+    epoch_base: int = 0
+    """What this job's epochs count from, as it is remembered for the runs to come …"""
+    epoch_lease: int = 0
+    """… and on which lease."""
 
     def end_of(self, origin: str) -> Closure | None:
         """How that run ended, if it did."""

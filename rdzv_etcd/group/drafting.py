@@ -11,7 +11,7 @@ from rdzv_etcd.core.closing import Close
 from rdzv_etcd.core.model import Control, Nodes, Round
 from rdzv_etcd.core.slicing import slices_for
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.job_lease import JobLease
+from rdzv_etcd.group.prepared_lease import PreparedLease
 from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM
 
@@ -19,13 +19,21 @@ _AUDITED = 32
 
 
 class Drafting:
-    """Remembers the names that this node has given to runs."""
+    """Remembers the name that this node has given to the run."""
 
-    def __init__(self, context: NodeContext, standing: Standing, job_lease: JobLease) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        standing: Standing,
+        job_lease: PreparedLease,
+        epoch_lease: PreparedLease,
+    ) -> None:
         self._context = context
         self._standing = standing
         self._job_lease = job_lease
-        self._names: list[str] = []
+        self._epoch_lease = epoch_lease
+        self._name: str | None = None
+        self._names_given = 0
 
     async def next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
         """Draft the record of the round to be formed. Raises EtcdError."""
@@ -52,6 +60,13 @@ class Drafting:
             began_as=None if origin == run else origin,
         )
 
+    async def epoch_lease(self, control: Control, record: Round) -> int:
+        """Return the lease on which to remember what the record's epoch counts from, 0 if that is
+        remembered. An embedded etcd ends with its run, and its memory with it. Raises EtcdError."""
+        if self._context.settings.embed or record.epoch_base <= control.epoch_base:
+            return 0
+        return control.epoch_lease or await self._epoch_lease.get()
+
     def _highest_epoch(self, control: Control, nodes: Nodes) -> int:
         """Return the highest epoch that anybody knows of, as far as it can be believed."""
         claims = (presence.info.epoch_seen for presence in nodes.present.values())
@@ -66,17 +81,18 @@ class Drafting:
     def _epoch_base(self, control: Control, decision: Close, highest: int) -> int:
         """Return what revisions are counted on top of, so that epochs only grow.
 
-        Revisions begin anew after a loss of data. With an embedded etcd that is so in every run,
-        and nobody may be left who knows of an epoch: the first one is not less than the time then,
-        by the lower median of the nodes' clocks, so that one that is wrong does not decide. Any
-        other etcd outlives its runs, and revisions cannot be wrong as clocks can.
+        Revisions begin again after a loss of data, and an embedded etcd is a new one in every run:
+        where all are new, nobody may be left who knows of an epoch. Theirs is therefore not less
+        than the time, by the lower median of their clocks: one that is wrong does not decide. If
+        most were wrong in an earlier run, etcd remembers what that led to. Who has trained counts
+        on from what it knows: by the clock an older world that is back would look like the latest.
         """
         before = control.round
-        if before is None and self._context.settings.embed:
-            clocks = sorted(node.clock_us for node in decision.world if node.clock_us)
-            agreed_us = clocks[(len(clocks) - 1) // 2] if clocks else 0
+        clocks = sorted(node.clock_us for node in decision.world)
+        if clocks[0]:
+            agreed_us = clocks[(len(clocks) - 1) // 2]
             highest = max(highest, min(agreed_us, MAX_EPOCH_CLAIM))
-        base = 0 if before is None else before.epoch_base
+        base = max(control.epoch_base, 0 if before is None else before.epoch_base)
         if base + max(control.revision, control.round_revision) < highest:
             return highest
         return base
@@ -95,20 +111,27 @@ class Drafting:
         cannot know whether later rounds than the last have had the next number.
 
         That is so if the record is older than what somebody has seen, or was put back, or if etcd
-        has gone back: so run and number name a round once, whatever etcd forgets.
+        has gone back, or gave no answer: so run and number name a round once, whatever etcd
+        forgets.
         """
         formed = control.formed
         if (
             formed is not None
-            and formed.run in self._names
+            and formed.run == self._name
             and formed.epoch_fixed is None
             and highest_epoch <= control.epoch
             and control.round_revision != self._standing.restored_revision
         ):
             return formed.run
+        self._names_given += 1
         seed = self._context.identity.run_seed
-        self._names.append(f"{seed}.{len(self._names) + 1}" if self._names else seed)
-        return self._names[-1]
+        self._name = seed if self._names_given == 1 else f"{seed}.{self._names_given}"
+        return self._name
+
+    def in_doubt(self) -> None:
+        """Note that a round may have been formed under the present name, or not: if etcd has
+        forgotten it since, some may know it all the same."""
+        self._name = None
 
     def audit(
         self, control: Control, nodes: Nodes, record: Round, decision: Close, opened_s: float

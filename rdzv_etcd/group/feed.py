@@ -98,6 +98,16 @@ class Feed(Generic[V]):
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError.
         """
+        until_s = None if timeout_s is None else self._clock.now_s() + timeout_s
+        while True:
+            try:
+                return await self._open(timeout_s)
+            except WatchLostError as error:  # etcd has gone back or was compacted in this moment
+                await self._clock.sleep(_RETRY_S)
+                if until_s is not None and self._clock.now_s() >= until_s:
+                    raise EtcdUnavailableError(f"etcd keeps no watch: {error}") from error
+
+    async def _open(self, timeout_s: float | None) -> V:
         self._revision = 0  # what was seen before does not matter any more
         watch = self._watch = self._etcd.watch(
             self._request.key, self._request.range_end, start_revision=0, tell_resumes=True

@@ -50,7 +50,7 @@ class Healing:
                 await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
 
     async def keep_job_lease(self) -> None:
-        """Renew the job's shared lease at a slow rate while this node is a member, or waits.
+        """Renew the job's shared leases at a slow rate while this node is a member, or waits.
 
         A round that lost a member may wait for a replacement longer than the lease lives. The
         leader renews at once, because the lease may have aged while the round was being closed; the
@@ -64,10 +64,13 @@ class Healing:
             if record is None:
                 await context.pulse.wait(when=lambda: self._kept_record() is not None)
                 continue
-            leader = context.control.view.leader
-            if renewed or (leader is not None and leader.node_id == standing.node_id):
-                with contextlib.suppress(EtcdError):  # the others do it too; its loss is healed
+            control = context.control.view
+            leads = control.leader is not None and control.leader.node_id == standing.node_id
+            with contextlib.suppress(EtcdError):  # the others do it too; a loss is healed
+                if renewed or leads:
                     await context.etcd.keep_alive(record.job_lease)
+                if leads and control.epoch_lease:
+                    await context.etcd.keep_alive(control.epoch_lease)
             renewed = True
             await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
 

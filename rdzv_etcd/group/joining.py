@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from rdzv_etcd.core.model import (
     Closure,
-    Control,
     Leader,
     NodeInfo,
     Round,
@@ -109,6 +108,7 @@ class Joining:
         elif self._must_arrive():
             await self._arrive()
         else:
+            self._patience.relieved()  # there is nothing to ask etcd for, whatever it refused
             deadline_s = self._patience.deadline_s()
             until_s = None if deadline_s == math.inf else deadline_s
             if not await context.pulse.wait(until_s) and self._is_over():
@@ -152,7 +152,7 @@ class Joining:
                 arrived_for=control.next_number,
                 epoch_seen=max(standing.epoch_seen, context.settings.epoch_floor),
                 epoch_trained=standing.epoch,
-                clock_us=self._clock_us(control),
+                clock_us=0 if standing.epoch else int(context.clock.wall_s() * 1e6),
             )
             limit_s = self._patience.limit_s()
             slice_ = standing.slice_to_put_back(control)
@@ -189,12 +189,6 @@ class Joining:
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
             await self._look_again()  # what came with the refusal was older than the view
-
-    def _clock_us(self, control: Control) -> int:
-        """What this node says the time is, where the first round's epoch needs it."""
-        context = self._context
-        is_needed = control.round is None and context.settings.embed
-        return int(context.clock.wall_s() * 1e6) if is_needed else 0
 
     async def _read_slice(self, record: Round) -> None:
         """Learn this node's rank in a large world: its slice was there before the record was."""

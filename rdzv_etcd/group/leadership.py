@@ -35,7 +35,7 @@ from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
 from rdzv_etcd.group.feed import Feed
-from rdzv_etcd.group.job_lease import JobLease
+from rdzv_etcd.group.prepared_lease import PreparedLease
 from rdzv_etcd.group.roster import Roster
 from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.group.strangers import Strangers
@@ -55,9 +55,11 @@ class Leadership:
         self._context = context
         self._standing = standing
         self._roster = Roster(context)
-        self._job_lease = JobLease(context)
+        timing = context.settings.timing
+        self._job_lease = PreparedLease(context, timing.job_ttl_s)
+        self._epoch_lease = PreparedLease(context, timing.ended_ttl_s)
         self._backoff = Backoff(context.session.renewal_period_s)
-        self._drafting = Drafting(context, standing, self._job_lease)
+        self._drafting = Drafting(context, standing, self._job_lease, self._epoch_lease)
         self._strangers = Strangers(context.narrator)
 
     @property
@@ -168,6 +170,8 @@ class Leadership:
         try:
             if context.control.view.formed is None:
                 self._job_lease.begin()  # ahead of round 1, so that it is not on its path
+                if not (context.settings.embed or context.control.view.epoch_lease):
+                    self._epoch_lease.begin()
             await feed.open()
             following = asyncio.ensure_future(feed.run())
             following.add_done_callback(lambda _: context.pulse.beat())
@@ -190,7 +194,7 @@ class Leadership:
                 following.cancel()
                 await asyncio.wait({following})
             await feed.close()
-            await self._job_lease.drop()
+            await self.drop_prepared_leases()
 
     async def _step(self, feed: Feed[Nodes]) -> None:
         """Decide once and act, or wait for something to change."""
@@ -203,8 +207,10 @@ class Leadership:
         try:
             until_s = await self._act(feed)
         except LeaseNotFoundError:
-            # The job lease is gone, and the record with it; the members put both back.
+            # The job lease is gone, and the record with it; the members put both back. (Or it was
+            # the other one, and what it remembered is gone.)
             self._job_lease.given_away()
+            await self._epoch_lease.drop()
             await self._recover(feed)
         except EtcdError as error:
             tell = context.narrator.warn if self._backoff.is_news(error) else context.narrator.say
@@ -303,9 +309,10 @@ class Leadership:
         context.narrator.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
         return True
 
-    async def drop_spare_lease(self) -> None:
-        """Revoke a job lease that no round uses. If this is cancelled, call it again."""
+    async def drop_prepared_leases(self) -> None:
+        """Revoke leases that no round uses. If this is cancelled, call it again."""
         await self._job_lease.drop()
+        await self._epoch_lease.drop()
 
     async def hand_over(self, timeout_s: float) -> None:
         """Publish this member's own departure, so that nobody waits for the next leader to see it.
@@ -328,24 +335,33 @@ class Leadership:
         """Publish the round; ``False`` if things are not as they were when it was decided."""
         context = self._context
         record = await self._drafting.next_record(control, nodes, decision)
+        epoch_lease = await self._drafting.epoch_lease(control, record)
         members = [node.node_id for node in decision.world]
         audit = self._drafting.audit(control, nodes, record, decision, self._standing.opened_s)
         if not await self._roster.publish(control, record, members):
             return False
         try:
             result = await context.etcd.txn(
-                requests.close_round(context.keys, control, nodes.revision, record, audit),
+                requests.close_round(
+                    context.keys, control, nodes.revision, record, audit, epoch_lease=epoch_lease
+                ),
                 timeout_s=context.urgent_limit_s,
             )
         except OutcomeUnknownError:
             self._job_lease.in_doubt()
+            self._epoch_lease.in_doubt()
+            self._drafting.in_doubt()
             await context.control.refresh()  # whatever happened, it shows in the record
             return True
         if not result.succeeded:
             return False
         self._job_lease.given_away()
         self._roster.note(record, members)
-        context.show_written(result.revision, round=record, round_revision=result.revision)
+        news: dict[str, object] = {"round": record, "round_revision": result.revision}
+        if epoch_lease:
+            self._epoch_lease.given_away()
+            news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
+        context.show_written(result.revision, **news)
         context.narrator.say(
             f"closed round {record.number} with {record.size} nodes: {decision.reason}"
         )

@@ -94,20 +94,20 @@ async def _put_marker(
         context.narrator.say(f"closed the job: {reason}")
     else:
         context.take_control(result)
-        for lease in {grant.lease_id, ended_lease} - {control.ended_lease}:
+        for lease in {grant.lease_id, ended_lease} - {control.ended_lease, control.epoch_lease}:
             await context.etcd.revoke(lease, timeout_s=timeout_s)
 
 
 async def _ended_lease(context: NodeContext, control: Control, marker_lease: int) -> int:
-    """Return the lease that keeps the memory of runs that are over: one for all of them."""
+    """Return the lease that keeps the memory of runs that are over: one for all of them, and for
+    what their epochs count from."""
     timing = context.settings.timing
     timeout_s = timing.close_timeout_s
     if context.settings.embed or timing.ended_ttl_s <= timing.closed_ttl_s:
         return marker_lease  # an embedded etcd ends when nothing holds it, and its memory with it
-    if control.ended_lease and await context.etcd.keep_alive(
-        control.ended_lease, timeout_s=timeout_s
-    ):
-        return control.ended_lease
+    kept = control.epoch_lease or control.ended_lease
+    if kept and await context.etcd.keep_alive(kept, timeout_s=timeout_s):
+        return kept
     return (await context.etcd.grant(timing.ended_ttl_s, timeout_s=timeout_s)).lease_id
 
 

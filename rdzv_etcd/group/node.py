@@ -191,7 +191,7 @@ class Node:
             context.narrator.say(f"left without etcd's confirmation: {error}")
         finally:
             await self._stop_tasks()
-            await self._leadership.drop_spare_lease()  # leading may have been cut off in it
+            await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
 
     async def _farewell(self, reason: str, was: Phase) -> None:
         await leaving.say_goodbye(self._context, self._standing, self._leadership, reason, was)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from rdzv_etcd.core.model import Control, Round, Slices
 from rdzv_etcd.core.slicing import assemble, cut
@@ -35,13 +36,11 @@ class Roster:
         context = self._context
         txns = requests.publish_slices(context.keys, control, record, slices, cut(members, slices))
         # Doing it twice does no harm: an edition is written by one leader, with one content.
-        results = await asyncio.gather(
-            *(
-                context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
-                for txn in txns
-            )
-        )
-        return all(result.succeeded for result in results)
+        put = partial(context.etcd.txn, timeout_s=context.urgent_limit_s, repeatable=True)
+        *others, last = txns
+        if not all(result.succeeded for result in await asyncio.gather(*map(put, others))):
+            return False
+        return (await put(last)).succeeded  # after the others: the record needs to look for one
 
     def note(self, record: Round, members: Sequence[str]) -> None:
         """Remember who is in the world that this node has just formed."""

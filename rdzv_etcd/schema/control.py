@@ -57,6 +57,9 @@ def _with_key(keys: JobKeys, control: Control, kv: KeyValue) -> Control:
         return replace(
             control, ended=ended, ended_revision=kv.mod_revision, ended_lease=kv.lease_id
         )
+    if kv.key == keys.epoch:
+        base = values.decode_key(values.decode_epoch, kv)
+        return replace(control, epoch_base=base, epoch_lease=kv.lease_id)
     return control
 
 
@@ -69,6 +72,8 @@ def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
         return replace(control, change=None, change_revision=0)
     if key == keys.ended:
         return replace(control, ended=(), ended_revision=0, ended_lease=0)
+    if key == keys.epoch:
+        return replace(control, epoch_base=0, epoch_lease=0)
     return control
 
 

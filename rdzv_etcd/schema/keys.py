@@ -3,7 +3,8 @@
     <prefix>/<job>/audit/<round>/<run>         what happened in a round            job lease
     <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session
     <prefix>/<job>/ctl/round                   the round record                    job lease
-    <prefix>/<job>/ctl/ended                   the last runs that are over       its own
+    <prefix>/<job>/ctl/ended                   the last runs that are over         its own
+    <prefix>/<job>/ctl/epoch                   what the next run counts on from    its own
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
@@ -74,6 +75,10 @@ class JobKeys:
     @property
     def ended(self) -> bytes:
         return self.root + b"ctl/ended"
+
+    @property
+    def epoch(self) -> bytes:
+        return self.root + b"ctl/epoch"
 
     @property
     def control(self) -> KeyRange:

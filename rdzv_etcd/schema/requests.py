@@ -136,7 +136,8 @@ def publish_slices(
     slices: Slices,
     ranks: Sequence[Mapping[str, int]],
 ) -> list[Txn]:
-    """Put all slices of a large world, ahead of its record; fenced by the lead."""
+    """Put all slices of a large world, ahead of its record, the last transaction after the others;
+    fenced by the lead."""
     batches: list[list[Op]] = [[]]
     size = 0
     for index, part in enumerate(ranks):
@@ -156,12 +157,16 @@ def close_round(
     nodes_revision: int,
     record: Round,
     audit: Mapping[str, object],
+    *,
+    epoch_lease: int = 0,
 ) -> Txn:
     """Publish the new round if the lead, the record and the arrivals are as they were seen.
 
     The range compare catches every presence written after ``nodes_revision``. A node lost meanwhile
     is not caught; it shows as a change at once. What older rounds left is deleted on the way.
+    With ``epoch_lease`` later runs are told on it what this one's epochs count from.
     """
+    memory = Put(keys.epoch, values.encode_epoch(record.epoch_base), epoch_lease)
     return Txn(
         (
             *_leads(keys, control),
@@ -173,14 +178,25 @@ def close_round(
                 nodes_revision + 1,
                 keys.nodes.end,
             ),
+            *_has_slices(keys, record),
         ),
         (
             Put(keys.round, values.encode_round(record), record.job_lease),
             Put(keys.audit(record.number, record.run), _audit(audit), record.job_lease),
+            *((memory,) if epoch_lease else ()),
             *_sweep(keys, record),
         ),
         (read_control(keys),),
     )
+
+
+def _has_slices(keys: JobKeys, record: Round) -> tuple[Compare, ...]:
+    """The slices of a large world are there: etcd may have gone back since they were put. The last
+    one was put last."""
+    if record.slices is None:
+        return ()
+    last = keys.slice(record.number, record.slices.edition, record.slices.count - 1)
+    return (Compare(last, Target.CREATE, Relation.GREATER, 0),)
 
 
 def _sweep(keys: JobKeys, record: Round) -> tuple[Op, ...]:

@@ -252,6 +252,18 @@ def _ended(f: Fields) -> tuple[Ended, ...]:
     )
 
 
+def encode_epoch(base: int) -> bytes:
+    return encode({"base": base}, _epoch)
+
+
+def decode_epoch(key: bytes, value: bytes) -> int:
+    return decode(key, value, _epoch)
+
+
+def _epoch(f: Fields) -> int:
+    return f.whole("base", most=MAX_EPOCH)
+
+
 # --- slices -------------------------------------------------------------------------------------
 
 

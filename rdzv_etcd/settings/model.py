@@ -172,8 +172,9 @@ class Timing:
     closed_ttl_s: int = 60
     """How long a closed job counts as closed to nodes that are started afterwards."""
     ended_ttl_s: int = 86400
-    """How long a node that was cut off when its run ended still hears of it; less than
-    ``closed_ttl_s`` is of no use. With ``embed`` it is that: etcd itself does not stay longer."""
+    """How long a node that was cut off when its run ended still hears of it, and how long etcd
+    remembers what epochs count from; less than ``closed_ttl_s`` is of no use. With ``embed`` it is
+    that: etcd itself does not stay longer."""
     job_lease_ttl_s: int | None = None
     """What a job left in etcd vanishes this long after its last node died; default 6 x
     ``lease_ttl_s``, at least 60."""

@@ -161,7 +161,8 @@ OPTIONS: tuple[Option, ...] = (
         "ended_ttl",
         Kind.WHOLE_SECONDS,
         "86400 (`embed`: `closed_ttl`)",
-        "How long etcd remembers that a run ended, for nodes of it that were cut off meanwhile.",
+        "How long etcd remembers that a run ended, for nodes of it that were cut off meanwhile, "
+        "and what the job's epochs count from, for its next run.",
     ),
     Option(
         "job_lease_ttl",

@@ -152,6 +152,10 @@ def targets() -> Iterator[dict[str, Shot]]:
                 lambda value: values.decode_ended(KEYS.ended, value),
                 values.encode_ended([Ended("run", Closure("a~1~x", "done", True, 1.5), 7)] * 2),
             ),
+            "epoch": _decodes(
+                lambda value: values.decode_epoch(KEYS.epoch, value),
+                values.encode_epoch(1_800_000_000_000_000),
+            ),
             "leader": _decodes(
                 lambda value: values.decode_leader(KEYS.leader, value),
                 values.encode_leader(Leader("a~1~x", _SETTINGS)),

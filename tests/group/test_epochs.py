@@ -40,6 +40,15 @@ async def one_run(job: SimJob, names: str, ahead_s: dict[str, float] | None = No
     return epoch
 
 
+async def crashes(job: SimJob, names: str) -> int:
+    """Form a world, and let all its nodes crash; return the epoch."""
+    job.start_all(names)
+    await job.until_works(names, 60)
+    epoch = epoch_of(job.nodes[names[0]])
+    job.crash(*names)
+    return epoch
+
+
 def embedded(job: SimJob) -> None:
     """Let the etcd count as embedded: it is new, and empty, in every run."""
     job.settings = replace(job.settings, embed=True)
@@ -87,6 +96,42 @@ def test_wrong_clocks_do_not_matter_to_an_etcd_that_outlives_its_runs(closed: bo
         assert await one_run(job, "b") > first
 
     simulate(scenario, range(3), min_nodes=1, max_nodes=1)
+
+
+async def all_is_lost_between_runs(job: SimJob) -> None:
+    """First etcd's data as well as all nodes; then what was written since a backup."""
+    await crashes(job, "ab")
+    job.wipe()
+    await job.pass_time(60.0)
+    await crashes(job, "cd")
+    saved = job.save()
+    await crashes(job, "ef")
+    await job.pass_time(60.0)
+    job.restore(saved, bump_revision=0)
+    await crashes(job, "gh")
+
+
+def test_epochs_go_on_when_all_nodes_and_then_etcd_s_data_were_lost() -> None:
+    """Whatever etcd it is. That epochs grow is checked in each simulated job."""
+    simulate(all_is_lost_between_runs, range(8), min_nodes=2, max_nodes=2)
+
+
+async def crash_of_a_clock_ahead(job: SimJob) -> None:
+    node = job.make("a")
+    clock = node.node.context.clock
+    assert isinstance(clock, SimClock)
+    clock.wall_skew_s += HOUR_S
+    node.agent = job.on(node, node.run())
+    await job.until_works("a")
+    await job.pass_time(3 * TIMING.ended_ttl_s)  # the memory lives for as long as the job
+    job.crash("a")
+    await job.pass_time(job.loop.rng.choice([5.0, 100.0, 550.0]))
+    await one_run(job, "b")
+
+
+def test_a_clock_that_was_ahead_does_not_matter_after_a_crash_of_all() -> None:
+    """etcd remembers what epochs count from, though nobody was left to tell it."""
+    simulate(crash_of_a_clock_ahead, min_nodes=1, max_nodes=1)
 
 
 def test_an_embedded_etcd_s_epochs_go_on_where_the_last_run_s_ended() -> None:

@@ -11,7 +11,7 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, Etcd
 from rdzv_etcd.etcd.api import Delete, Put, Txn
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Grant
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
 
 REFUSALS = [EtcdPermissionError, EtcdAuthError, EtcdTlsError]
 
@@ -54,6 +54,27 @@ def test_a_member_that_is_refused_while_it_joins_again_tries_on(
         await job.until_works("ab", 10.0)
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+def test_a_refusal_that_is_over_does_not_end_the_wait_of_a_spare() -> None:
+    """It was refused its part of the ranks, and read it then: it has nothing to ask for."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        spare = job.start("d")
+        await job.pass_time(1.0)
+        refuse(spare, EtcdAuthError)
+        rejoin(job, job.followers()[0])
+        await job.until_works("abc", 30.0)
+        await job.pass_time(2.0)
+        refuse(spare, None)
+        await job.pass_time(2 * TIMING.join_timeout_s)
+        assert spare.error is None, spare.error
+        job.crash(job.followers()[0].name)
+        await job.until(lambda: spare.is_working, "the spare has a seat", 60.0)
+
+    simulate(scenario, range(8), min_nodes=2, max_nodes=3, slice_nodes=2)
 
 
 @pytest.mark.parametrize("kind", REFUSALS)

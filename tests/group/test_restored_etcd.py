@@ -252,3 +252,18 @@ def test_members_notice_it_although_others_have_written_as_much_again(slice_node
         assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
 
     simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
+
+
+def test_a_node_that_starts_while_etcd_goes_back_is_not_turned_away() -> None:
+    """The watch that it is about to open may ask for revisions that are compacted."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start("a")
+        await job.until_works("a")
+        saved = job.save()
+        job.start("b")
+        await job.pass_time(job.loop.rng.uniform(0.0, 0.01))
+        job.restore(saved, bump_revision=1_000_000)
+        await job.until_works("ab", 200)
+
+    simulate(scenario, range(40), min_nodes=1, max_nodes=2)

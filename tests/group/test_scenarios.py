@@ -506,7 +506,7 @@ def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing(slice_nodes: int
         nodes = job.start_all("abc")
         await job.until_works("abc")
         await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.server.wipe()
+        job.wipe()
         await job.pass_time(100)
         assert job.works("abc"), job.tell()
         assert all(node.joins == 1 for node in nodes), job.tell()
@@ -530,7 +530,7 @@ def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing(slice_nodes: 
         nodes = job.start_all("abc")
         await job.until_works("abc")
         await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.server.wipe()
+        job.wipe()
         job.start("d")
         await job.pass_time(100)
         assert job.works("abc"), job.tell()
@@ -546,7 +546,7 @@ def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
         await job.until_works("abc")
         job.start("d")  # a spare
         await job.pass_time(50)
-        job.server.wipe()
+        job.wipe()
         await job.pass_time(50)
         await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
         await job.until(lambda: all(n.node.closure() for n in job.nodes.values()), "closed", 5)
@@ -570,7 +570,7 @@ def test_an_arrival_at_a_barrier_that_was_wiped_is_put_again(wiped_after_s: floa
             request = applied.request
             if isinstance(request, Txn) and any(p.key.startswith(arrivals) for p in request.puts()):
                 job.server.observers.remove(observe)
-                job.server.call_later(wiped_after_s, job.server.wipe)
+                job.server.call_later(wiped_after_s, job.wipe)
 
         job.server.observers.append(observe)
         waiting = asyncio.ensure_future(at_barrier(job, early))
@@ -829,8 +829,11 @@ def test_after_everyone_left_etcd_holds_nothing_but_what_tells_of_the_end(closed
             for name in names:
                 await job.leave(name)
         left = [kv.key for kv in job.server.snapshot()]
-        assert left == ([job.keys.ended, job.keys.round] if closed else []), job.tell()
-        assert len(job.server.leases()) == len(left), (job.server.leases(), job.tell())
+        memory = [job.keys.ended, job.keys.epoch] if closed else [job.keys.epoch]
+        assert left == memory + ([job.keys.round] if closed else []), job.tell()
+        leases = {kv.lease_id for kv in job.server.snapshot()}
+        assert len(leases) == (2 if closed else 1), job.tell()
+        assert set(job.server.leases()) == leases, (job.server.leases(), job.tell())
         assert nodes
 
     simulate(scenario, min_nodes=3, max_nodes=3)
@@ -844,7 +847,7 @@ def test_a_member_that_outlives_the_marker_leaves_no_lease() -> None:
         await job.pass_time(100)
         for name in "ab":
             await job.leave(name)
-        assert [kv.key for kv in job.server.snapshot()] == [job.keys.ended]
+        assert [kv.key for kv in job.server.snapshot()] == [job.keys.ended, job.keys.epoch]
         assert len(job.server.leases()) == 1
         await job.pass_time(TIMING.ended_ttl_s)
         assert not job.server.snapshot()
@@ -859,6 +862,8 @@ def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while() -> None:
         await job.until_works("abc")
         job.crash(*"abc")
         await job.pass_time(61)
+        assert [kv.key for kv in job.server.snapshot()] == [job.keys.epoch]
+        await job.pass_time(TIMING.ended_ttl_s)
         assert not job.server.snapshot()
         assert not job.server.leases()
 
@@ -939,7 +944,8 @@ def test_a_round_whose_closing_got_no_answer_leaves_no_second_lease(fate: str) -
             node.agent = job.on(node, node.run())
         await job.until_works("abc", 300)
         sessions = {node.node.context.session.lease_id for node in nodes}
-        assert set(job.server.leases()) - sessions == {job.history.formed[-1].record.job_lease}
+        shared = {job.history.formed[-1].record.job_lease, nodes[0].node.control.epoch_lease}
+        assert set(job.server.leases()) - sessions == shared
 
     simulate(scenario, min_nodes=3, max_nodes=3)
 

@@ -36,7 +36,9 @@ def errors_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[logging.L
 
 
 def keep_alive(job: SimJob, request: Request) -> bool:
-    return isinstance(request, KeepAlive)
+    """Of a session; other leases are renewed by other tasks."""
+    sessions = {kv.lease_id for kv in job.server.snapshot() if kv.key in job.keys.nodes}
+    return isinstance(request, KeepAlive) and request.lease_id in sessions
 
 
 def publishing(job: SimJob, request: Request) -> bool:

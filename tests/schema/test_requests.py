@@ -215,6 +215,17 @@ def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) 
     assert assemble(every, 20) == (members, True)
 
 
+def test_a_large_world_of_which_a_slice_is_lost_is_not_published(store: Store) -> None:
+    """Etcd may have gone back since they were put, one after the other."""
+    store.arrive("a", 1)
+    record = large_world(store, "e", "a")
+    assert record.slices is not None
+    last = store.keys.slice(record.number, "e", record.slices.count - 1)
+    store.do(Txn((), (Delete(last),)))
+    assert not close(store, record).succeeded
+    assert close(store, large_world(store, "e", "a")).succeeded
+
+
 def test_slices_that_no_leader_may_publish_any_more_are_refused(store: Store) -> None:
     store.arrive("a", 1)
     record = replace(world(1), members=(), slices=Slices(1, 1, "e"))

@@ -105,6 +105,7 @@ KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., An
     (CHANGES, values.encode_change, values.decode_change),
     (ENDED, values.encode_ended, values.decode_ended),
     (LEADERS, values.encode_leader, values.decode_leader),
+    (st.integers(0, MAX_EPOCH), values.encode_epoch, values.decode_epoch),
 ]
 DECODERS = [decode for _, _, decode in KINDS]
 

@@ -37,7 +37,6 @@ class Saved:
 
     state: State
     totals: Mapping[bytes, int]
-    revision: int
 
 
 class Commits:
@@ -52,13 +51,14 @@ class Commits:
         self.writers = {OPERATOR, FOREIGN}
         """Who may write under this job's keys."""
         self.lost_s: float | None = None
+        self.forgot_s: float | None = None
+        """Since when etcd may not know what epochs count from."""
         """When etcd lost data last."""
         self._keys = keys
         self._state = state
         self._demand = verdicts.demand
         self._note = verdicts.note
         self._promises = Promises(keys, state, verdicts, rejoin_timeout_s)
-        self._revision = 0
         self._counters: dict[bytes, Counting] = {}
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
@@ -79,9 +79,6 @@ class Commits:
             self._take_overwritten(applied)
             return
         for revision in applied.changes:
-            if revision.number <= self._revision:
-                self._lose_all(applied.at_s)
-            self._revision = revision.number
             for event in revision.events:
                 if applied.source == FOREIGN:
                     self._take_foreign(event, applied.at_s)
@@ -104,9 +101,9 @@ class Commits:
                 if kv.key == self._keys.leader:
                     self._state.leader = None
 
-    def _lose_all(self, at_s: float) -> None:
-        """The revisions begin anew: etcd has lost its data."""
-        self.lost_s = at_s
+    def lose_all(self, at_s: float) -> None:
+        """Etcd has lost its data."""
+        self.lost_s, self.forgot_s = at_s, self.forgot_s or at_s
         self._state.lose_all(at_s)
         for counter in self._counters.values():
             counter.end_life()
@@ -114,13 +111,12 @@ class Commits:
     def saved(self) -> Saved:
         """What a snapshot of etcd made now would hold of this job."""
         totals = {key: counter.total for key, counter in self._counters.items()}
-        return Saved(self._state.saved(), totals, self._revision)
+        return Saved(self._state.saved(), totals)
 
-    def go_back(self, saved: Saved, revision: int, at_s: float) -> None:
+    def go_back(self, saved: Saved, at_s: float) -> None:
         """Etcd went back to what it held when :meth:`saved` was called."""
-        self.lost_s = at_s
+        self.lost_s, self.forgot_s = at_s, self.forgot_s or at_s
         self._state.go_back(saved.state, at_s)
-        self._revision = revision
         for key, counter in self._counters.items():
             counter.end_life(saved.totals.get(key, 0))
         self._note(at_s, "etcd went back to an older snapshot")
@@ -140,6 +136,8 @@ class Commits:
                 self._promises.check_leader(applied, "gave up the lead")
         if not put and applied.source == OPERATOR and kv.key in (keys.round, keys.ended):
             self.lost_s = applied.at_s  # perhaps nobody can know any more what has ended
+        if not put and kv.key == keys.epoch:
+            self.forgot_s = self.forgot_s or applied.at_s
         if kv.key in keys.stores:
             (state.store.add if put else state.store.discard)(kv.key)
         if kv.key == keys.round:

@@ -77,7 +77,7 @@ class OperatorFaults(Part):
     def write_nonsense(self) -> None:
         """Under the key of a stranger, or in the place of what a node has put there."""
         keys = self._job.keys
-        control = [keys.round, keys.leader, keys.change, keys.ended]
+        control = [keys.round, keys.leader, keys.change, keys.ended, keys.epoch]
         here = [kv.key for kv in self._job.server.snapshot(keys.nodes.start)][:1]
         key = self._rng.choice([keys.node("stranger~1~x")] * 3 + control + here)
         value = self._rng.choice([*HOSTILE, *map(str.encode, _presences(self._job.settings.job))])

@@ -13,7 +13,6 @@ from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.commits import COUNTER, Commits
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.kinds import is_drawn
 from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
 
@@ -34,7 +33,6 @@ class History:
 
     def __init__(self, keys: JobKeys, rejoin_timeout_s: float) -> None:
         self.told: list[Told] = []
-        self.wiped_s: float | None = None
         """When etcd first lost its data. Nodes that come afterwards, or were cut off, cannot know
         what was before, so epochs are compared per node only."""
         self._state = State()
@@ -48,6 +46,7 @@ class History:
         self.counter = self._commits.counter
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
+        self.lose_all = self._commits.lose_all
         self.writers = self._commits.writers
         self.note_jump = self._state.note_jump
 
@@ -156,14 +155,22 @@ class History:
                 Invariant.ONE_WORLD,
                 f"{identity} was put back, but never formed",
             )
-            lost = self.wiped_s is not None and formed.at_s >= self.wiped_s
             self.demand(
-                formed.epoch > last_epoch or (lost and not is_drawn("epochs grow after a loss")),
+                formed.epoch > last_epoch or self._may_not_know(formed),
                 Invariant.EPOCH,
                 f"the epoch of round {identity} is {formed.epoch}, not above {last_epoch}",
             )
             last_epoch = formed.epoch
             seen[identity] = formed
+
+    def _may_not_know(self, formed: Formed) -> bool:
+        """Whether etcd had lost data, and there was somebody who went on from an earlier round:
+        then it may be that only others know of the latest one. (That for each node epochs grow all
+        the same is another promise; and where all are new they do.)"""
+        forgot_s = self._commits.forgot_s
+        lost = forgot_s is not None and formed.at_s >= forgot_s
+        trained = {told.node_id for told in self.told if told.at_s < formed.at_s}
+        return lost and not trained.isdisjoint(formed.record.members)
 
     def _check_worlds(self) -> None:
         by_epoch: dict[int, list[Round]] = {}

@@ -67,20 +67,27 @@ class Promises:
             )
 
     def check_seats(self, record: Round) -> None:
-        """Members are there for this round, and nobody who is stands outside free seats."""
-        nodes, settings = self._state.nodes, record.settings
+        """Members are there for this round, and nobody who is stands outside free seats.
+
+        A leader may know of an arrival that etcd has forgotten; that holds all the same.
+        """
+        nodes, settings, forgotten = self._state.nodes, record.settings, self._state.forgotten
         busy = [
             node_id
             for node_id in record.members
-            if node_id in nodes and self._state.works_on(node_id)
+            if node_id in nodes
+            and self._state.works_on(node_id)
+            and not (node_id in forgotten and forgotten[node_id].arrived_for == record.number)
         ]
         self._demand(not busy, Invariant.SEATS, f"{busy} had not arrived for {record}")
-        first = nodes.get(record.members[0])
+        first = record.members[0]
+        said = [nodes[first].info] if first in nodes else []
+        said += [forgotten[first]] if first in forgotten else []
+        listens = [(info.address, info.port) for info in said]
         self._demand(
-            first is None
-            or (first.info.address, first.info.port) == (record.master_address, record.master_port),
+            not listens or (record.master_address, record.master_port) in listens,
             Invariant.SEATS,
-            f"rank 0 does not listen where {record} says: {first}",
+            f"rank 0 does not listen where {record} says: {said}",
         )
         outside = [
             node_id

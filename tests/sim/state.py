@@ -40,6 +40,8 @@ class State:
     slices: dict[bytes, dict[str, int]] = field(default_factory=dict)
     went: dict[str, tuple[NodeInfo, float]] = field(default_factory=dict)
     """Presences that are no more: what they were, and until when."""
+    forgotten: dict[str, NodeInfo] = field(default_factory=dict)
+    """What nodes said last where etcd went back to what they had said before: still true."""
     came: dict[str, float] = field(default_factory=dict)
     """When a node's presence appeared last."""
     store: set[bytes] = field(default_factory=set)
@@ -84,6 +86,7 @@ class State:
         else:
             self.went[info.node_id] = (before.info, at_s)
         self.nodes[info.node_id] = Here(info, mod_revision, self._is_seated(info, before))
+        self.forgotten.pop(info.node_id, None)
 
     def drop_node(self, node_id: str, at_s: float) -> None:
         here = self.nodes.pop(node_id, None)
@@ -98,6 +101,7 @@ class State:
 
     def go_back(self, saved: State, at_s: float) -> None:
         """Etcd holds again what it held when :meth:`saved` was called."""
+        self.forgotten |= {node_id: here.info for node_id, here in self.nodes.items()}
         for node_id in set(self.nodes) - set(saved.nodes):
             self.drop_node(node_id, at_s)
         for node_id, here in saved.nodes.items():

@@ -12,7 +12,7 @@ import pytest
 
 from rdzv_etcd.core.model import Control
 from rdzv_etcd.etcd.api import Delete, Txn, prefix_end
-from rdzv_etcd.group import job_lease, standing
+from rdzv_etcd.group import prepared_lease, standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.testing import Applied
@@ -185,7 +185,7 @@ def test_a_record_put_back_when_its_run_is_over_and_forgotten() -> None:
     )
 
 
-def forgets_the_doubt(original: Any, self: job_lease.JobLease) -> None:
+def forgets_the_doubt(original: Any, self: prepared_lease.PreparedLease) -> None:
     """Take a lease that a round may live on for one that nobody uses."""
 
 
@@ -206,12 +206,47 @@ def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it() -> None:
 
     assert_noticed(
         scenario,
-        job_lease.JobLease,
+        prepared_lease.PreparedLease,
         "in_doubt",
         forgets_the_doubt,
         Invariant.KEPT,
         min_nodes=2,
         max_nodes=3,
+    )
+
+
+def puts_slices(job: SimJob) -> Match:
+    def matching(request: Request) -> bool:
+        return isinstance(request, Txn) and any(put.key in job.keys.ranks for put in request.puts())
+
+    return matching
+
+
+def test_a_large_world_whose_slices_etcd_has_forgotten() -> None:
+    """It goes back to before they were put, just before the record is."""
+
+    async def scenario(job: SimJob) -> None:
+        leader = job.start("a")
+        await job.pass_time(0.1)
+        leader.connection.link.stall_requests(0.5, 1, puts_slices(job))
+        leader.connection.link.stall_requests(2.0, 1, puts(job.keys.round))
+        job.start("b")
+        await job.pass_time(0.3)
+        saved = job.save()
+        await job.pass_time(0.7)
+        assert any(kv.key in job.keys.ranks for kv in job.server.snapshot())
+        job.restore(saved, bump_revision=job.loop.rng.choice([0, 1_000_000]))
+        await job.until_works("ab", 120.0)
+
+    assert_noticed(
+        scenario,
+        requests,
+        "close_round",
+        without_guard(lambda guard: b"/ranks/" in guard.key),
+        Invariant.RANKS,
+        min_nodes=2,
+        max_nodes=2,
+        slice_nodes=1,
     )
 
 

@@ -35,6 +35,7 @@ from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimulationError
+from tests.group import test_epochs as epochs
 from tests.group import test_restored_etcd as restored
 from tests.group import test_scenarios as scenarios
 from tests.sim import work
@@ -418,6 +419,23 @@ def test_epochs_that_begin_anew_after_a_wipe_are_noticed() -> None:
         pytest.raises(AssertionError),
     ):
         simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)
+
+
+def test_epochs_that_no_clock_and_no_memory_keeps_from_going_back_are_noticed() -> None:
+    async def remembers_nothing(original: Any, *_: Any) -> int:
+        return 0
+
+    def has_no_clocks(original: Any, self: Any, control: Any, decision: Any, highest: int) -> int:
+        world = [replace(node, clock_us=0) for node in decision.world]
+        return int(original(self, control, replace(decision, world=world), highest))
+
+    for scenario, method, by, size in (
+        (epochs.crash_of_a_clock_ahead, "epoch_lease", remembers_nothing, 1),
+        (epochs.all_is_lost_between_runs, "_epoch_base", has_no_clocks, 2),
+    ):
+        with swapped(drafting.Drafting, method, by), pytest.raises(InvariantError) as caught:
+            simulate(scenario, min_nodes=size, max_nodes=size)
+        assert caught.value.invariant is Invariant.EPOCH
 
 
 def test_a_run_that_keeps_its_name_although_etcd_went_back_is_noticed() -> None:

@@ -139,6 +139,8 @@ class Afterwards(Part):
     async def converge(self) -> None:
         job = self._job
         ends_s = job.loop.time() + CONVERGE_S
+        if "start_a_stranger" in self._plan.kinds:  # what a dead job of theirs left is outlasted
+            ends_s += job.settings.timing.job_ttl_s
         # what is lost, and what still hangs, shows within this time
         await asyncio.sleep(3 * self._plan.ttl_s + REQUEST_TIMEOUT_S)
         while not self._converged() and job.loop.time() < ends_s:
@@ -243,8 +245,9 @@ class Afterwards(Part):
             )
 
     def _is_marker(self, kv: KeyValue) -> bool:
+        """Also a neighbour's."""
         key = self._job.keys.round
-        if kv.key == self._job.keys.ended:
+        if kv.key.endswith((b"/ctl/ended", b"/ctl/epoch")):
             return True
         return kv.key == key and values.decode_round(key, kv.value).closure is not None
 

@@ -283,7 +283,8 @@ class SimJob:
     def wipe(self) -> None:
         """Let etcd lose all its data."""
         self.server.wipe()
-        self._note_loss()
+        for job in (self, *self.neighbours):
+            job.history.lose_all(self.loop.time())
 
     def save(self) -> Snapshot:
         """Make a snapshot of etcd."""
@@ -293,13 +294,8 @@ class SimJob:
     def restore(self, snapshot: Snapshot, *, bump_revision: int = 0) -> None:
         """Let etcd go back to a snapshot: what was written since is lost."""
         self.server.restore(snapshot.data, bump_revision=bump_revision)
-        self._note_loss()
         for job, known in zip((self, *self.neighbours), snapshot.known, strict=True):
-            job.history.go_back(known, self.server.revision, self.loop.time())
-
-    def _note_loss(self) -> None:
-        for job in (self, *self.neighbours):
-            job.history.wiped_s = job.history.wiped_s or self.loop.time()
+            job.history.go_back(known, self.loop.time())
 
     # -- what to wait for -----------------------------------------------------------------------
 

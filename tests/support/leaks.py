@@ -51,7 +51,7 @@ class LeakCheck:
 
     timeout_s: float = 10.0
     threads_allowed: tuple[str, ...] = (SPAWNER,)
-    keys_allowed: tuple[bytes, ...] = (b"ctl/round", b"ctl/ended")
+    keys_allowed: tuple[bytes, ...] = (b"ctl/round", b"ctl/ended", b"ctl/epoch")
     _jobs: list[_WatchedJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The grant of a job lease: what everything lives on that a job leaves in etcd."""
+"""A lease that is granted before it is needed: of what a job leaves in etcd."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rdzv_etcd.etcd.api import LeaseGrant
 from rdzv_etcd.group.context import NodeContext
 
 
-class JobLease:
-    """A lease that the leader grants ahead and gives to the first round it forms."""
+class PreparedLease:
+    """A lease of ``ttl_s`` that the leader grants ahead and gives to the first round it forms."""
 
-    def __init__(self, context: NodeContext) -> None:
+    def __init__(self, context: NodeContext, ttl_s: int) -> None:
         self._context = context
+        self._ttl_s = ttl_s
         self._granting: asyncio.Task[LeaseGrant] | None = None
         self._renewed_s = 0.0
         self._is_in_doubt = False
@@ -27,9 +28,7 @@ class JobLease:
             self._forget()
             self._renewed_s = context.clock.now_s()
             granting = asyncio.ensure_future(
-                context.etcd.grant(
-                    context.settings.timing.job_ttl_s, timeout_s=context.urgent_limit_s
-                )
+                context.etcd.grant(self._ttl_s, timeout_s=context.urgent_limit_s)
             )
             granting.add_done_callback(_look_at)
             self._granting = granting
@@ -43,7 +42,7 @@ class JobLease:
         lease_id = (await asyncio.shield(self.begin())).lease_id
         context = self._context
         now_s = context.clock.now_s()
-        if now_s - self._renewed_s > context.settings.timing.job_ttl_s / 3:
+        if now_s - self._renewed_s > self._ttl_s / 3:
             if not await context.etcd.keep_alive(lease_id, timeout_s=context.urgent_limit_s):
                 self._forget()  # it ran out during the wait
                 lease_id = (await asyncio.shield(self.begin())).lease_id
