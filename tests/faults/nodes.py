@@ -19,7 +19,7 @@ from rdzv_etcd.settings import Timing
 from tests.faults.history import Told, check_history
 from tests.library.nodes import node_options, wait_until
 from tests.support.gateway import GatewayError
-from tests.support.leaks import Store, job_root
+from tests.support.leaks import Store, job_root, left_of_job
 from tests.support.processes import spawn
 
 TTL_S = 3
@@ -270,8 +270,7 @@ def _keys_under(store: Store, root: bytes) -> set[bytes]:
 def left_in(store: Store, job_id: str) -> list[str]:
     """Keys of the job and any lease; an etcd of the test's own is expected."""
     try:
-        keys = [repr(key) for key in store.keys(job_root(job_id))]
-        return keys + [f"lease {lease:016x}" for lease in store.leases()]
+        return left_of_job(store, job_id, set())
     except (OSError, GatewayError) as error:
         return [f"etcd does not answer: {error}"]
 

@@ -22,7 +22,7 @@ from tests.library.nodes import (
     node_settings,
     wait_until,
 )
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
 
 LONG_S = 600
@@ -50,8 +50,7 @@ def test_a_process_that_just_ends_leaves_at_once(
             with pytest.raises(EOFError):
                 node.call(*ending)  # type: ignore[arg-type]
         assert node.finish() == status
-        assert not etcd_server.keys(job_root(job_id))
-        assert not etcd_server.leases() - before
+        assert not left_of_job(etcd_server.gateway, job_id, before)
 
 
 def test_a_process_that_ends_while_it_joins_leaves_at_once(
@@ -71,8 +70,7 @@ def test_a_process_that_ends_while_it_joins_leaves_at_once(
     with subprocess.Popen([sys.executable, "-c", program, options], stdin=subprocess.PIPE) as node:
         wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id) + b"nodes/"))
         node.communicate(timeout=LIMIT_S)
-    assert not etcd_server.keys(job_root(job_id))
-    assert not etcd_server.leases() - before
+    assert not left_of_job(etcd_server.gateway, job_id, before)
 
 
 def test_leaving_the_block_leaves_the_group(
@@ -82,7 +80,7 @@ def test_leaving_the_block_leaves_the_group(
     settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
     with pytest.raises(ZeroDivisionError), Group(settings) as node:
         assert node.join().size / 0
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)
     node.leave()
     node.leave()
 

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from tests.library.nodes import LIMIT_S, node_options
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck, left_of_job
 from tests.support.servers import EtcdServer
 
 _BEGINNING = """
@@ -63,7 +63,7 @@ def test_a_child_that_ends_says_nothing_and_leaves_the_parents_node_alone(
         job_id,
     )
     assert printed.split() == ["0", "0", "0", "0", "2"]
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)
 
 
 @pytest.mark.parametrize("works", ["(make, group.join, lambda: group.barrier('b'))", "(make,)"])

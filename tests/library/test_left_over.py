@@ -17,7 +17,7 @@ from rdzv_etcd.errors import RendezvousFailedError, StateCorruptError
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.runtime import THREAD_NAME
 from tests.library.nodes import ALONE, LIMIT_S, groups, node_options, node_settings, wait_until
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
 
 LONG_S = 600
@@ -41,7 +41,7 @@ def test_a_group_that_nobody_refers_to_any_more_leaves(
     del node
     gc.collect()
     wait_for_leaving(etcd_server, job_id)
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)
 
 
 def test_a_group_that_is_dropped_after_an_error_leaves(
@@ -95,7 +95,7 @@ def test_a_group_dropped_on_the_loops_own_thread_leaves(
     del node
     runtime.run(drop())
     wait_for_leaving(etcd_server, job_id)
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)
 
 
 def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
@@ -117,8 +117,7 @@ def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
         timeout=LIMIT_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert not etcd_server.keys(job_root(job_id))
-    assert not etcd_server.leases() - before
+    assert not left_of_job(etcd_server.gateway, job_id, before)
 
 
 def test_a_second_node_in_the_place_of_one_left_over_warns_and_tells_the_way_out(

@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import wait_until
 from tests.plugin.handlers import handlers, join_all, leave, parameters
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck, left_of_job
 from tests.support.servers import EtcdServer
 
 
@@ -58,7 +58,7 @@ def test_where_no_round_was_formed_nothing_is_closed_and_that_is_said(
     assert "not closed: no round was formed" in caplog.text
     assert not handler.is_closed()
     assert not handler.shutdown()
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)
 
 
 def test_after_shutdown_closing_does_nothing(

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
 from tests.library.nodes import LIMIT_S, at_once, wait_until
 from tests.plugin.handlers import handlers, join_all, leave, parameters
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
 
 
@@ -177,7 +177,7 @@ def test_a_handler_that_never_joined_just_leaves(
 ) -> None:
     handler = create_handler(parameters(etcd_server, job_id, "2", lease_ttl=600))
     assert not shut_down_after(handler, None)  # nothing was closed
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)
 
 
 @pytest.mark.parametrize("error", [None, child_failure()], ids=["success", "failure"])
@@ -232,4 +232,4 @@ def test_leave_is_enough(leak_check: LeakCheck, etcd_server: EtcdServer, job_id:
     handler = create_handler(parameters(etcd_server, job_id, "1", lease_ttl=600))
     handler.next_rendezvous()
     leave(handler)
-    assert not etcd_server.keys(job_root(job_id))
+    assert not left_of_job(etcd_server.gateway, job_id)

@@ -33,6 +33,18 @@ def job_root(job_id: str, prefix: str = "/rdzv_etcd") -> bytes:
     return f"{prefix}/{quote(job_id, safe='')}/".encode()
 
 
+def left_of_job(store: Store, job_id: str, leases_before: set[int] | None = None) -> list[str]:
+    """The job's keys, and with ``leases_before`` all other leases there are now; what remembers the
+    job's epochs does not count: it stays for ``ended_ttl``."""
+    keys = store.keys(job_root(job_id))
+    memory = keys.pop(job_root(job_id) + b"ctl/epoch", None)
+    left = [repr(key) for key in keys]
+    if leases_before is None:
+        return left
+    leases = store.leases() - leases_before - (set() if memory is None else {memory.lease_id})
+    return left + [f"lease {lease:016x}" for lease in leases]
+
+
 @dataclass
 class _WatchedJob:
     store: Store
