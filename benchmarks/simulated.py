@@ -1,7 +1,7 @@
 """Simulated nodes: the real requests, views and decisions, without tasks of their own.
 
 A node here does what :class:`rdzv_etcd.group.node.Node` does in an undisturbed job: it has a lease,
-watches the control keys, arrives, reads its slice of the ranks, sees changes and arrives anew,
+watches the control keys, arrives, reads its slice of the ranks, sees changes and arrives again,
 and claims a vacant lead. It is driven by events instead of six tasks, so that one process can hold
 thousands. It cannot lead: if it wins the lead, it gives it up at once, which is counted.
 """

@@ -44,13 +44,13 @@ def decide_change(
 ) -> Publish | Healthy:
     """Say whether the formed round is over.
 
-    Before ``trust_absence_s`` a member without presence is not called lost: the leader was cut off
-    itself a moment ago, and the others may just be coming back (see docs: being lost is an act).
+    Before ``trust_absence_s`` a member without presence is not declared lost: the leader was cut
+    off itself a moment ago, and the others may be coming back (see docs: being lost is an act).
     Nor is one whose presence went less than :data:`ABSENCE_GRACE_S` ago. A newcomer is a reason
     only if the next world would be larger with it.
 
-    A member whose name is not known is not called lost before ``unknown_until_s`` while a node is
-    there that may be it: that node lives, so it will put its slice back or arrive anew.
+    A member whose name is not known is not declared lost before ``unknown_until_s`` while a node is
+    there that may be it: that node lives, so it will put its slice back or arrive again.
     """
     formed = control.formed
     if formed is None or control.open_change is not None:

@@ -58,7 +58,7 @@ def decide_close(
     * all seats taken and nobody else expected: at once;
     * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
     * at least ``min_nodes``, but live members are not back yet: after ``rejoin``, and not sooner,
-      because a world without them might begin anew what they have got;
+      because a world without them might begin again what they have got;
     * at least ``min_nodes``, and no previous round that could tell who is still to come: after
       ``last_call``;
     * fewer: wait.
@@ -134,7 +134,7 @@ def _close(control: Control, crowd: Crowd, size: int, reason: str) -> Close:
     )
     heirs = _heirs(control, crowd)
     here = {node.node_id for node in chosen}
-    # If etcd went back, who trained a later world than its record's does not begin anew.
+    # If etcd went back, who trained a later world than its record's does not begin again.
     went_on = any(node.epoch_trained > control.epoch for node in chosen)
     if not heirs and here.isdisjoint(previous) and not went_on:
         heirs = (crowd.expected + crowd.unplaced)[:_HEIRS]

@@ -4,7 +4,7 @@ Words (one per idea, in code, keys, logs and docs): a *job* is one rendezvous id
 taking part; a *round* one formed world; a *member* belongs to the formed round and has a rank; a
 *waiter* has arrived for the next round; a *spare* is a waiter for whom there is no seat; the
 *leader* closes rounds and publishes changes; a *change* says why the formed round must be formed
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Round:
     slices: Slices | None = None
     heirs: tuple[str, ...] = ()
     """Live members of an earlier round that were expelled, if nobody of theirs is in this one: as
-    soon as one of them is back, rank 0 is its, because the members began anew without them."""
+    soon as one of them is back, rank 0 is its, because the members began again without them."""
     began_as: str | None = None
     """The name the run began with, if it had to take another one since."""
 

@@ -21,7 +21,7 @@ class Crowd:
     expected: tuple[str, ...]
     """Live members that have not re-arrived yet: they will, or they will be lost.
 
-    One that came back just as it was called lost is among them: it hears of the change, too.
+    One that came back just as it was declared lost is among them: it hears of the change, too.
     """
     absent: tuple[str, ...]
     """Members without presence."""
@@ -65,7 +65,7 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     unplaced: list[str] = []
     seated = set(members)
     expelled = set() if record is None else set(record.expelled)
-    # Whoever has not asked anew may be one of them, at work or on its way back.
+    # Whoever has not asked again may be one of them, at work or on its way back.
     some_unknown = (
         formed is not None and formed.slices is not None and any(map(is_unknown, members))
     )
@@ -74,13 +74,13 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
         info = presence.info
         if info.leaving is not None:
             continue
-        asks_anew = _asks_anew(presence, control)
+        asks_again = _asks_again(presence, control)
         if some_unknown:
-            asks_anew = asks_anew and presence.mod_revision > control.round_revision
-        # If the record was put back, a spare has asked anew since; what has not may be the presence
-        # of a node that has long gone, back with an older snapshot of etcd.
+            asks_again = asks_again and presence.mod_revision > control.round_revision
+        # If the record was put back, a spare has asked again since; what has not may be the
+        # presence of a node that has long gone, back with an older snapshot of etcd.
         must_ask = formed is None or formed.epoch_fixed is not None or info.node_id in expelled
-        if not asks_anew and (must_ask or some_unknown):
+        if not asks_again and (must_ask or some_unknown):
             idle.append(info.node_id)
             if some_unknown and info.node_id not in expelled:
                 unplaced.append(info.node_id)
@@ -107,7 +107,7 @@ def _arrival(presence: Presence) -> tuple[int, str]:
     return presence.create_revision, presence.info.node_id
 
 
-def _asks_anew(presence: Presence, control: Control) -> bool:
+def _asks_again(presence: Presence, control: Control) -> bool:
     """Whether the node asks for a seat in the next round of what the record tells.
 
     Under a closed marker only who arrived after it does, for a new run of the job: a spare of the

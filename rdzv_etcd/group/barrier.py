@@ -86,8 +86,8 @@ class _Barrier:
         self._passed = 0
         """How often this member has passed."""
         self._one_at_a_time = asyncio.Lock()
-        # The epoch, because a run that begins anew after a loss of the record counts its rounds
-        # anew, while arrivals from before are still there: they live on their nodes' sessions.
+        # The epoch, because a run that begins again after a loss of the record counts its rounds
+        # again, while arrivals from before are still there: they live on their nodes' sessions.
         place = self._context.keys.barrier(world.round, f"{world.epoch} {name}")
         self._arrivals = place.start + b"arrived/"
         self._done = place.start + b"done"

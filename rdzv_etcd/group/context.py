@@ -53,7 +53,7 @@ class NodeContext:
     @property
     def urgent_limit_s(self) -> float:
         """How long a write that others wait for may go without an answer, before this node looks
-        what became of it: about a TTL, because within that it may be called lost anyway."""
+        what became of it: about a TTL, because within that it may be declared lost anyway."""
         timing = self.settings.timing
         return min(self.settings.connection.request_timeout_s, max(5.0, timing.lease_ttl_s))
 

@@ -140,7 +140,7 @@ class Feed(Generic[V]):
         return await self._clock.wait_for(watch.ready(), timeout_s)
 
     async def refresh(self, timeout_s: float | None = None) -> V:
-        """Read the range anew. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
+        """Read the range again. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
         known = self._revision
         result = await self._etcd.get(self._request, timeout_s=timeout_s)
         if result.revision < known:

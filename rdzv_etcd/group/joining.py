@@ -132,7 +132,7 @@ class Joining:
         if put_back and standing.arrived_under != control.round_revision:
             # There may be presences of nodes that have long gone, back with an older snapshot of
             # etcd; and of a large world the leader may not know all members. It can tell others
-            # from them only if all who wait ask anew, and say whether they were in it.
+            # from them only if all who wait ask again, and say whether they were in it.
             return True
         if formed is not None and info.arrived_for <= formed.number:
             # Named, but not admitted: see `admit`. Expelled: named in a round that it never saw, so

@@ -279,7 +279,7 @@ class Leadership:
         return decide_close(control, nodes, settings, self._patience(), now_s)
 
     def _patience(self) -> Patience:
-        """Say how long the open round stays so; it does not begin anew with each leader."""
+        """Say how long the open round stays so; it does not begin again with each leader."""
         standing, timing = self._standing, self._context.settings.timing
         return Patience(
             timing.last_call_timeout_s,

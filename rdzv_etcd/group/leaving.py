@@ -1,4 +1,4 @@
-"""The end: closes the job, says good-bye, and puts out the light if nobody is left."""
+"""The end: closes the job, says good-bye, and removes the job if this was the last node."""
 
 from __future__ import annotations
 
@@ -164,13 +164,13 @@ async def step_aside(context: NodeContext, standing: Standing) -> None:
         await context.clock.sleep(_RETRY_S)
 
 
-async def put_out_the_light(context: NodeContext, standing: Standing) -> None:
+async def remove_job(context: NodeContext, standing: Standing) -> None:
     """If this was the last node, leave nothing behind but a closed marker. Raises EtcdError."""
     limit_s = context.farewell_limit_s
     for _ in range(2):  # once more if the record changed under our hands
         control = context.control.view
         result = await context.etcd.txn(
-            requests.put_out_the_light(context.keys, control), timeout_s=limit_s, repeatable=True
+            requests.remove_job(context.keys, control), timeout_s=limit_s, repeatable=True
         )
         if result.succeeded:
             record = control.round if control.round is not None else standing.record

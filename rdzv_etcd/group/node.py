@@ -195,7 +195,7 @@ class Node:
 
     async def _farewell(self, reason: str, was: Phase) -> None:
         await leaving.say_goodbye(self._context, self._standing, self._leadership, reason, was)
-        await leaving.put_out_the_light(self._context, self._standing)
+        await leaving.remove_job(self._context, self._standing)
 
     async def _stop_tasks(self) -> None:
         tasks, self._tasks = self._tasks, []

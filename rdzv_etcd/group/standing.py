@@ -141,7 +141,7 @@ class Standing:
 
     def note_regress(self) -> None:
         """Note that etcd has lost what this node had seen: it was wiped or restored. The next view
-        tells what is there. Who waits has to arrive anew: an earlier arrival may be there again."""
+        tells what is there. Who waits has to arrive again: an earlier arrival may be back."""
         self._went_back = True
         self.arrived_with = 0
         self.regressions += 1

@@ -102,7 +102,7 @@ def nodes_from(
     """Build the presence view from a read of ``keys.nodes``.
 
     What is as it was in ``before`` keeps the time at which it was seen, or was seen to be gone: a
-    fresh read does not make anybody's wait begin anew.
+    fresh read does not make anybody's wait begin again.
     """
     present: dict[str, Presence] = {}
     unreadable: dict[str, Unreadable] = {}

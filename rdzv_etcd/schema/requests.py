@@ -89,7 +89,7 @@ def publish_change(
 ) -> Txn:
     """Tell the members that their round is over; fenced by the lead and the record.
 
-    Refused as well if one that is called lost has put its presence back meanwhile; what somebody
+    Refused as well if one that is declared lost has put its presence back meanwhile; what somebody
     else has put in its place according to ``nodes`` may stay there.
     """
     record = control.round
@@ -229,10 +229,10 @@ def restore_presence(
     *,
     presence_revision: int = 0,
 ) -> Txn:
-    """Put a presence back if the round goes on and nobody was called lost meanwhile.
+    """Put a presence back if the round goes on and nobody was declared lost meanwhile.
 
     ``presence_revision``: that of the presence there is, 0 for none. If it is another one by then,
-    this node has arrived anew, and this is a copy that comes late. ``slice_``: this member's slice
+    this node has arrived again, and this is a copy that comes late. ``slice_``: this member's slice
     of a large world, which may be gone as well.
     """
     return Txn(
@@ -318,7 +318,7 @@ def close_job(
     )
 
 
-def put_out_the_light(keys: JobKeys, control: Control) -> Txn:
+def remove_job(keys: JobKeys, control: Control) -> Txn:
     """If no node is left, delete the job's control keys (what tells of its end stays).
 
     Succeeds only for the last one out, who then revokes the job lease and with it the rest.

@@ -131,13 +131,13 @@ class MemoryEtcd:
         self._tell_links(broken=True)
 
     def start(self) -> None:
-        """Answer again; every lease begins anew with its whole TTL, as under a new leader."""
+        """Answer again; every lease begins again with its whole TTL, as under a new leader."""
         self.up = True
         self.extend_leases()
         self._tell_links(broken=False)
 
     def extend_leases(self) -> None:
-        """Let every lease begin anew with its whole TTL, as a new leader of etcd does."""
+        """Let every lease begin again with its whole TTL, as a new leader of etcd does."""
         now_s = self.clock.now_s()
         self._expiry_s = {
             lease_id: now_s + lease.ttl_s for lease_id, lease in self.model.leases.items()
@@ -169,7 +169,7 @@ class MemoryEtcd:
         """Go back to an older snapshot: what was written since is lost, what ended since is back.
 
         As when an operator restores a backup, or starts a new cluster from a member that lagged
-        behind (``--force-new-cluster``). Leases that were in the snapshot begin anew. Watches
+        behind (``--force-new-cluster``). Leases that were in the snapshot begin again. Watches
         notice it as they do after :meth:`wipe`; with ``bump_revision`` (``--bump-revision
         --mark-compacted``) they end with :class:`~rdzv_etcd.errors.CompactedError` instead.
         """

@@ -38,7 +38,7 @@ async def test_a_key_carries_its_bookkeeping(lab: Lab) -> None:
     assert await lab.read("a") == KeyValue(lab.key("a"), b"2", first, second, 2)
 
 
-async def test_a_recreated_key_starts_anew(lab: Lab) -> None:
+async def test_a_recreated_key_starts_again(lab: Lab) -> None:
     await lab.put("a")
     await lab.put("a")
     await lab.delete("a")

@@ -89,7 +89,7 @@ def test_the_last_call_begins_when_a_whole_unit_is_there() -> None:
     assert scene.waits_until() == NOW_S - 1 + LAST_CALL_S
 
 
-# --- forming anew ---------------------------------------------------------------------------------
+# --- forming again -------------------------------------------------------------------------------
 
 
 def test_when_every_live_member_is_back_only_the_settle_time_is_waited() -> None:
@@ -98,7 +98,7 @@ def test_when_every_live_member_is_back_only_the_settle_time_is_waited() -> None
     assert scene.closed_world(NOW_S + 0.1) == "a b"
 
 
-def test_the_settle_time_begins_anew_with_each_arrival() -> None:
+def test_the_settle_time_begins_again_with_each_arrival() -> None:
     scene = Scene(2, 4, members="a b c").changed("c").gone("c").back("a b", NOW_S - 0.1)
     assert scene.new("d", NOW_S).waits_until() == NOW_S + SETTLE_S
 
@@ -201,7 +201,7 @@ def test_when_all_heirs_are_gone_the_members_have_the_claim() -> None:
     assert closed.heirs == ("x",)
 
 
-def test_who_trained_a_later_world_than_the_record_tells_of_does_not_begin_anew() -> None:
+def test_who_trained_a_later_world_than_the_record_tells_of_does_not_begin_again() -> None:
     """etcd went back to a world of which only others are there: they are no heirs of the next."""
     scene = Scene(1, 3, members="a b").changed("", "x y").new("x").new("y", trained=70)
     closed = scene.close(NOW_S + REJOIN_S)
@@ -218,7 +218,7 @@ def test_an_heir_that_came_back_before_etcd_went_back_has_no_claim_any_more() ->
     assert closed.world[0].node_id == "x"
 
 
-def test_a_member_called_lost_that_came_back_in_the_same_moment_is_expected() -> None:
+def test_a_member_declared_lost_that_came_back_in_the_same_moment_is_expected() -> None:
     """It hears of the change and arrives again; if it is too slow it is expelled, not a spare."""
     scene = Scene(2, 3, members="a b c").changed("c").back("a b")
     decision = scene.close(NOW_S + REJOIN_S)
@@ -237,7 +237,7 @@ def test_a_spare_that_waited_longer_is_preferred_to_a_newcomer() -> None:
     assert scene.closed_world() == "a s"
 
 
-def test_an_expelled_node_is_no_spare_until_it_arrives_anew() -> None:
+def test_an_expelled_node_is_no_spare_until_it_arrives_again() -> None:
     scene = Scene(2, 3, members="a b", expelled="x").changed("b").gone("b").back("a")
     scene.new("x", arrived_for=4)
     assert scene.waits_until(NOW_S + 1e6) is None

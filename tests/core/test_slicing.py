@@ -60,7 +60,7 @@ def test_a_rank_out_of_the_world_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("members", ["a b", "a nobody~1"])
-def test_who_has_not_asked_anew_may_be_an_unknown_member(members: str) -> None:
+def test_who_has_not_asked_again_may_be_an_unknown_member(members: str) -> None:
     """A spare that arrived before a round is left alone only if all its members are known."""
     scene = Scene(members=members).spare("s")
     if "nobody~1" in members:

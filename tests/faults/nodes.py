@@ -279,7 +279,7 @@ def assert_nothing_left(store: Store, job_id: str) -> None:
     """Wait until etcd holds no key and no lease of the job.
 
     A marker needs its ``closed_ttl``, and a job lease its TTL if nobody could know what became of
-    the write that gave it to a round; a new leader of etcd starts either anew.
+    the write that gave it to a round; a new leader of etcd restarts either.
     """
     deadline_s = time.monotonic() + LIMIT_S + Timing().job_ttl_s
     while left := left_in(store, job_id):

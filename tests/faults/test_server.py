@@ -160,7 +160,7 @@ class Compactor:
 
 
 def test_etcd_compacts_every_second(etcd: EtcdServer, bridge: FaultBridge, job: Job) -> None:
-    """Also what a node has not read yet, because it was cut off for a moment: it reads anew."""
+    """Also what a node has not read yet, because it was cut off for a moment: it reads again."""
     nodes = job(etcd.endpoint, "2:4", last_call_timeout=30)
     compactor = Compactor(etcd.gateway, every_s=1.0)
     try:
@@ -176,7 +176,7 @@ def test_etcd_compacts_every_second(etcd: EtcdServer, bridge: FaultBridge, job: 
         done = compactor.times
         late.terminate()  # the change that the far node misses
         nodes.wait_until("it is compacted away", lambda: compactor.times >= done + 2)
-        bridge.reset()  # its watch must begin anew, at a revision that is gone
+        bridge.reset()  # its watch must begin again, at a revision that is gone
         bridge.heal()
         nodes.wait_for_world(three)
         three[1].kill()

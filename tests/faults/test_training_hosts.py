@@ -120,7 +120,7 @@ def _first_logged_s(agent: Agent) -> int:
 
 
 def test_etcd_compacts_every_second(site: Site) -> None:
-    """Also what nodes have not read yet, because they were cut off for a moment: they read anew."""
+    """Also what nodes have not read yet, cut off for a moment: they read again."""
     with site.training.undisturbed():
         compactor = Compactor(site.etcd.gateway, every_s=1.0)
         try:
@@ -130,7 +130,7 @@ def test_etcd_compacts_every_second(site: Site) -> None:
             done = compactor.times
             site.training.agents.wait_until("compactions", lambda: compactor.times >= done + 2)
             for bridge in site.bridges.values():
-                bridge.reset()  # watches must begin anew, at a revision that is gone
+                bridge.reset()  # watches must begin again, at a revision that is gone
                 bridge.heal()
             site.training.wait_present()
             site.training.train_for(TTL_S)

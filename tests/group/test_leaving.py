@@ -88,7 +88,7 @@ def test_a_member_that_comes_back_while_the_last_one_leaves_works_on() -> None:
         leaving = asyncio.ensure_future(job.leave("a"))
         await job.until(lambda: not job.server.snapshot(job.keys.nodes.start), "both are gone")
         leaver.connection.link.heal()
-        await job.until(lambda: not job.server.snapshot(job.keys.round), "the light is out", 3.0)
+        await job.until(lambda: not job.server.snapshot(job.keys.round), "the job is removed", 3.0)
         other.connection.link.heal()
         await leaving
         await job.until_works("b", 3 * TTL_S)

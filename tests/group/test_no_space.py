@@ -76,7 +76,7 @@ def test_a_member_evicted_meanwhile_waits_too() -> None:
     simulate(scenario, range(5), min_nodes=2, max_nodes=3)
 
 
-def test_a_waiter_that_must_arrive_anew_waits_too() -> None:
+def test_a_waiter_that_must_arrive_again_waits_too() -> None:
     """It never was a member, but others count on it."""
 
     async def scenario(job: SimJob) -> None:

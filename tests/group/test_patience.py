@@ -35,7 +35,7 @@ def leads(job: SimJob) -> bool:
 
 @pytest.mark.parametrize("stops_in_s", [8.0, 31.0, 60.0])
 def test_a_member_whose_workers_stop_slowly_is_waited_for(stops_in_s: float) -> None:
-    """Newcomers alone would be enough for a world, but it would begin anew what the member has."""
+    """Newcomers alone would be enough for a world, but it would begin again what the member has."""
 
     async def scenario(job: SimJob) -> None:
         member = job.start("a")
@@ -79,7 +79,7 @@ def test_an_expelled_member_that_is_back_gets_rank_0_of_a_world_begun_without_it
     simulate(scenario, range(5), min_nodes=1, max_nodes=3, timing=QUICK_CALL)
 
 
-def test_a_new_leader_does_not_begin_to_wait_anew() -> None:
+def test_a_new_leader_does_not_begin_to_wait_again() -> None:
     async def scenario(job: SimJob) -> None:
         job.start_all("abcd")
         await job.until_works("abcd")

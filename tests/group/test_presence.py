@@ -16,8 +16,8 @@ async def rejoin(job: SimJob, node: SimNode) -> None:
 
 
 def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arrival() -> None:
-    """A member puts its presence back and arrives anew before its leader sees either; a copy of the
-    first write comes after the second one."""
+    """A member puts its presence back and arrives again before its leader sees either; a copy of
+    the first write comes after the second one."""
 
     async def scenario(job: SimJob) -> None:
         job.start_all("abc")

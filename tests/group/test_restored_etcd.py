@@ -1,4 +1,4 @@
-"""etcd goes back in time: restored from a snapshot, or started anew from a member that lagged."""
+"""etcd goes back in time: restored from a snapshot, or started again from a member that lagged."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(bump_revision: 
 
 
 @BUMPED
-def test_who_waits_arrives_anew_when_etcd_goes_back_to_an_earlier_arrival(
+def test_who_waits_arrives_again_when_etcd_goes_back_to_an_earlier_arrival(
     bump_revision: int,
 ) -> None:
     """Its lease was in the snapshot, too, and its presence as that of a member at work."""

@@ -870,7 +870,7 @@ def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while() -> None:
     simulate(scenario, seeds=range(5), min_nodes=3, max_nodes=3)
 
 
-def test_a_job_that_died_as_a_whole_can_be_started_anew_at_once() -> None:
+def test_a_job_that_died_as_a_whole_can_be_started_again_at_once() -> None:
     async def scenario(job: SimJob) -> None:
         job.start_all("abc")
         await job.until_works("abc")

@@ -21,7 +21,7 @@ STEP_S = 0.1
 def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = {
-        "attempt": uuid.uuid4().hex,  # process ids begin anew when a container is started again
+        "attempt": uuid.uuid4().hex,  # process ids begin again when a container is started again
         "rank": rank,
         "world_size": size,
         "epoch": int(os.environ["RDZV_ETCD_EPOCH"]),

@@ -186,7 +186,7 @@ def close(store: Store, record: Round) -> TxnResult:
     )
 
 
-def test_a_member_that_has_put_its_presence_back_is_not_called_lost(store: Store) -> None:
+def test_a_member_that_has_put_its_presence_back_is_not_declared_lost(store: Store) -> None:
     store.arrive("a", 1)
     store.arrive("b", 2)
     record = store.form("a", "b")
@@ -442,7 +442,7 @@ def test_a_job_is_closed_once_and_the_marker_lives_on_its_own_lease(store: Store
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_only_the_last_one_puts_out_the_light(store: Store, closed: bool) -> None:
+def test_only_the_last_one_removes_the_job(store: Store, closed: bool) -> None:
     store.arrive("a", 1)
     store.arrive("b", 2)
     record = store.form("a", "b")
@@ -450,11 +450,11 @@ def test_only_the_last_one_puts_out_the_light(store: Store, closed: bool) -> Non
     if closed:
         marker = replace(record, closure=Closure("a", "done", True, 0.0))
         store.do(close_job(store, marker, 3))
-    light = requests.put_out_the_light(store.keys, store.control)
+    removal = requests.remove_job(store.keys, store.control)
     store.model.step(Revoke(1))
-    assert not store.do(light).succeeded
+    assert not store.do(removal).succeeded
     store.model.step(Revoke(2))
-    assert store.do(light).succeeded
+    assert store.do(removal).succeeded
     assert store.all_keys() == ({store.keys.round, store.keys.ended} if closed else set())
 
 
@@ -463,7 +463,7 @@ def test_the_light_stays_on_if_the_record_is_another(store: Store) -> None:
     store.arrive("a", 1)
     store.form("a")
     store.model.step(Revoke(1))
-    assert not store.do(requests.put_out_the_light(store.keys, before)).succeeded
+    assert not store.do(requests.remove_job(store.keys, before)).succeeded
     assert store.control.round is not None
 
 
@@ -506,7 +506,7 @@ def test_views_built_from_a_read_and_from_the_watch_are_the_same() -> None:
     asyncio.run(scenario())
 
 
-def test_a_fresh_read_makes_nobodys_wait_begin_anew(store: Store) -> None:
+def test_a_fresh_read_makes_nobodys_wait_begin_again(store: Store) -> None:
     store.arrive("a", 1)
     first = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 10.0)
     store.arrive("b", 2)

@@ -1,4 +1,4 @@
-"""The kinds of faults and settings that a wide life draws some of, and which are not drawn yet."""
+"""The kinds of faults and settings that a wide life draws some of."""
 
 from __future__ import annotations
 
@@ -40,13 +40,3 @@ JOBS = ("neighbour",)
 """Another job on the same etcd."""
 
 KINDS = (*SETTINGS, *NODES, *OPERATOR, *JOBS)
-
-NOT_YET: dict[str, str] = {}
-"""Kinds, and invariants by their value, with which lives still fail: left out, each for a reason.
-
-``python -m tests.sim --kinds NAME`` draws them all the same.
-"""
-
-
-def is_drawn(kind: str) -> bool:
-    return kind not in NOT_YET

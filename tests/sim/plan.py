@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
-from tests.sim.kinds import KINDS, is_drawn
+from tests.sim.kinds import KINDS
 from tests.sim.world import TIMING
 
 KINDS_AT_ONCE = 4
@@ -74,7 +74,7 @@ def plan(
 
 def _kinds(rng_seed: int) -> tuple[str, ...]:
     """The kinds of a wide life. One more to draw changes only the lives that draw it."""
-    lots = {kind: random.Random(f"{kind} {rng_seed}").random() for kind in KINDS if is_drawn(kind)}
+    lots = {kind: random.Random(f"{kind} {rng_seed}").random() for kind in KINDS}
     return tuple(sorted(lots, key=lots.__getitem__)[:KINDS_AT_ONCE])
 
 

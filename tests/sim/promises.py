@@ -57,7 +57,7 @@ class Promises:
         self._demand(follows, Invariant.SUCCESSION, f"{record} does not follow {before}")
 
     def check_epoch(self, record: Round, epoch: int) -> None:
-        """Above that of every round its members were in, even if etcd's revisions begin anew."""
+        """Above that of every round its members were in, even if etcd's revisions begin again."""
         for node_id in record.members:
             highest = self._state.highest.get(node_id, 0)
             self._demand(
@@ -140,15 +140,15 @@ class Promises:
                 here is None
                 or here.info.leaving is not None
                 or node_id == applied.source  # it leaves
-                # It had asked anew: the world that it was named in, perhaps without having heard of
-                # it, is no more. Its slice of the names is what was lost.
+                # It had asked again: the world that it was named in, perhaps without having heard
+                # of it, is no more. Its slice of the names is what was lost.
                 or (is_unknown(name) and not self._state.works_on(node_id))
                 or (
                     (how != Loss.EXPIRED.value or is_unknown(name))
                     and at_s - self._state.came[node_id] < DECIDED_WITHIN_S
                 ),
                 Invariant.UNDISTURBED,
-                f"{node_id} was called lost, but was there from {self._state.came.get(node_id)} on",
+                f"{node_id} was declared lost, but was there since {self._state.came.get(node_id)}",
             )
         if change.lost:
             return
@@ -243,9 +243,9 @@ class Promises:
         The last one out deletes everything, and then revokes the job lease. What somebody has put
         back between the two, it puts back again.
         """
-        record, dark = self._state.round, self._state.dark
+        record, removers = self._state.round, self._state.removers
         if key == self._keys.round and not self._state.nodes:
-            dark.add(applied.source)
+            removers.add(applied.source)
         self._demand(
             record is None or record.closure is None or key != self._keys.round,
             Invariant.KEPT,
@@ -254,7 +254,7 @@ class Promises:
         self._demand(
             not needed
             or not self._state.nodes
-            or (isinstance(applied.request, Revoke) and applied.source in dark),
+            or (isinstance(applied.request, Revoke) and applied.source in removers),
             Invariant.KEPT,
             f"{applied.source} deleted {key!r}, but {sorted(self._state.nodes)} are there",
         )

@@ -50,8 +50,8 @@ class State:
     """When each run was closed …"""
     retired: dict[str, float] = field(default_factory=dict)
     """… and with it the work of each of its members."""
-    dark: set[str] = field(default_factory=set)
-    """Who put out the light when nobody was there."""
+    removers: set[str] = field(default_factory=set)
+    """Who removed the job when nobody was there."""
     highest: dict[str, int] = field(default_factory=dict)
     """The highest epoch of a round that each node was told it is in."""
     opened_s: float | None = None
@@ -146,11 +146,11 @@ class State:
         since_then = here.mod_revision > self.round_revision
         if before.closure is not None:
             return since_then
-        # If the record was put back, only who has asked anew gets a seat: a presence may have come
+        # If the record was put back, only who has asked again gets a seat: a presence may have come
         # back with an older snapshot, long after its node had gone.
-        asks_anew = here.info.arrived_for > before.number
+        asks_again = here.info.arrived_for > before.number
         all_named = before.slices is None
-        return before.epoch_fixed is None or (asks_anew and (all_named or since_then))
+        return before.epoch_fixed is None or (asks_again and (all_named or since_then))
 
     def _is_seated(self, info: NodeInfo, before: Here | None) -> bool:
         """Whether a presence that was just put is that of a node at work, not of one that arrives.

@@ -45,9 +45,9 @@ MUTANTS = [
            without_guard(lambda guard: guard.range_end is not None), (Invariant.SEATS,)),
     Mutant("closed by who leads no more", requests, "close_round",
            without_guard(on(b"ctl/leader")), (Invariant.LEADER,), noticed_by=46),
-    Mutant("epochs begin anew after a loss of data", drafting.Drafting, "next_record",
+    Mutant("epochs begin again after a loss of data", drafting.Drafting, "next_record",
            forgets_the_past, (Invariant.EPOCH,), wiped),
-    Mutant("back although it was called lost meanwhile", requests, "restore_presence",
+    Mutant("back although it was declared lost meanwhile", requests, "restore_presence",
            without_guard(on(b"ctl/change")), (Invariant.EVICTED,), noticed_by=9),
 ]  # fmt: skip
 
@@ -112,10 +112,10 @@ def restores(job: SimJob, member: SimNode) -> Match:
     return matching
 
 
-def test_a_presence_put_back_after_its_node_was_called_lost() -> None:
+def test_a_presence_put_back_after_its_node_was_declared_lost() -> None:
     """A member has lost its lease, and sees no change yet; what it puts back is 25 s under way.
     Meanwhile the leader, gone too, is replaced by one that calls both lost. The member's workers
-    take their time to stop, so it has not arrived anew by then."""
+    take their time to stop, so it has not arrived again by then."""
 
     async def scenario(job: SimJob) -> None:
         leader, late, other = await works_one_after_the_other(job, "abc")

@@ -290,7 +290,7 @@ def test_the_last_one_out_who_has_not_heard_of_the_end() -> None:
     assert_noticed(
         scenario,
         requests,
-        "put_out_the_light",
+        "remove_job",
         without_guard(on(b"ctl/round")),
         Invariant.KEPT,
         min_nodes=2,
@@ -351,7 +351,7 @@ def test_a_job_whose_id_begins_like_another_one() -> None:
     assert_noticed(
         scenario,
         requests,
-        "put_out_the_light",
+        "remove_job",
         deletes_all_that_begins_alike,
         Invariant.OTHERS,
         max_nodes=1,

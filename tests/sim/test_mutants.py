@@ -213,7 +213,7 @@ def open_for_ever(original: Any, self: Any, done: Any) -> int:
     return 0 if done is None else 10**6
 
 
-def forms_anew(
+def forms_again(
     original: Any, keys: Any, control: Any, record: Any, *rest: Any, **options: Any
 ) -> Txn:
     """Put a record back without the epoch it had."""
@@ -241,7 +241,7 @@ I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
     Mutant("published by who leads no more", requests, "publish_change",
            without_guard(on(b"ctl/leader")), (I.LEADER,), noticed_by=29),
-    Mutant("a member that is back is called lost", requests, "publish_change",
+    Mutant("a member that is back is declared lost", requests, "publish_change",
            does_not_look_who_is_back, (I.UNDISTURBED,)),
     Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
     Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,),
@@ -256,7 +256,7 @@ MUTANTS = [
            closes(lambda s: replace(s, min_nodes=1)), (I.SIZE,), lambda p: p.min_nodes > 1),
     Mutant("no multiple of unit", leadership, "decide_close",
            closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
-    Mutant("a record put back gets a new epoch", requests, "restore_record", forms_anew,
+    Mutant("a record put back gets a new epoch", requests, "restore_record", forms_again,
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
     Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
            (I.EPOCH,), wiped, noticed_by=213),
@@ -265,7 +265,7 @@ MUTANTS = [
     Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
     Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
            lambda p: p.closes_midway, noticed_by=110),
-    Mutant("a living member is called lost", leadership, "decide_change", always_lost,
+    Mutant("a living member is declared lost", leadership, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
     Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
     Mutant("free seats stay empty", closing, "sort_crowd", leaves_some_out,
@@ -276,16 +276,16 @@ MUTANTS = [
            (I.BARRIER,), two_or_more),
     Mutant("a barrier opens for all times", barrier._Barrier, "_turns", open_for_ever,
            (I.BARRIER,), two_or_more),
-    Mutant("the light goes out on those who are there", requests, "put_out_the_light",
+    Mutant("the job is removed under those who are there", requests, "remove_job",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),
     Mutant("a background task ends", healing.Healing, "keep_job_lease", does_nothing, (I.TASKS,)),
     Mutant("a newcomer becomes rank 0", closing, "assign_ranks",
            lambda original, chosen, *rest: tuple(reversed(original(chosen, *rest))),
            (I.SURVIVORS,), lambda p: p.min_nodes < p.max_nodes),
-    Mutant("the light stays on", leaving, "put_out_the_light", does_nothing,
+    Mutant("the job is not removed", leaving, "remove_job", does_nothing,
            (I.NOTHING_LEFT,)),
     Mutant("a large world without one of its slices", roster, "cut",
-           lambda original, *args: original(*args)[:-1], (I.RANKS,), sliced),
+           lambda original, *args: [*original(*args)[:-1], {}], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,), noticed_by=44),
     Mutant("a spare gives up", patience.JoinPatience, "is_spare", returns(False),
@@ -396,7 +396,7 @@ def test_a_round_closed_by_who_leads_no_more_is_noticed() -> None:
     )
 
 
-def test_epochs_that_begin_anew_after_a_wipe_are_noticed() -> None:
+def test_epochs_that_begin_again_after_a_wipe_are_noticed() -> None:
     """Nobody enters a round that is older than its own: it is formed again and again, until
     the epochs have caught up."""
 

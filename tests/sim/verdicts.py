@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.kinds import is_drawn
 
 
 @dataclass(slots=True)
@@ -26,6 +25,6 @@ class Verdicts:
 
     def demand(self, holds: bool, invariant: Invariant, problem: str) -> None:
         """Remember a broken promise; the first one is raised later."""
-        if not holds and is_drawn(invariant.value):
+        if not holds:
             self.broken.append(InvariantError(invariant, problem))
             self.log.append(f"           BROKEN  {invariant.value}: {problem}")
