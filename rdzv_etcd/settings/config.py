@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
 from rdzv_etcd.settings.given import Given
 from rdzv_etcd.settings.model import (
-    DEFAULT_EMBED_GRACE_S,
     DEFAULT_PREFIX,
-    DEFAULT_SLICE_NODES,
     MAX_EPOCH_CLAIM,
     AfterEnd,
     Connection,
@@ -55,20 +54,21 @@ def settings_from_config(
     strings or as what they mean. ``environ`` gives user and password and what ``rank_key`` names.
     """
     given = Given(config)
-    job = JobSettings(min_nodes, max_nodes, given.whole("node_unit") or 1)
+    job = JobSettings(min_nodes, max_nodes, **given.fields(JobSettings))
+    timing = _timing(given, job)
     return Settings(
         job_id=_encodable("the job id (--rdzv-id)", job_id),
         job=job,
-        connection=_connection(given, parse_endpoints(endpoint), environ),
-        timing=_timing(given, job),
-        prefix=_prefix(given),
-        rank_key=_rank_key(given, environ),
+        connection=_connection(given, parse_endpoints(endpoint), environ, timing),
+        timing=timing,
         local_addr=_local_addr(local_addr),
-        slice_nodes=given.whole("slice_nodes") or DEFAULT_SLICE_NODES,
-        after_end=_after_end(given),
         epoch_floor=_epoch_floor(environ),
-        embed=given.flag("embed"),
-        embed_grace_s=given.seconds("embed_grace") or DEFAULT_EMBED_GRACE_S,
+        **{
+            **given.fields(Settings),
+            "prefix": _prefix(given),
+            "rank_key": _rank_key(given, environ),
+            "after_end": _after_end(given),
+        },
     )
 
 
@@ -104,16 +104,17 @@ def is_default_job_id(job_id: str) -> bool:
 # --- connection -----------------------------------------------------------------------------------
 
 
-def _connection(given: Given, endpoints: ParsedEndpoints, environ: Mapping[str, str]) -> Connection:
-    join_timeout_s = given.seconds("join_timeout") or _TIMING.join_timeout_s
+def _connection(
+    given: Given, endpoints: ParsedEndpoints, environ: Mapping[str, str], timing: Timing
+) -> Connection:
+    fields = given.fields(Connection)
+    if "connect_timeout_s" not in fields:
+        fields["connect_timeout_s"] = min(_CONNECTION.connect_timeout_s, timing.join_timeout_s)
     return Connection(
         endpoints=endpoints.endpoints,
         tls=_tls(given, endpoints.scheme),
         credentials=_credentials(given, environ),
-        allow_plain_password=given.flag("allow_plain_password"),
-        request_timeout_s=given.seconds("request_timeout") or _CONNECTION.request_timeout_s,
-        connect_timeout_s=given.seconds("connect_timeout")
-        or min(_CONNECTION.connect_timeout_s, join_timeout_s),
+        **fields,
     )
 
 
@@ -135,7 +136,7 @@ def _tls(given: Given, scheme: str | None) -> Tls | None:
         )
     if not secure:
         return None
-    return Tls(given.file("ca_cert"), given.file("cert"), given.file("key"))
+    return Tls(**given.fields(Tls))
 
 
 def _credentials(given: Given, environ: Mapping[str, str]) -> Credentials | None:
@@ -152,7 +153,7 @@ def _credentials(given: Given, environ: Mapping[str, str]) -> Credentials | None
             f"an etcd user is given without a password: set {PASSWORD_VARIABLE} or give "
             "password_file="
         )
-    return Credentials(user, password, given.file("user_file"), given.file("password_file"))
+    return Credentials(user, password, **given.fields(Credentials))
 
 
 def _secret(given: Given, option: str, from_environment: str | None) -> str | None:
@@ -172,61 +173,43 @@ def _secret(given: Given, option: str, from_environment: str | None) -> str | No
 
 
 def _timing(given: Given, job: JobSettings) -> Timing:
-    join_timeout_s = given.seconds("join_timeout") or _TIMING.join_timeout_s
-    settle_s = given.seconds("settle")
-    lease_ttl_s = _lease_ttl_s(given)
-    return Timing(
-        lease_ttl_s=lease_ttl_s,
-        keep_alive_timeout_s=given.seconds("heartbeat_timeout"),
-        join_timeout_s=join_timeout_s,
-        last_call_timeout_s=_last_call_timeout_s(given, job, join_timeout_s),
-        rejoin_timeout_s=given.seconds("rejoin_timeout") or _TIMING.rejoin_timeout_s,
-        settle_s=_TIMING.settle_s if settle_s is None else settle_s,
-        closed_ttl_s=given.whole("closed_ttl") or _TIMING.closed_ttl_s,
-        ended_ttl_s=given.whole("ended_ttl") or _TIMING.ended_ttl_s,
-        job_lease_ttl_s=_job_lease_ttl_s(given, lease_ttl_s),
-        close_timeout_s=given.seconds("close_timeout") or _TIMING.close_timeout_s,
+    fields = given.fields(Timing)
+    fields["lease_ttl_s"] = _lease_ttl_s(given, fields.get("lease_ttl_s"))
+    timing = Timing(**fields)
+    _check_last_call(given, job, timing)
+    if timing.job_ttl_s < timing.lease_ttl_s:
+        raise SettingsError(
+            f"job_lease_ttl={timing.job_ttl_s} is shorter than a node's lease "
+            f"({timing.lease_ttl_s} s): the job's keys would vanish before its nodes do"
+        )
+    return replace(
+        timing, last_call_timeout_s=min(timing.last_call_timeout_s, timing.join_timeout_s)
     )
 
 
-def _lease_ttl_s(given: Given) -> int:
+def _lease_ttl_s(given: Given, direct: int | None) -> int:
     """``lease_ttl``, or etcd-v2's interval times attempts, which must agree with it."""
-    direct = given.whole("lease_ttl")
     factors = ("keep_alive_interval", "keep_alive_max_attempt")
     named = "lease_ttl"
-    ttl_s = direct
+    ttl_s = _TIMING.lease_ttl_s if direct is None else direct
     if any(given.entry(name) for name in factors):
-        interval_s = given.seconds("keep_alive_interval") or 5.0
-        attempts = given.whole("keep_alive_max_attempt") or 3
+        interval_s, attempts = (given.number(name) for name in factors)
         named = " × ".join(factors)
-        ttl_s = math.ceil(interval_s * attempts)
+        ttl_s = math.ceil((interval_s or 5.0) * (attempts or 3))
         if direct is not None and direct != ttl_s:
             raise SettingsError(f"lease_ttl={direct} contradicts {named}, which makes {ttl_s}")
-    if ttl_s is None:
-        return _TIMING.lease_ttl_s
     if ttl_s < _SHORTEST_LEASE_S:
         raise SettingsError(f"{named} is {ttl_s} s; etcd's shortest lease is {_SHORTEST_LEASE_S} s")
     return ttl_s
 
 
-def _last_call_timeout_s(given: Given, job: JobSettings, join_timeout_s: float) -> float:
-    asked_s = given.seconds("last_call_timeout") or _TIMING.last_call_timeout_s
+def _check_last_call(given: Given, job: JobSettings, timing: Timing) -> None:
+    asked_s, join_timeout_s = timing.last_call_timeout_s, timing.join_timeout_s
     if given.entry("last_call_timeout") and asked_s > join_timeout_s and job.is_elastic:
         raise SettingsError(
             f"last_call_timeout={asked_s:g} is longer than {given.typed('join_timeout')}="
             f"{join_timeout_s:g}: nodes would give up before the round closes"
         )
-    return min(asked_s, join_timeout_s)
-
-
-def _job_lease_ttl_s(given: Given, lease_ttl_s: int) -> int | None:
-    ttl_s = given.whole("job_lease_ttl")
-    if ttl_s is not None and ttl_s < lease_ttl_s:
-        raise SettingsError(
-            f"job_lease_ttl={ttl_s} is shorter than a node's lease ({lease_ttl_s} s): the job's "
-            "keys would vanish before its nodes do"
-        )
-    return ttl_s
 
 
 # --- names ----------------------------------------------------------------------------------------

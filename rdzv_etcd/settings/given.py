@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.options import NAMES, WITHOUT_MEANING, Kind, Option
+from rdzv_etcd.settings.fields import Kind, Option, options_of, seconds_wanted
+from rdzv_etcd.settings.options import NAMES, WITHOUT_MEANING
 
 LONGEST_S = 10 * 365 * 86400
 """Ten years: longer waits are mistakes, and overflow some timers."""
@@ -63,16 +65,16 @@ class Given:
         entry = self._entries.get(name)
         return name if entry is None else entry.typed
 
-    def seconds(self, name: str) -> float | None:
-        value = self._value(name)
-        return None if value is None else float(str(value))
+    def fields(self, settings: type) -> dict[str, Any]:
+        """Return what was given for the fields of a dataclass, by the field's name."""
+        by_field = {
+            field: self.entry(option.name) for field, option in options_of(settings).items()
+        }
+        return {field: entry.value for field, entry in by_field.items() if entry is not None}
 
-    def whole(self, name: str) -> int | None:
+    def number(self, name: str) -> float | None:
         value = self._value(name)
-        return None if value is None else int(str(value))
-
-    def flag(self, name: str) -> bool:
-        return self._value(name) is True
+        return value if isinstance(value, int | float) else None
 
     def text(self, name: str) -> str | None:
         value = self._value(name)
@@ -128,7 +130,7 @@ def _parse(option: Option, typed: str, raw: object) -> Value:
     if option.kind in (Kind.WHOLE_SECONDS, Kind.COUNT):
         return _parse_whole(option.kind, typed, raw)
     if option.kind is Kind.SECONDS:
-        return _parse_seconds(typed, raw, zero_allowed=option.name == "settle")
+        return _parse_seconds(option, typed, raw)
     if option.kind is Kind.FILE:
         return _parse_file(typed, raw)
     if isinstance(raw, str):
@@ -158,10 +160,10 @@ def _number(typed: str, raw: object, wanted: str) -> float:
     raise SettingsError(f"{typed}={_shown(raw)} must be {wanted}")
 
 
-def _parse_seconds(typed: str, raw: object, *, zero_allowed: bool) -> float:
-    wanted = "a number of seconds, zero or more" if zero_allowed else "a positive number of seconds"
+def _parse_seconds(option: Option, typed: str, raw: object) -> float:
+    wanted = seconds_wanted(option)
     number = _number(typed, raw, wanted)
-    if number < 0 or (number == 0 and not zero_allowed):
+    if number < 0 or (number == 0 and not option.zero):
         raise SettingsError(f"{typed}={raw} must be {wanted}")
     if number > LONGEST_S:
         raise SettingsError(f"{typed}={raw} is more than ten years ({LONGEST_S} seconds)")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.fields import Kind, check_numbers, option
 from rdzv_etcd.text import shown
 
 DEFAULT_PREFIX = "/rdzv_etcd"
-DEFAULT_EMBED_GRACE_S = 30.0
 DEFAULT_SLICE_NODES = 128
 MAX_EPOCH_CLAIM = 2**53
 """No node may say that it knows of a higher epoch: microseconds until the year 2255, and exact in
@@ -45,11 +44,30 @@ class Endpoint:
 class Tls:
     """TLS towards etcd. Without ``ca_cert`` the system's roots are trusted."""
 
-    ca_cert: Path | None = None
-    cert: Path | None = None
-    """Client certificate (PEM); may contain the key as well."""
-    key: Path | None = None
-    """Client key (PEM); ``None`` with ``cert`` set: the key is in ``cert``."""
+    ca_cert: Path | None = option(
+        "ca_cert",
+        Kind.FILE,
+        "CA certificates (PEM) that etcd's certificate is checked against.",
+        default=None,
+        shown="the system's roots",
+        aliases=("cacert",),
+    )
+    cert: Path | None = option(
+        "cert",
+        Kind.FILE,
+        "Client certificate (PEM); may contain its key as well.",
+        default=None,
+        shown="none",
+        aliases=("ssl_cert",),
+    )
+    key: Path | None = option(
+        "key",
+        Kind.FILE,
+        "Key of the client certificate (PEM).",
+        default=None,
+        shown="in `cert`",
+        aliases=("ssl_cert_key",),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +76,22 @@ class Credentials:
 
     user: str
     password: str = field(repr=False)
-    user_file: Path | None = field(default=None, compare=False)
-    """Where the user's name was read, and is read again when a token is renewed."""
-    password_file: Path | None = field(default=None, compare=False)
-    """The same for the password."""
+    user_file: Path | None = option(
+        "user_file",
+        Kind.FILE,
+        "File that holds the etcd user's name; read again whenever a token is renewed.",
+        default=None,
+        shown="`$RDZV_ETCD_USER`",
+        compare=False,
+    )
+    password_file: Path | None = option(
+        "password_file",
+        Kind.FILE,
+        "File that holds the etcd user's password; read again whenever a token is renewed.",
+        default=None,
+        shown="`$RDZV_ETCD_PASSWORD`",
+        compare=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +102,33 @@ class Connection:
     tls: Tls | None = None
     """``None``: plain http."""
     credentials: Credentials | None = None
-    allow_plain_password: bool = field(default=False, kw_only=True)
-    """Over plain http, too, to an etcd on another machine; otherwise no client can be made."""
-    request_timeout_s: float = 60.0
-    """Bounds one call with its retries (``read_timeout``)."""
-    connect_timeout_s: float = 10.0
-    """Bounds the very first contact, so that a wrong endpoint is reported quickly."""
+    request_timeout_s: float = option(
+        "request_timeout",
+        Kind.SECONDS,
+        "Bounds one request to etcd with its retries.",
+        default=60.0,
+        aliases=("read_timeout",),
+    )
+    connect_timeout_s: float = option(
+        "connect_timeout",
+        Kind.SECONDS,
+        "Bounds the very first contact with etcd, so that a wrong endpoint is reported quickly.",
+        default=10.0,
+    )
+    allow_plain_password: bool = option(
+        "allow_plain_password",
+        Kind.FLAG,
+        "Send the password over plain http to an etcd on another machine, too; otherwise that is "
+        "refused.",
+        default=False,
+    )
 
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise SettingsError(
                 "no etcd endpoint was given (--rdzv-endpoint host:2379[,host:2379])"
             )
-        for name in ("request_timeout_s", "connect_timeout_s"):
-            _require_positive(name, getattr(self, name))
+        check_numbers(self)
 
     def __str__(self) -> str:
         scheme = "https" if self.tls is not None else "http"
@@ -98,8 +141,12 @@ class JobSettings:
 
     min_nodes: int
     max_nodes: int
-    node_unit: int = 1
-    """Only worlds whose size is a multiple of this are formed."""
+    node_unit: int = option(
+        "node_unit",
+        Kind.COUNT,
+        "Only worlds whose size is a multiple of this are formed.",
+        default=1,
+    )
 
     def __post_init__(self) -> None:
         if self.max_nodes > MAX_NODES or self.min_nodes > MAX_NODES:
@@ -151,53 +198,83 @@ class AfterEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """All waits, in seconds; each comment says how a value relates to the others."""
+    """All waits."""
 
-    lease_ttl_s: int = 10
-    """A node that is silent this long is lost. etcd's smallest TTL is 2 with default election
-    settings; detection takes this long plus etcd's expiry tick (0.5 s)."""
-    keep_alive_timeout_s: float | None = None
-    """Deadline of one keep-alive reply (``heartbeat_timeout``); default TTL / 5, at most
-    TTL / 3."""
-    join_timeout_s: float = 600.0
-    """How long one join waits for ``min_nodes``. A spare of a formed round is not bounded by it."""
-    last_call_timeout_s: float = 30.0
-    """How long a round with at least ``min_nodes`` stays open for more when it cannot be known
-    whether more will come; at most ``join_timeout_s`` makes sense."""
-    rejoin_timeout_s: float = 120.0
-    """How long a round stays open for live members of the one before. Above the time workers take
-    to stop: torch gives them 30 s after ``SIGTERM``, and a checkpoint is often saved then."""
-    settle_s: float = 0.2
-    """How long a round stays open when all live members are back and ``min_nodes`` are there."""
-    closed_ttl_s: int = 60
-    """How long a closed job counts as closed to nodes that are started afterwards."""
-    ended_ttl_s: int = 86400
-    """How long a node that was cut off when its run ended still hears of it, and how long etcd
-    remembers what epochs count from; less than ``closed_ttl_s`` is of no use. With ``embed`` it is
-    that: etcd itself does not stay longer."""
-    job_lease_ttl_s: int | None = None
-    """What a job left in etcd vanishes this long after its last node died; default 6 x
-    ``lease_ttl_s``, at least 60."""
-    close_timeout_s: float = 30.0
-    """Bounds closing and leaving."""
+    lease_ttl_s: int = option(
+        "lease_ttl",
+        Kind.WHOLE_SECONDS,
+        "A node that is silent this long is lost; at least 2.",
+        default=10,
+    )
+    keep_alive_timeout_s: float | None = option(
+        "heartbeat_timeout",
+        Kind.SECONDS,
+        "How long one keep-alive waits for etcd's reply before it tries another way; at most "
+        "`lease_ttl` / 3 is used.",
+        default=None,
+        shown="`lease_ttl` / 5",
+    )
+    join_timeout_s: float = option(
+        "join_timeout",
+        Kind.SECONDS,
+        "How long a node waits for `min_nodes`; a spare waits for as long as there is no seat. "
+        "torchrun always sets `timeout`; an explicit `join_timeout` beats it.",
+        default=600.0,
+        shown="600 (torchrun: 900)",
+        aliases=("timeout",),
+    )
+    last_call_timeout_s: float = option(
+        "last_call_timeout",
+        Kind.SECONDS,
+        "How long a first round with `min_nodes` stays open when more nodes may come; at most "
+        "`join_timeout`.",
+        default=30.0,
+    )
+    rejoin_timeout_s: float = option(
+        "rejoin_timeout",
+        Kind.SECONDS,
+        "How long a later round stays open for live members of the one before. Longer than workers "
+        "take to stop (torch gives them 30 s after `SIGTERM`), a checkpoint included.",
+        default=120.0,
+    )
+    settle_s: float = option(
+        "settle",
+        Kind.SECONDS,
+        "How long a round stays open when every live node is back already.",
+        default=0.2,
+        zero=True,
+    )
+    closed_ttl_s: int = option(
+        "closed_ttl",
+        Kind.WHOLE_SECONDS,
+        "How long a closed job counts as closed to nodes that are started afterwards; see "
+        "`after_end`.",
+        default=60,
+    )
+    ended_ttl_s: int = option(
+        "ended_ttl",
+        Kind.WHOLE_SECONDS,
+        "How long etcd remembers that a run ended, for nodes of it that were cut off meanwhile, "
+        "and what the job's epochs count from, for its next run; at least `closed_ttl` is used.",
+        default=86400,
+        shown="86400 (`embed`: `closed_ttl`)",
+    )
+    job_lease_ttl_s: int | None = option(
+        "job_lease_ttl",
+        Kind.WHOLE_SECONDS,
+        "What a job left in etcd vanishes this long after its last node died.",
+        default=None,
+        shown="6 × `lease_ttl`, at least 60",
+    )
+    close_timeout_s: float = option(
+        "close_timeout",
+        Kind.SECONDS,
+        "Bounds closing the job and leaving it.",
+        default=30.0,
+    )
 
     def __post_init__(self) -> None:
-        for name in (
-            "lease_ttl_s",
-            "join_timeout_s",
-            "last_call_timeout_s",
-            "rejoin_timeout_s",
-            "closed_ttl_s",
-            "ended_ttl_s",
-            "close_timeout_s",
-        ):
-            _require_positive(name, getattr(self, name))
-        if not (math.isfinite(self.settle_s) and self.settle_s >= 0):
-            raise SettingsError(f"settle_s is {self.settle_s}; it must not be negative")
-        if self.keep_alive_timeout_s is not None:
-            _require_positive("keep_alive_timeout_s", self.keep_alive_timeout_s)
-        if self.job_lease_ttl_s is not None:
-            _require_positive("job_lease_ttl_s", self.job_lease_ttl_s)
+        check_numbers(self)
 
     @property
     def job_ttl_s(self) -> int:
@@ -222,21 +299,58 @@ class Settings:
     job: JobSettings
     connection: Connection = field(default_factory=Connection)
     timing: Timing = field(default_factory=Timing)
-    prefix: str = DEFAULT_PREFIX
-    rank_key: str | None = None
-    """Orders ranks (natural order): the node's own value, already resolved; ``None``: sticky."""
+    prefix: str = option(
+        "etcd_prefix",
+        Kind.TEXT,
+        "All keys are placed under it.",
+        default=DEFAULT_PREFIX,
+        shown=f"`{DEFAULT_PREFIX}`",
+        aliases=("prefix",),
+    )
+    rank_key: str | None = option(
+        "rank_key",
+        Kind.TEXT,
+        "Ranks follow this value in natural order (`node2` before `node10`). `env:NAME`, or a "
+        "bare name in capitals such as `SLURM_PROCID`, is an environment variable, which must be "
+        "set; anything else, or `value:TEXT`, is the value itself.",
+        default=None,
+        shown="none",
+    )
+    """Resolved already."""
     local_addr: str | None = None
     """The address other nodes reach this one at; ``None``: found out."""
-    slice_nodes: int = DEFAULT_SLICE_NODES
-    """The ranks of a world with more nodes than this are published in slices of a quarter of it."""
-    after_end: AfterEnd = AfterEnd.NEW_RUN
-    """What to do if this node was started after a run of the job has ended."""
+    slice_nodes: int = option(
+        "slice_nodes",
+        Kind.COUNT,
+        "The ranks of a world with more nodes than this are published in slices of a quarter of "
+        "it, so that what a node reads does not grow with the job.",
+        default=DEFAULT_SLICE_NODES,
+        most=MAX_SLICE_NODES,
+    )
+    after_end: AfterEnd = option(
+        "after_end",
+        Kind.TEXT,
+        "What a node does that is started after a run of the job has ended. `new-run`: it begins a "
+        "new one, and says so. `refuse`: it fails, as with etcd-v2, for `closed_ttl` seconds. "
+        "`finish`: within that time it ends as the run did, with code 0 if that finished.",
+        default=AfterEnd.NEW_RUN,
+        shown="`new-run`",
+    )
     epoch_floor: int = 0
     """An epoch that the job has reached before: its next ones are higher."""
-    embed: bool = False
-    """Start an etcd on this machine if the endpoint is ours and none answers."""
-    embed_grace_s: float = DEFAULT_EMBED_GRACE_S
-    """An embedded etcd stops when it has had no node for this long."""
+    embed: bool = option(
+        "embed",
+        Kind.FLAG,
+        "Start an etcd on the machine the endpoint names if none answers there; with the user and "
+        "password given, if any.",
+        default=False,
+    )
+    embed_grace_s: float = option(
+        "embed_grace",
+        Kind.SECONDS,
+        "An embedded etcd stops when no node has been there for this long.",
+        default=30.0,
+    )
 
     def __post_init__(self) -> None:
         if not self.job_id:
@@ -245,18 +359,9 @@ class Settings:
         _require_short("etcd_prefix", self.prefix, MAX_ID)
         _require_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
         _require_short("--local-addr", self.local_addr or "", MAX_HOST)
-        if not 1 <= self.slice_nodes <= MAX_SLICE_NODES:
-            raise SettingsError(
-                f"slice_nodes is {self.slice_nodes}; it must be from 1 to {MAX_SLICE_NODES}"
-            )
-        _require_positive("embed_grace_s", self.embed_grace_s)
+        check_numbers(self)
 
 
 def _require_short(name: str, text: str, most: int) -> None:
     if len(text) > most:
         raise SettingsError(f"{name} has {len(text)} characters; it must have at most {most}")
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise SettingsError(f"{name} is {value}; it must be a positive number of seconds")
