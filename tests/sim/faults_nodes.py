@@ -71,6 +71,7 @@ class NodeFaults(Part):
             node.connection.link.hold_requests(delay_s, self._rng.randint(1, 3))
 
     def jump_clocks(self) -> None:
+        self._job.history.clocks_are_wrong = True
         for node in self._stage.some():
             clock = node.node.context.clock
             assert isinstance(clock, SimClock)

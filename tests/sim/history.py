@@ -33,8 +33,7 @@ class History:
 
     def __init__(self, keys: JobKeys, rejoin_timeout_s: float) -> None:
         self.told: list[Told] = []
-        """When etcd first lost its data. Nodes that come afterwards, or were cut off, cannot know
-        what was before, so epochs are compared per node only."""
+        self.clocks_are_wrong = False
         self._state = State()
         self._verdicts = Verdicts()
         self._commits = Commits(keys, self._state, self._verdicts, rejoin_timeout_s)
@@ -166,11 +165,11 @@ class History:
     def _may_not_know(self, formed: Formed) -> bool:
         """Whether etcd had lost data, and there was somebody who went on from an earlier round:
         then it may be that only others know of the latest one. (That for each node epochs grow all
-        the same is another promise; and where all are new they do.)"""
+        the same is another promise; and where all are new they do, if their clocks are right.)"""
         forgot_s = self._commits.forgot_s
         lost = forgot_s is not None and formed.at_s >= forgot_s
         trained = {told.node_id for told in self.told if told.at_s < formed.at_s}
-        return lost and not trained.isdisjoint(formed.record.members)
+        return lost and (self.clocks_are_wrong or not trained.isdisjoint(formed.record.members))
 
     def _check_worlds(self) -> None:
         by_epoch: dict[int, list[Round]] = {}
