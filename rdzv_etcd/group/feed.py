@@ -103,6 +103,8 @@ class Feed(Generic[V]):
             try:
                 return await self._open(timeout_s)
             except WatchLostError as error:  # etcd has gone back or was compacted in this moment
+                if isinstance(error, RevisionRegressedError):
+                    self._tell_regress()
                 await self._clock.sleep(_RETRY_S)
                 if until_s is not None and self._clock.now_s() >= until_s:
                     raise EtcdUnavailableError(f"etcd keeps no watch: {error}") from error
