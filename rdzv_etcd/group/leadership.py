@@ -273,10 +273,24 @@ class Leadership:
         if control.round is None and self._standing.record is not None:
             return None  # the record of this node's round was lost: the members put it back
         trust_s = context.session.trust_absence_s()
-        if control.round is None and self._standing.epoch_seen and now_s < trust_s:
+        if now_s < trust_s and self._may_be_put_back(control, nodes):
             return KeepWaiting(trust_s, "the round record was lost; its members may put it back")
         settings = context.settings.job if formed is None else formed.settings
         return decide_close(control, nodes, settings, self._patience(), now_s)
+
+    def _may_be_put_back(self, control: Control, nodes: Nodes) -> bool:
+        """Whether the round record is gone and its members may be there, to put it back.
+
+        The last node removes it, when no other is there. Then all presences are younger, and etcd
+        still remembers the job.
+        """
+        standing = self._standing
+        if control.round is not None or not standing.epoch_seen:
+            return False
+        gone = standing.gone_revision
+        remembers = control.epoch_base > 0 or self._context.settings.embed
+        older = any(node.create_revision <= gone for node in nodes.present.values())
+        return not gone or not remembers or older
 
     def _patience(self) -> Patience:
         """Say how long the open round stays so; it does not begin again with each leader."""

@@ -76,9 +76,13 @@ class Standing:
     restored_revision: int = 0
     """The revision of the record that was there when etcd had gone back, 0 for none: what followed
     that record once is not known, so its run's numbers must not be given out again."""
+    gone_revision: int = 0
+    """The revision at which this node has seen that the round record was gone; 0 if it is there, or
+    if etcd may have forgotten it."""
     regressions: int = 0
     """How often etcd has gone back: whatever else was seen of it before may be wrong by now."""
     _went_back: bool = False
+    _had_record: bool = False
     was_member: bool = False
     """Whether this node belonged to the round that was closed."""
     opened_s: float = 0.0
@@ -122,6 +126,11 @@ class Standing:
 
     def notice(self, control: Control, now_s: float) -> None:
         """Remember what must outlive its key, and since when things are as they are."""
+        if control.round is not None:
+            self._had_record, self.gone_revision = True, 0
+        elif self._had_record:
+            self._had_record = False
+            self.gone_revision = 0 if self._went_back else control.revision
         open_ = _open_round(control)
         if open_ != self._open:
             self._open = open_

@@ -10,6 +10,7 @@ import pytest
 from rdzv_etcd.errors import EtcdError, EtcdNoSpaceError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.testing.requests import Revoke
+from tests.group.test_scenarios import puts
 from tests.sim.world import TTL_S, SimJob, simulate
 
 REFUSALS = pytest.mark.parametrize(
@@ -95,3 +96,20 @@ def test_a_member_that_comes_back_while_the_last_one_leaves_works_on() -> None:
         assert job.history.formed[1].record.epoch_fixed is not None
 
     simulate(scenario, range(5), min_nodes=1, max_nodes=2)
+
+
+def test_a_node_that_starts_while_the_last_one_leaves_forms_a_round_at_once() -> None:
+    """It has seen the round, but nobody is left who could put its record back."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start("a")
+        await job.until_works("a")
+        await job.pass_time(job.loop.rng.uniform(0, 60))
+        late = job.make("b")
+        late.connection.link.stall_requests(0.5, 1, puts(job.keys.node(late.node_id)))
+        late.agent = job.on(late, late.run())
+        await job.pass_time(0.2)
+        await job.leave("a")
+        await job.until_works("b", TTL_S / 2)
+
+    simulate(scenario, range(8), min_nodes=1, max_nodes=1)

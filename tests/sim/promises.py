@@ -188,7 +188,10 @@ class Promises:
         told = {node_id: self._state.highest.get(node_id, 0) for node_id in record.members}
         later = {node_id for node_id in told if told[node_id] > self._state.epoch}
         latest = {node_id for node_id in later if told[node_id] == max(told.values())}
-        claim = (set(before.heirs) & set(record.members)) - later or latest or survivors
+        trained = {node_id for node_id in survivors if told[node_id] == self._state.epoch}
+        if survivors and not trained:  # they were named in it, but somebody else has come further
+            trained = survivors | {name for name in told if told[name] == max(told.values())}
+        claim = (set(before.heirs) & set(record.members)) - later or latest or trained
         keyed = any(
             node_id in self._state.nodes and self._state.nodes[node_id].info.rank_key is not None
             for node_id in record.members
