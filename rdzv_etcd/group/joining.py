@@ -144,6 +144,7 @@ class Joining:
         context, standing = self._context, self._standing
         async with standing.presence_lock:
             standing.check_not_gone()  # leaving waits for the lock, or has it behind it
+            self._check_open()  # healing may have held the lock for longer than the run went on
             control = context.control.view
             if standing.info is None:
                 return
@@ -243,11 +244,15 @@ class Joining:
         context, control, standing = self._context, self._context.control.view, self._standing
         if context.control.problem is not None:
             raise context.control.problem
-        if standing.closure is not None:
-            raise self._closed_error(standing.closure)
+        self._check_open()
         if control.closure is not None and self._earlier is None and standing.origin is None:
             self._earlier = control.closure
             self._meet_end(self._earlier)
+
+    def _check_open(self) -> None:
+        """Raise JobClosedError if the run that this node belongs to has ended."""
+        if self._standing.closure is not None:
+            raise self._closed_error(self._standing.closure)
 
     def _meet_end(self, closure: Closure) -> None:
         """Do what ``after_end`` says: this node was started after the job was closed.

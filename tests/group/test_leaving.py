@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.errors import EtcdError, EtcdNoSpaceError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.testing.requests import Revoke
-from tests.group.test_scenarios import puts
+from tests.sim.matching import puts
 from tests.sim.world import TTL_S, SimJob, simulate
 
 REFUSALS = pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rdzv_etcd.etcd.api import Delete, Txn
 from rdzv_etcd.group.standing import Phase
-from rdzv_etcd.testing.requests import Request
+from tests.sim.matching import puts
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
 
@@ -25,14 +25,11 @@ def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arrival() -
         leader, member = job.leader, job.followers()[0]
         presence = job.keys.node(member.node_id)
 
-        def restores(request: Request) -> bool:
-            return isinstance(request, Txn) and any(put.key == presence for put in request.puts())
-
         def is_there() -> bool:
             return any(kv.key == presence for kv in job.server.snapshot())
 
         leader.connection.link.partition(silent=True)
-        member.connection.link.repeat_requests(1.5, 1, restores)
+        member.connection.link.repeat_requests(1.5, 1, puts(presence))
         job.server.expire(member.node.context.session.lease_id)
         await job.until(is_there, "the presence is back", TTL_S / 2)
         await rejoin(job, member)

@@ -10,8 +10,9 @@ import pytest
 from rdzv_etcd.errors import JobClosedError, JoinTimeoutError
 from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.settings import AfterEnd
+from tests.sim.matching import noted, puts
 from tests.sim.work import Work
-from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, TTL_S, SimJob, SimNode, simulate
 
 
 def work_of(node: SimNode) -> Work:
@@ -130,6 +131,32 @@ def test_a_spare_that_was_cut_off_when_its_run_ended_ends_with_it(away_s: float)
         assert not spare.error.was_member
 
     simulate(scenario, range(8), min_nodes=2, max_nodes=2)
+
+
+def test_a_member_that_arrives_again_when_its_run_is_over_is_no_waiter_of_the_next_one() -> None:
+    """Putting its presence back takes long, and the arrival waits for that: the run ends meanwhile,
+    and the next one has a seat for it."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(2 * TTL_S)  # then the leader trusts what it misses
+        leader, late = job.leader, job.followers()[0]
+        leader.stops_in_s = 60.0
+        restoring, under_way = noted(puts(job.keys.node(late.node_id)))
+        late.connection.link.hold_requests(REQUEST_TIMEOUT_S, 1, restoring)
+        job.server.expire(late.node.context.session.lease_id)
+        await job.until(lambda: bool(under_way), "it puts its presence back", TTL_S)
+        await job.until(lambda: late.node.phase is Phase.WAITING, "it joins again", TTL_S)
+        await close_and_leave(job, leader.name, succeeded=True)
+        job.start("c")
+        await job.until(lambda: late.error is not None, "it hears of the end", 40)
+        assert isinstance(late.error, JobClosedError)
+        await job.until_works("c", 2 * TIMING.last_call_timeout_s)
+        assert job.nodes["c"].joins == 1
+        assert late.node_id not in job.history.formed[-1].record.members
+
+    simulate(scenario, range(3), min_nodes=1, max_nodes=2)
 
 
 def test_many_runs_of_one_id_leave_one_memory_and_its_lease() -> None:

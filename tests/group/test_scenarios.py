@@ -25,21 +25,13 @@ from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.link import Match
-from rdzv_etcd.testing.requests import Grant, Request
+from rdzv_etcd.testing.requests import Grant
+from tests.sim.matching import puts
 from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate
 
 DETECTION_S = TTL_S + TICK_S
 SOON_S = 1.0
 """Messages, settling and re-joining; no lease, no last call."""
-
-
-def puts(key: bytes) -> Match:
-    """Match the transactions that may put ``key``."""
-
-    def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and any(put.key == key for put in request.puts())
-
-    return matching
 
 
 # --- forming, growing, shrinking ------------------------------------------------------------------

@@ -23,8 +23,8 @@ from rdzv_etcd.schema.values import decode_node
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Request
 from tests.group import test_scenarios
-from tests.group.test_scenarios import puts
 from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.matching import puts
 from tests.sim.test_mutants import (
     Mutant,
     forgets_the_past,

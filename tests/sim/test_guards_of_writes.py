@@ -18,9 +18,9 @@ from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Request
-from tests.group.test_scenarios import puts
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
+from tests.sim.matching import noted, puts
 from tests.sim.test_guards import assert_noticed, restores, works_one_after_the_other
 from tests.sim.test_mutants import on, without_guard
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
@@ -34,19 +34,6 @@ def deletes(key: bytes) -> Match:
         return isinstance(request, Txn) and Delete(key) in request.success
 
     return matching
-
-
-def noted(which: Match) -> tuple[Match, list[Request]]:
-    """A match, and the list of what it has matched."""
-    matched: list[Request] = []
-
-    def matching(request: Request) -> bool:
-        if not which(request):
-            return False
-        matched.append(request)
-        return True
-
-    return matching, matched
 
 
 def cut_off_with_its_round(job: SimJob, closer: SimNode) -> None:

@@ -37,10 +37,10 @@ from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimulationError
 from tests.group import test_epochs as epochs
 from tests.group import test_restored_etcd as restored
-from tests.group import test_scenarios as scenarios
 from tests.sim import work
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.lives import live
+from tests.sim.matching import puts
 from tests.sim.plan import plan
 from tests.sim.world import Scenario, SimJob, simulate
 
@@ -384,7 +384,7 @@ def test_a_round_closed_by_who_leads_no_more_is_noticed() -> None:
 
     async def scenario(job: SimJob) -> None:
         for each in job.start_all("ab"):
-            each.connection.link.hold_requests(5.0, 1, scenarios.puts(job.keys.round))
+            each.connection.link.hold_requests(5.0, 1, puts(job.keys.round))
         await job.until(lambda: any(each.node.leads for each in job.nodes.values()), "a leader")
         await job.pass_time(4.3)  # after a keep-alive, so that the loss is not noticed
         job.leader.connection.link.lag_watches(30.0)  # nor told by its presence's watch

@@ -1,0 +1,29 @@
+"""Matches: which requests a fault of a link is about."""
+
+from __future__ import annotations
+
+from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.testing.link import Match
+from rdzv_etcd.testing.requests import Request
+
+
+def puts(key: bytes) -> Match:
+    """Match the transactions that may put ``key``."""
+
+    def matching(request: Request) -> bool:
+        return isinstance(request, Txn) and any(put.key == key for put in request.puts())
+
+    return matching
+
+
+def noted(which: Match) -> tuple[Match, list[Request]]:
+    """A match, and the list of what it has matched."""
+    matched: list[Request] = []
+
+    def matching(request: Request) -> bool:
+        if not which(request):
+            return False
+        matched.append(request)
+        return True
+
+    return matching, matched
