@@ -7,12 +7,15 @@ come from them.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.text import shown as shown_text
+
+LONGEST_S = 10 * 365 * 86400
+"""Ten years: longer waits are mistakes, and overflow some timers."""
 
 _OPTION = "option"
 
@@ -82,15 +85,15 @@ def check_numbers(settings: object) -> None:
         if value is None:
             continue
         if described.kind in (Kind.SECONDS, Kind.WHOLE_SECONDS):
-            right = math.isfinite(value) and (value > 0 or (value == 0 and described.zero))
-            wanted = seconds_wanted(described)
+            right = 0 < value <= LONGEST_S or (value == 0 and described.zero)
+            wanted = f"{seconds_wanted(described)}, at most ten years ({LONGEST_S})"
         elif described.most is not None:
             right = 1 <= value <= described.most
             wanted = f"from 1 to {described.most}"
         else:
             continue
         if not right:
-            raise SettingsError(f"{name} is {value}; it must be {wanted}")
+            raise SettingsError(f"{name} is {shown_text(value)}; it must be {wanted}")
 
 
 def seconds_wanted(described: Option) -> str:

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.fields import Kind, Option, options_of, seconds_wanted
+from rdzv_etcd.settings.fields import LONGEST_S, Kind, Option, options_of, seconds_wanted
 from rdzv_etcd.settings.options import NAMES, WITHOUT_MEANING
-
-LONGEST_S = 10 * 365 * 86400
-"""Ten years: longer waits are mistakes, and overflow some timers."""
 
 _SECRETS = frozenset({"user", "username", "password", "passwd", "token", "credentials"})
 _YES = frozenset({"1", "true", "yes", "on"})

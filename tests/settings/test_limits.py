@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings import JobSettings, Settings
+from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.config import settings_from_config
 from rdzv_etcd.settings.model import MAX_ID, MAX_NODES, MAX_RANK_KEY
 
@@ -28,6 +29,18 @@ from rdzv_etcd.settings.model import MAX_ID, MAX_NODES, MAX_RANK_KEY
 def test_numbers_of_nodes(make: Callable[[], object], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         make()
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [10**400, 10**5000, -(10**5000), math.inf, math.nan, 0, -1],
+    ids=["400 digits", "5000 digits", "negative and long", "infinite", "nan", "zero", "negative"],
+)
+def test_seconds_given_in_code(seconds: float) -> None:
+    with pytest.raises(SettingsError, match=r"lease_ttl_s is .*; it must be a positive number of"):
+        Timing(lease_ttl_s=seconds)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"request_timeout_s is .*at most ten years"):
+        Connection(request_timeout_s=seconds)
 
 
 def test_a_million_nodes_may_be_asked_for() -> None:
