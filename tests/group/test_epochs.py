@@ -11,7 +11,6 @@ from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.schema import values
 from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM
-from rdzv_etcd.testing import SimClock
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
 
 HOUR_S = 3600.0
@@ -24,14 +23,7 @@ def epoch_of(node: SimNode) -> int:
 
 async def one_run(job: SimJob, names: str, ahead_s: dict[str, float] | None = None) -> int:
     """Form a world, close the job, and return the epoch; some clocks are ahead by so much."""
-    nodes = []
-    for name in names:
-        node = job.make(name)
-        clock = node.node.context.clock
-        assert isinstance(clock, SimClock)
-        clock.wall_skew_s += (ahead_s or {}).get(name, 0.0)
-        node.agent = job.on(node, node.run())
-        nodes.append(node)
+    nodes = [job.start(name, clock_ahead_s=(ahead_s or {}).get(name, 0.0)) for name in names]
     await job.until_works(names, 60)
     epoch = epoch_of(nodes[0])
     await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
@@ -85,11 +77,7 @@ def test_wrong_clocks_do_not_matter_to_an_etcd_that_outlives_its_runs(closed: bo
         if closed:
             first = await one_run(job, "a", {"a": HOUR_S})
         else:
-            node = job.make("a")
-            clock = node.node.context.clock
-            assert isinstance(clock, SimClock)
-            clock.wall_skew_s += HOUR_S
-            node.agent = job.on(node, node.run())
+            node = job.start("a", clock_ahead_s=HOUR_S)
             await job.until_works("a")
             first = epoch_of(node)
             await job.leave("a")
@@ -117,11 +105,7 @@ def test_epochs_go_on_when_all_nodes_and_then_etcd_s_data_were_lost() -> None:
 
 
 async def crash_of_a_clock_ahead(job: SimJob) -> None:
-    node = job.make("a")
-    clock = node.node.context.clock
-    assert isinstance(clock, SimClock)
-    clock.wall_skew_s += HOUR_S
-    node.agent = job.on(node, node.run())
+    job.start("a", clock_ahead_s=HOUR_S)
     await job.until_works("a")
     await job.pass_time(3 * TIMING.ended_ttl_s)  # the memory lives for as long as the job
     job.crash("a")

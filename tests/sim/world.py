@@ -204,13 +204,17 @@ class SimJob:
         rank_key: str | None = None,
         join_timeout_s: float | None = None,
         delay_s: float = 0.001,
+        clock_ahead_s: float = 0.0,
     ) -> SimNode:
         """Make a node; nothing of it runs yet. A name may be used again after its node's end."""
         self._incarnations += 1
         serial = self._incarnations
         unique = f"{name}~{serial}~x"
         clock = SimClock(
-            self.loop, offset_s=1000.0 * serial, wall_skew_s=100.0 * serial, seed=unique
+            self.loop,
+            offset_s=1000.0 * serial,
+            wall_skew_s=100.0 * serial + clock_ahead_s,
+            seed=unique,
         )
         connection = self.server.connect(unique)
         self.history.writers.add(unique)
