@@ -1,6 +1,7 @@
 """Drafts what a leader writes when it closes a round: the record, and how it came about.
 
-Decides nothing and writes nothing; see :mod:`rdzv_etcd.group.leadership`.
+Decides nothing, and writes nothing but the leases that its drafts need; see
+:mod:`rdzv_etcd.group.leadership`.
 """
 
 from __future__ import annotations
@@ -19,21 +20,51 @@ _AUDITED = 32
 
 
 class Drafting:
-    """Remembers the name that this node has given to the run."""
+    """Remembers the name that this node has given to the run, and the leases prepared for it.
 
-    def __init__(
-        self,
-        context: NodeContext,
-        standing: Standing,
-        job_lease: PreparedLease,
-        epoch_lease: PreparedLease,
-    ) -> None:
+    Tell it what became of each draft: :meth:`written`, :meth:`in_doubt` or :meth:`lease_lost`; a
+    draft that was refused is simply not used.
+    """
+
+    def __init__(self, context: NodeContext, standing: Standing) -> None:
         self._context = context
         self._standing = standing
-        self._job_lease = job_lease
-        self._epoch_lease = epoch_lease
+        timing = context.settings.timing
+        self._job_lease = PreparedLease(context, timing.job_ttl_s)
+        self._epoch_lease = PreparedLease(context, timing.ended_ttl_s)
         self._name: str | None = None
         self._names_given = 0
+
+    def prepare(self, control: Control) -> None:
+        """Begin to grant what round 1 needs, so that it is not on its path."""
+        if control.formed is not None:
+            return
+        self._job_lease.begin()
+        if not (self._context.settings.embed or control.epoch_lease):
+            self._epoch_lease.begin()
+
+    def written(self, *, with_epoch: bool) -> None:
+        """Note that the last draft is in etcd; ``with_epoch``: what its epoch counts from, too."""
+        self._job_lease.given_away()
+        if with_epoch:
+            self._epoch_lease.given_away()
+
+    def in_doubt(self) -> None:
+        """Note that a round may have been formed as drafted, or not: if etcd has forgotten it
+        since, some may know it all the same."""
+        self._job_lease.in_doubt()
+        self._epoch_lease.in_doubt()
+        self._name = None
+
+    async def lease_lost(self) -> None:
+        """Note that etcd does not know one of a draft's leases: then what lived on it is gone."""
+        self._job_lease.given_away()
+        await self._epoch_lease.drop()
+
+    async def drop(self) -> None:
+        """Revoke leases that no round uses. If this is cancelled, call it again."""
+        await self._job_lease.drop()
+        await self._epoch_lease.drop()
 
     async def next_record(self, control: Control, nodes: Nodes, decision: Close) -> Round:
         """Draft the record of the round to be formed. Raises EtcdError."""
@@ -127,11 +158,6 @@ class Drafting:
         seed = self._context.identity.run_seed
         self._name = seed if self._names_given == 1 else f"{seed}.{self._names_given}"
         return self._name
-
-    def in_doubt(self) -> None:
-        """Note that a round may have been formed under the present name, or not: if etcd has
-        forgotten it since, some may know it all the same."""
-        self._name = None
 
     def audit(
         self, control: Control, nodes: Nodes, record: Round, decision: Close, opened_s: float

@@ -35,7 +35,6 @@ from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
 from rdzv_etcd.group.feed import Feed
-from rdzv_etcd.group.prepared_lease import PreparedLease
 from rdzv_etcd.group.roster import Roster
 from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.group.strangers import Strangers
@@ -55,11 +54,8 @@ class Leadership:
         self._context = context
         self._standing = standing
         self._roster = Roster(context)
-        timing = context.settings.timing
-        self._job_lease = PreparedLease(context, timing.job_ttl_s)
-        self._epoch_lease = PreparedLease(context, timing.ended_ttl_s)
         self._backoff = Backoff(context.session.renewal_period_s)
-        self._drafting = Drafting(context, standing, self._job_lease, self._epoch_lease)
+        self._drafting = Drafting(context, standing)
         self._strangers = Strangers(context.narrator)
 
     @property
@@ -168,10 +164,7 @@ class Leadership:
         # is there again, which then does not notice it: the control feed's word counts for both.
         regressions = self._standing.regressions
         try:
-            if context.control.view.formed is None:
-                self._job_lease.begin()  # ahead of round 1, so that it is not on its path
-                if not (context.settings.embed or context.control.view.epoch_lease):
-                    self._epoch_lease.begin()
+            self._drafting.prepare(context.control.view)
             await feed.open()
             following = asyncio.ensure_future(feed.run())
             following.add_done_callback(lambda _: context.pulse.beat())
@@ -207,10 +200,7 @@ class Leadership:
         try:
             until_s = await self._act(feed)
         except LeaseNotFoundError:
-            # The job lease is gone, and the record with it; the members put both back. (Or it was
-            # the other one, and what it remembered is gone.)
-            self._job_lease.given_away()
-            await self._epoch_lease.drop()
+            await self._drafting.lease_lost()  # the members put back what lived on it
             await self._recover(feed)
         except EtcdError as error:
             tell = context.narrator.warn if self._backoff.is_news(error) else context.narrator.say
@@ -325,8 +315,7 @@ class Leadership:
 
     async def drop_prepared_leases(self) -> None:
         """Revoke leases that no round uses. If this is cancelled, call it again."""
-        await self._job_lease.drop()
-        await self._epoch_lease.drop()
+        await self._drafting.drop()
 
     async def hand_over(self, timeout_s: float) -> None:
         """Publish this member's own departure, so that nobody waits for the next leader to see it.
@@ -362,18 +351,15 @@ class Leadership:
                 timeout_s=context.urgent_limit_s,
             )
         except OutcomeUnknownError:
-            self._job_lease.in_doubt()
-            self._epoch_lease.in_doubt()
             self._drafting.in_doubt()
             await context.control.refresh()  # whatever happened, it shows in the record
             return True
         if not result.succeeded:
             return False
-        self._job_lease.given_away()
+        self._drafting.written(with_epoch=bool(epoch_lease))
         self._roster.note(record, members)
         news: dict[str, object] = {"round": record, "round_revision": result.revision}
         if epoch_lease:
-            self._epoch_lease.given_away()
             news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
         context.show_written(result.revision, **news)
         context.narrator.say(

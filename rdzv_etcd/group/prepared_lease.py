@@ -1,4 +1,4 @@
-"""A lease that is granted before it is needed: of what a job leaves in etcd."""
+"""A lease that is granted before it is needed, for what a job leaves in etcd."""
 
 from __future__ import annotations
 
