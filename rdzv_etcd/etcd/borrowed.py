@@ -92,9 +92,7 @@ class _ThreadedStream:
             target=self._read_all, name="rdzv-etcd borrowed stream", daemon=True
         ).start()
 
-    async def write(self, message: Any) -> None:
-        if self._ended:
-            raise ClosedError("the stream has ended")
+    def send(self, message: Any) -> None:
         self._requests.put(message)
 
     async def read(self) -> Any:

@@ -34,7 +34,7 @@ from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch
-from rdzv_etcd.etcd.watch_streams import WatchStreams
+from rdzv_etcd.etcd.watch_stream import WatchStreams
 from rdzv_etcd.settings.hosts import is_loopback
 from rdzv_etcd.settings.model import Connection, Endpoint
 

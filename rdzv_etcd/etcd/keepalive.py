@@ -14,7 +14,6 @@ from rdzv_etcd.errors import EtcdRefusedError, EtcdUnavailableError
 from rdzv_etcd.etcd import retry, stubs
 from rdzv_etcd.etcd.faults import AttemptError, Verdict, told, unavailable
 from rdzv_etcd.etcd.link import Link, OpenStream
-from rdzv_etcd.etcd.outbox import Outbox
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import ClosedError
@@ -113,7 +112,6 @@ class _Exchange:
         self.opened = opened
         self._link = link
         self._waiting: defaultdict[int, deque[asyncio.Future[int]]] = defaultdict(deque)
-        self._requests = Outbox(opened.stream, "rdzv-etcd keep-alive requests")
         self._failure: AttemptError | None = None
         self.ended = False
         self._reader: asyncio.Task[None] | None = asyncio.create_task(
@@ -126,18 +124,17 @@ class _Exchange:
             raise self._failure
         reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[lease_id].append(reply)
-        self._requests.send(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
+        self.opened.stream.send(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
         return await reply
 
     async def close(self) -> None:
-        """End both tasks and let go of them: a cancelled task keeps the traceback, that the call,
-        and that its connection, until the garbage collector comes by."""
-        tasks = [task for task in (self._reader, self._requests.stop()) if task is not None]
-        self._reader = None
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        """End the task and let go of it: a cancelled task keeps the traceback, that the call, and
+        that its connection, until the garbage collector comes by."""
+        self.opened.stream.cancel()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
 
     async def _read(self) -> None:
         stream = self.opened.stream
@@ -152,7 +149,6 @@ class _Exchange:
         finally:
             self.ended = True
             stream.cancel()
-            self._requests.stop()
             self._fail(
                 AttemptError(unavailable(Verdict.UNKNOWN, "closed"), self.opened.server.name)
             )

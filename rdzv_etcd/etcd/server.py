@@ -7,6 +7,7 @@ out as ``grpc.RpcError``; :mod:`rdzv_etcd.etcd.faults` judges them.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -20,9 +21,10 @@ class ClosedError(Exception):
 
 
 class Stream(Protocol):
-    """One bidirectional call. One reader and one writer at a time."""
+    """One bidirectional call, with one reader at a time."""
 
-    async def write(self, message: Any) -> None: ...
+    def send(self, message: Any) -> None:
+        """Send a message after those before it. Does not block; its failure is the reader's."""
 
     async def read(self) -> Any:
         """Return the next message, ``None`` when the server ended the stream without an error."""
@@ -58,22 +60,23 @@ _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 
 
 class _AioStream:
+    """Implements :class:`Stream`.
+
+    A task of its own writes, while there is anything to write: gRPC cancels a stream whose writer
+    is cancelled, as whoever asks for something may be at any time.
+    """
+
     def __init__(self, call: Any, channel: grpc.aio.Channel) -> None:
         self._call = call
         self.channel = channel
         self._dropped = False
+        self._unsent: deque[Any] = deque()
+        self._writer: asyncio.Task[None] | None = None
 
-    async def write(self, message: Any) -> None:
-        try:
-            await self._open_call().write(message)
-        except grpc.RpcError as error:
-            raise error.with_traceback(None) from None  # see ended()
-        except asyncio.InvalidStateError as error:  # the call has ended
-            raise ClosedError("the stream has ended") from error
-        except asyncio.CancelledError:
-            if self._dropped and not _being_cancelled():
-                raise ClosedError("the connection was given up") from None
-            raise
+    def send(self, message: Any) -> None:
+        self._unsent.append(message)
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write(), name="rdzv-etcd stream writer")
 
     async def read(self) -> Any:
         try:
@@ -90,6 +93,8 @@ class _AioStream:
     def cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
+        if self._writer is not None:
+            self._writer.cancel()
 
     def drop(self) -> None:
         """Cancel because the channel is closing: the reader gets :class:`ClosedError`."""
@@ -97,14 +102,25 @@ class _AioStream:
         self.cancel()
 
     async def ended(self) -> None:
-        """Wait until gRPC is through with a dropped call, so that no task of its is left.
+        """Wait until gRPC and the writer are through with a dropped call, so that no task is left.
 
         Then let go of it: a call keeps its connection, closed or not, and may itself be kept by the
         traceback of an error, here and in gRPC, until the garbage collector comes by.
         """
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
         if self._call is not None:
             await self._call.code()
             self._call = None
+
+    async def _write(self) -> None:
+        try:
+            while self._unsent:
+                await self._open_call().write(self._unsent.popleft())
+        except (grpc.RpcError, ClosedError, asyncio.InvalidStateError):  # it has ended
+            self.cancel()  # the reader learns why
+        finally:
+            self._writer = None
 
     def _open_call(self) -> Any:
         if self._call is None:

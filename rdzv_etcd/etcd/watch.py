@@ -1,6 +1,9 @@
 """A watch that survives reconnects without a gap, or says that it cannot.
 
-Knows the Watch call, revisions and resuming. Must not know what the keys mean.
+Knows revisions and resuming. Must not know what the keys mean, nor who else watches.
+
+An event goes from the stream's reader (:mod:`rdzv_etcd.etcd.watch_stream`) into the watch's queue,
+and from there to whoever iterates. The watch's own task sleeps meanwhile: it opens and resumes.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from rdzv_etcd.errors import (
-    CompactedError,
     EtcdError,
     EtcdPermissionError,
     EtcdUnavailableError,
@@ -23,22 +25,29 @@ from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told, unavailable
 from rdzv_etcd.etcd.link import OpenStream
 from rdzv_etcd.etcd.quiet import grpc
-from rdzv_etcd.etcd.server import ClosedError, Stream
-from rdzv_etcd.etcd.watch_streams import PutOffError, WatchStreams
+from rdzv_etcd.etcd.server import ClosedError
+from rdzv_etcd.etcd.watch_stream import (
+    UNREAD_LIMIT,
+    FellBehindError,
+    StreamGivenUpError,
+    Subscription,
+    WatchCancelledError,
+    WatchStreams,
+)
 
 _OPEN_LIMIT_S = 5.0
 """How long an endpoint may take to confirm the watch before the next one is tried."""
 _DENIALS = 4
 """Being denied so often in a row, each time with a token just issued, is no matter of tokens."""
-BUFFERED_BATCHES = 1_000
-"""What a slow reader may leave unread before the stream is left to gRPC's flow control."""
+_READ_UP = UNREAD_LIMIT // 2
+"""A watch whose reader fell behind resumes when no more than this is unread."""
 
 
 class EtcdWatch:
     """Implements :class:`rdzv_etcd.etcd.api.Watch`; see there for its promise.
 
-    A task of its own reads ahead, so that giving up one iteration step (a timeout around it) loses
-    nothing. ``close`` ends that task.
+    What comes is queued, so that giving up one iteration step (a timeout around it) loses nothing.
+    A task of its own opens and resumes the watch; ``close`` ends it.
     """
 
     def __init__(
@@ -64,7 +73,7 @@ class EtcdWatch:
         self._pause = self._link.pause()
         self._batches: deque[WatchBatch] = deque()
         self._changed = asyncio.Event()
-        self._drained = asyncio.Event()
+        self._read_up = asyncio.Event()
         self._failure: BaseException | None = None
         self._closed = False
         self._confirmed: int | None = None
@@ -78,7 +87,7 @@ class EtcdWatch:
         return self
 
     async def __anext__(self) -> WatchBatch:
-        while not self._batches:
+        while not self._batches or self._closed:
             if self._closed:
                 raise StopAsyncIteration
             if self._failure is not None:
@@ -86,7 +95,8 @@ class EtcdWatch:
             self._changed.clear()
             await self._changed.wait()
         batch = self._batches.popleft()
-        self._drained.set()
+        if len(self._batches) <= _READ_UP:
+            self._read_up.set()
         return batch
 
     async def ready(self) -> int:
@@ -126,44 +136,50 @@ class EtcdWatch:
         self._changed.set()
 
     async def _follow(self) -> None:
-        """Follow one stream until it breaks. Raises :class:`AttemptError` or the last word."""
-        while not await self._follow_from(self._next_revision):
-            # etcd (seen: 3.4.23, 3.5.1) accepts a watch from the very revision that it has
-            # compacted to, but has forgotten its deletions. So a watch that has to catch up begins
-            # one revision earlier, which `_deliver` drops. One that has not sees all live; asked
-            # for an earlier revision it would wait for the next catch-up, up to 100 ms. Who wants
-            # no deletions need not begin again: the puts of that revision are kept.
-            if await self._follow_from(self._next_revision - 1):
-                return
+        """Watch until the stream breaks. Raises :class:`AttemptError` or the last word."""
+        start_revision = self._next_revision
+        while True:
+            start_revision = await self._follow_from(start_revision)
+            while len(self._batches) > _READ_UP:
+                self._read_up.clear()
+                await self._read_up.wait()
 
-    async def _follow_from(self, start_revision: int) -> bool:
-        """Follow one stream; ``False`` if it turns out that this watch has to catch up."""
-        opened = await self._streams.open(_OPEN_LIMIT_S)
+    async def _follow_from(self, start_revision: int) -> int:
+        """Watch until the stream breaks; return from where to begin again if it has not."""
+        request = self._codec.watch(
+            self._key, self._range_end, start_revision, puts_only=self._puts_only
+        )
+        subscription = await self._streams.subscribe(request, _OPEN_LIMIT_S)
+        opened = subscription.opened
         try:
-            revision = await self._confirm(opened.stream, start_revision)
+            revision = await self._confirm(subscription)
             behind = 1 < start_revision == self._next_revision <= revision
             if behind and not self._puts_only:
-                return False
+                # etcd (seen: 3.4.23, 3.5.1) accepts a watch from the very revision that it has
+                # compacted to, but has forgotten its deletions. So a watch that has to catch up
+                # begins one revision earlier, which `_receive` drops. One that has not sees all
+                # live; asked for an earlier revision it would wait for the next catch-up, up to
+                # 100 ms. Who wants no deletions need not begin again: the puts of that revision
+                # are kept.
+                return self._next_revision - 1
             self._note_confirmed(revision)
             self._pause.good()
             self._denials = 0
-            while True:
-                await self._deliver(await _next(opened.stream))
-        except _Cancelled as cancelled:
-            raise self._judge_cancel(opened, cancelled.reason) from None
-        except PutOffError as error:  # no reason to leave the server
+            await subscription.deliver(self._receive)
+        except FellBehindError:  # the reader's doing: no reason to leave the server
+            return self._next_revision
+        except WatchCancelledError as cancelled:
+            raise self._judge_cancel(opened, str(cancelled)) from None
+        except StreamGivenUpError as error:  # nor is this one
             fault = unavailable(Verdict.UNKNOWN, str(error))
             raise AttemptError(fault, opened.server.name) from error
         except (grpc.RpcError, ClosedError) as error:
             raise self._link.failed(opened.server, error, opened.metadata) from error
-        except TimeoutError:
-            silent = ClosedError(f"no answer within {_OPEN_LIMIT_S:g} s")
-            raise self._link.failed(opened.server, silent) from None
         finally:
-            opened.stream.cancel()
+            subscription.close()
 
-    async def _confirm(self, stream: Stream, start_revision: int) -> int:
-        """Open the watch and make sure that the cluster is not older than what was seen.
+    async def _confirm(self, subscription: Subscription) -> int:
+        """Make sure that etcd watches, and that the cluster is not older than what was seen.
 
         Returns the member's revision when it began to watch.
 
@@ -171,20 +187,16 @@ class EtcdWatch:
         it gets there. The confirmation carries the member's revision; a member that merely lags
         behind is told apart by a linearizable read.
         """
-        request = self._codec.watch(
-            self._key, self._range_end, start_revision, puts_only=self._puts_only
-        )
-        await stream.write(request)
-        created = await self._link.clock.wait_for(_next(stream), _OPEN_LIMIT_S)
+        revision = await subscription.confirmed(_OPEN_LIMIT_S)
         seen = self._next_revision - 1
-        if created.header.revision < seen:
+        if revision < seen:
             try:
                 current = await self._current_revision(self._key)
             except EtcdUnavailableError as error:  # an outage: it does not end the watch
                 raise ClosedError(str(error)) from error
             if current < seen:
                 raise RevisionRegressedError(seen, current)
-        return int(created.header.revision)
+        return revision
 
     def _note_confirmed(self, revision: int) -> None:
         if not self._next_revision:
@@ -196,7 +208,7 @@ class EtcdWatch:
             self._batches.append(WatchBatch(self._next_revision - 1, ()))
             self._changed.set()
 
-    async def _deliver(self, response: Any) -> None:
+    def _receive(self, response: Any) -> None:
         # Old events can precede those asked for (etcd issue 15220); all events of one revision are
         # in one response, because fragmentation was not asked for.
         events = tuple(
@@ -208,11 +220,10 @@ class EtcdWatch:
             self._next_revision = max(self._next_revision, response.header.revision + 1)
         if not events:
             return
+        if len(self._batches) >= UNREAD_LIMIT:
+            raise FellBehindError(f"{UNREAD_LIMIT} batches of events are unread")
         revision = events[-1].kv.mod_revision
         self._next_revision = revision + 1
-        while len(self._batches) >= BUFFERED_BATCHES:
-            self._drained.clear()
-            await self._drained.wait()
         self._batches.append(WatchBatch(revision, events))
         self._changed.set()
 
@@ -227,22 +238,3 @@ class EtcdWatch:
         return self._link.failed(
             opened.server, AttemptError(fault, opened.server.name), opened.metadata
         )
-
-
-class _Cancelled(Exception):
-    """etcd cancelled the watch; the stream is intact."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-async def _next(stream: Stream) -> Any:
-    response = await stream.read()
-    if response is None:
-        raise ClosedError("etcd ended the watch stream")
-    if response.compact_revision:
-        raise CompactedError(response.compact_revision)
-    if response.canceled:
-        raise _Cancelled(response.cancel_reason or "etcd cancelled the watch")
-    return response

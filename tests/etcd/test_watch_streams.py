@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import CompactedError, EtcdPermissionError
-from rdzv_etcd.etcd import watch as watches
-from rdzv_etcd.etcd import watch_streams
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.watch import EtcdWatch
+from rdzv_etcd.etcd.watch_stream import UNREAD_LIMIT
 from rdzv_etcd.settings.model import Credentials
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
@@ -165,7 +164,7 @@ def test_a_watch_from_a_compacted_revision_ends_alone(server: EtcdServer) -> Non
 
 
 def test_a_slow_reader_holds_nobody_up_and_misses_nothing(server: EtcdServer) -> None:
-    puts = [b"%d" % n for n in range(watches.BUFFERED_BATCHES + watch_streams.UNREAD_LIMIT + 100)]
+    puts = [b"%d" % n for n in range(UNREAD_LIMIT + 100)]
 
     async def scenario() -> None:
         async with client_of(server) as client:
@@ -184,7 +183,7 @@ def test_a_slow_reader_moves_nobody_to_another_endpoint(
 ) -> None:
     """That a reader here is slow says nothing against the member of etcd that it reads from."""
     first, second = fresh_cluster(2).members
-    puts = [b"%d" % n for n in range(watches.BUFFERED_BATCHES + watch_streams.UNREAD_LIMIT + 100)]
+    puts = [b"%d" % n for n in range(UNREAD_LIMIT + 100)]
 
     async def scenario() -> None:
         async with client_of(first, second) as client:
@@ -193,11 +192,13 @@ def test_a_slow_reader_moves_nobody_to_another_endpoint(
             for name in puts:  # each in a response of its own
                 await client.txn(put(name))
             assert await reading == puts
+            await count(first, "watcher", 1)  # the slow one waits for its reader
             assert await names(slow, len(puts)) == puts
             late = client.watch(PREFIX, END, start_revision=0)
             await late.ready()
             await count(first, "watch_stream", 1)
             await count(first, "watcher", 3)
+            assert streams_begun(first) == 1
             assert streams_begun(second) == 0
 
     run(scenario())
