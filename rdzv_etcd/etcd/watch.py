@@ -22,7 +22,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import codec, retry
 from rdzv_etcd.etcd.api import WatchBatch, keys_text
 from rdzv_etcd.etcd.codec import Codec
-from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told, unavailable
+from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told
 from rdzv_etcd.etcd.link import OpenStream
 from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.server import ClosedError
@@ -166,13 +166,13 @@ class EtcdWatch:
             self._pause.good()
             self._denials = 0
             await subscription.deliver(self._receive)
-        except FellBehindError:  # the reader's doing: no reason to leave the server
+        except (FellBehindError, StreamGivenUpError):
+            # Not the server's doing, and no reason to leave it. Nor to pause: the watches of a
+            # stream that was given up go on together, on a new one, before the watch that etcd
+            # refused comes with a new token, on another one, and is perhaps refused again.
             return self._next_revision
         except WatchCancelledError as cancelled:
             raise self._judge_cancel(opened, str(cancelled)) from None
-        except StreamGivenUpError as error:  # nor is this one
-            fault = unavailable(Verdict.UNKNOWN, str(error))
-            raise AttemptError(fault, opened.server.name) from error
         except (grpc.RpcError, ClosedError) as error:
             raise self._link.failed(opened.server, error, opened.metadata) from error
         finally:
