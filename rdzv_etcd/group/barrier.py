@@ -1,9 +1,6 @@
 """Named barriers among the members of a round. Drives etcd's port; knows no torch.
 
-Under ``barrier/<round>/<epoch and name>/`` (see :mod:`rdzv_etcd.schema.keys`):
-
-    arrived/<turn>/<node id>    a member is at the barrier              its session
-    done                        how often all have been there           job lease
+What it writes is in :mod:`rdzv_etcd.schema.barrier_requests`.
 
 A name may be used again and again: each use is a *turn*. Every member counts for itself how often
 it has passed, and they agree, because nobody passes a turn that not all have reached: the turn is
@@ -16,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rdzv_etcd.core.model import display_name, display_names
 from rdzv_etcd.errors import (
@@ -27,27 +24,15 @@ from rdzv_etcd.errors import (
     JobClosedError,
     LeaseNotFoundError,
     RevisionRegressedError,
-    StateCorruptError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import (
-    Compare,
-    Delete,
-    Get,
-    GetResult,
-    KeyValue,
-    Op,
-    Put,
-    Relation,
-    Target,
-    Txn,
-    TxnResult,
-    prefix_end,
-)
+from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.standing import World
+from rdzv_etcd.schema import barrier_requests as requests
+from rdzv_etcd.schema.keys import BarrierKeys
 
 _RETRY_S = 0.5
 _LAST_WORD_S = 5.0
@@ -86,11 +71,7 @@ class _Barrier:
         self._passed = 0
         """How often this member has passed."""
         self._one_at_a_time = asyncio.Lock()
-        # The epoch, because a run that begins again after a loss of the record counts its rounds
-        # again, while arrivals from before are still there: they live on their nodes' sessions.
-        place = self._context.keys.barrier(world.round, f"{world.epoch} {name}")
-        self._arrivals = place.start + b"arrived/"
-        self._done = place.start + b"done"
+        self._keys = BarrierKeys.of(self._context.keys, world.round, world.epoch, name)
 
     async def wait(self, timeout_s: float) -> None:
         clock = self._context.clock
@@ -173,21 +154,18 @@ class _Barrier:
             await context.pulse.wait(when=lambda: context.session.lease_id != 0)
             return False
         record = context.control.view.round_revision
-        own = context.identity.node_id.encode()
-        changes: list[Op] = [Put(self._of(turn) + own, b"", session)]
-        if turn > 1:
-            changes.append(Delete(self._of(turn - 1) + own))
         try:
             result = await context.etcd.txn(
-                Txn((), (*changes, *self._reads(turn))), repeatable=True
+                requests.arrive(self._keys, turn, context.identity.node_id, session),
+                repeatable=True,
             )
         except LeaseNotFoundError:
             context.session.lost(session)
             return False
-        here, done = self._answers(result)
+        here, done = requests.answers(result)
         if done is None and turn > 1:
             await self._announce(turn - 1, None)  # the data were lost; others may wait for it
-        if self._turns(done) >= turn:
+        if requests.turns(done) >= turn:
             return True
         if here >= world.size:
             await self._announce(turn, done)
@@ -221,51 +199,46 @@ class _Barrier:
     async def _told(self, turn: int, revision: int) -> None:
         """Return when all have been there ``turn`` times, which was not so at ``revision``."""
         etcd = self._context.etcd
-        async with puts_after(etcd, self._done, None, revision) as (watch, missed):
+        async with puts_after(etcd, self._keys.done, None, revision) as (watch, missed):
             if missed:
-                found = await etcd.get(Get(self._done))
+                found = await etcd.get(requests.read_done(self._keys))
                 if found.revision < revision:  # the arrivals are gone
                     raise RevisionRegressedError(revision, found.revision)
-                if self._turns(found.kvs[0] if found.kvs else None) >= turn:
+                if requests.turns(found.kvs[0] if found.kvs else None) >= turn:
                     return
             async for batch in watch:
-                if any(self._turns(event.kv) >= turn for event in batch.events):
+                if any(requests.turns(event.kv) >= turn for event in batch.events):
                     return
         raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
 
     async def _announce(self, turn: int, done: KeyValue | None) -> None:
         """Say that all have been there ``turn`` times; ``done`` is what was said last."""
-        put = Put(self._done, b"%d" % turn, self._world.job_lease)
-        read = Get(self._done)
-        while self._turns(done) < turn:
-            revision = 0 if done is None else done.mod_revision
-            same = Compare(self._done, Target.MOD, Relation.EQUAL, revision)
-            result = await self._context.etcd.txn(Txn((same,), (put,), (read,)), repeatable=True)
+        while requests.turns(done) < turn:
+            txn = requests.announce(self._keys, turn, self._world.job_lease, done)
+            result = await self._context.etcd.txn(txn, repeatable=True)
             if result.succeeded:
                 return
-            (found,) = result.results
-            done = found.kvs[0] if isinstance(found, GetResult) and found.kvs else None
+            done = requests.done_in(result)
 
     # -- the limit --------------------------------------------------------------------------------
 
     async def _give_up(self, turn: int) -> bool:
         """Take the arrival back, so that nobody counts on it; tell whether all are there anyway."""
-        own = self._of(turn) + self._context.identity.node_id.encode()
+        txn = requests.take_back(self._keys, turn, self._context.identity.node_id)
         with contextlib.suppress(EtcdError):  # it goes with the session, or is there at the retry
-            result = await self._context.etcd.txn(
-                Txn((), (*self._reads(turn), Delete(own))), timeout_s=_LAST_WORD_S
-            )
-            here, done = self._answers(result)
-            if here >= self._world.size and self._turns(done) < turn:
+            result = await self._context.etcd.txn(txn, timeout_s=_LAST_WORD_S)
+            here, done = requests.answers(result)
+            if here >= self._world.size and requests.turns(done) < turn:
                 await self._announce(turn, done)
                 return True
-            return self._turns(done) >= turn
+            return requests.turns(done) >= turn
         return False
 
     async def _has_passed(self, turn: int) -> bool:
         with contextlib.suppress(EtcdError):
-            found = await self._context.etcd.get(Get(self._done), timeout_s=_LAST_WORD_S)
-            return self._turns(found.kvs[0] if found.kvs else None) >= turn
+            read = requests.read_done(self._keys)
+            found = await self._context.etcd.get(read, timeout_s=_LAST_WORD_S)
+            return requests.turns(found.kvs[0] if found.kvs else None) >= turn
         return False
 
     async def _timeout(self, turn: int, timeout_s: float) -> BarrierTimeoutError:
@@ -280,30 +253,9 @@ class _Barrier:
         )
 
     async def _missing(self, turn: int) -> list[str]:
-        prefix = self._of(turn)
-        read = Get(prefix, prefix_end(prefix), keys_only=True)
+        read = requests.read_arrivals(self._keys, turn)
         result = await self._context.etcd.get(read, timeout_s=_LAST_WORD_S)
-        here = {kv.key[len(prefix) :].decode(errors="replace") for kv in result.kvs}
+        here = {self._keys.node_id(turn, kv.key) for kv in result.kvs}
         here.add(self._context.identity.node_id)  # it was there until now
         members = await members_of(self._context, self._world)
         return [member for member in members if member not in here]
-
-    # -- keys -------------------------------------------------------------------------------------
-
-    def _of(self, turn: int) -> bytes:
-        return self._arrivals + b"%d/" % turn
-
-    def _reads(self, turn: int) -> Sequence[Get]:
-        start = self._of(turn)
-        return Get(start, prefix_end(start), count_only=True), Get(self._done)
-
-    def _answers(self, result: TxnResult) -> tuple[int, KeyValue | None]:
-        count, done = (each for each in result.results if isinstance(each, GetResult))
-        return count.count, done.kvs[0] if done.kvs else None
-
-    def _turns(self, done: KeyValue | None) -> int:
-        if done is None:
-            return 0
-        if not done.value.isdigit() or len(done.value) > 18:
-            raise StateCorruptError(done.key.decode(errors="replace"), "no number of turns")
-        return int(done.value)

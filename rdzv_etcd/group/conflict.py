@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rdzv_etcd.core.model import Control, display_name
 from rdzv_etcd.errors import JobSettingsMismatchError
-from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.patience import JoinPatience
+from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 
 _EXPIRY_S = 2.0
@@ -72,8 +72,7 @@ class Conflict:
 
     async def _anybody(self) -> bool:
         keys = self._context.keys
-        request = Get(keys.nodes.start, keys.nodes.end, limit=2, keys_only=True)
-        result = await self._context.etcd.get(request)
+        result = await self._context.etcd.get(requests.read_two_nodes(keys))
         mine = keys.node(self._context.identity.node_id)
         return any(kv.key != mine for kv in result.kvs)
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.errors import EtcdError, WatchLostError
-from rdzv_etcd.etcd.api import EventKind, Get
+from rdzv_etcd.etcd.api import EventKind
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.standing import Phase, Standing
+from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import encode_node
 
 _RETRY_S = 1.0
@@ -83,6 +84,7 @@ def _should_be_there(standing: Standing) -> bool:
 async def is_present(context: NodeContext, session: int, info: NodeInfo | None = None) -> bool:
     """Tell whether this node's presence is there, on that session, and as ``info`` says if that is
     given. Raises EtcdError."""
-    result = await context.etcd.get(Get(context.keys.node(context.identity.node_id)))
+    read = requests.read_presence(context.keys, context.identity.node_id)
+    result = await context.etcd.get(read)
     value = None if info is None else encode_node(info)
     return any(kv.lease_id == session and value in (None, kv.value) for kv in result.kvs)

@@ -6,10 +6,10 @@ from functools import partial
 
 from rdzv_etcd.core.telling import tell_round, tell_seat
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
-from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.patience import JoinPatience
 from rdzv_etcd.group.standing import Standing
+from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from
 
 _FIRST_S = (10.0, 30.0, 60.0)
@@ -64,10 +64,9 @@ class WaitLines:
         formed = control.formed
         settings = context.settings.job if formed is None else formed.settings
         size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
-        nodes = context.keys.nodes
         few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
         # All nodes ask at the same time: what they read must not grow with the square of the job.
-        request = Get(nodes.start, nodes.end, count_only=not few)
+        request = (requests.read_nodes if few else requests.count_nodes)(context.keys)
         try:
             result = await context.etcd.get(request, timeout_s=_ANSWER_S)
             here = nodes_from(context.keys, result, context.clock.now_s()) if few else None

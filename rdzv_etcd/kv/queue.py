@@ -5,9 +5,10 @@ An item is a key of its own; etcd's creation revisions are the order. Knows noth
 
 from __future__ import annotations
 
-from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWriter
+from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.store import StoreKeys, content_of, encode_value
 
 
@@ -26,8 +27,8 @@ class Queues:
     async def push(self, key: str, value: bytes, deadline: Deadline) -> None:
         """Put an item at the end: one request."""
         item = self._keys.queue_item(key, self._writes.unique())
-        put = Put(item, encode_value(value), self._lease_id)
-        await self._writes.apply(lambda wrote, _: Txn((), (put, wrote)), deadline)
+        body = requests.put_all([(item, encode_value(value))], self._lease_id)
+        await self._writes.apply(body, deadline)
 
     async def pop(self, key: str, deadline: Deadline, *, block: bool) -> bytes | None:
         """Take the oldest item: three requests, more if others take at the same time.
@@ -38,9 +39,9 @@ class Queues:
         queue = self._keys.queue(key)
         while True:
             if block:
-                items = await self._reads.until_any(queue.start, queue.end, deadline, key)
+                items = await self._reads.until_any(queue, deadline, key)
             else:
-                listing = Get(queue.start, queue.end, keys_only=True)
+                listing = requests.read_keys(queue)
                 items = (await self._etcd.get(listing, timeout_s=deadline.request_s())).kvs
             if not items:
                 return None
@@ -51,18 +52,15 @@ class Queues:
             deadline.require(f"queue_pop of {key!r}")
 
     async def length(self, key: str, deadline: Deadline) -> int:
-        queue = self._keys.queue(key)
-        counting = Get(queue.start, queue.end, count_only=True)
+        counting = requests.count(self._keys.queue(key))
         return (await self._etcd.get(counting, timeout_s=deadline.request_s())).count
 
     async def _take(self, item: KeyValue, deadline: Deadline) -> bytes | None:
         """Read the item, then delete it; ``None`` if somebody else took it."""
         # In this order: once it is deleted, a lost reply could not be asked for again.
-        found = (await self._etcd.get(Get(item.key), timeout_s=deadline.request_s())).kvs
+        read = requests.read(item.key)
+        found = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         if not found:
             return None
-        there = Compare(item.key, Target.CREATE, Relation.EQUAL, found[0].create_revision)
-        written = await self._writes.apply(
-            lambda wrote, kept: Txn((there,), (Delete(item.key), wrote), (kept,)), deadline
-        )
+        written = await self._writes.apply(requests.take(found[0]), deadline)
         return content_of(found[0]) if written.wrote else None

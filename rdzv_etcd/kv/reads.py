@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue, Txn
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.kv.writes import Deadline
-from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.schema import store_requests as requests
+from rdzv_etcd.schema.keys import KeyRange, span
 
 T = TypeVar("T")
 
@@ -39,11 +40,11 @@ class Reader:
 
     async def read(self, keys: Sequence[bytes], deadline: Deadline) -> list[GetResult]:
         """Read every key once; one request per ``BATCH_OPERATIONS`` keys, side by side."""
-        return await self._read_all([Get(key) for key in keys], deadline)
+        return await self._read_all([requests.read(key) for key in keys], deadline)
 
     async def all_there(self, ranges: Sequence[KeyRange], deadline: Deadline) -> bool:
         """Tell whether each of the ranges has a key; no value travels."""
-        reads = [Get(keys.start, keys.end, count_only=True) for keys in ranges]
+        reads = [requests.count(keys) for keys in ranges]
         return all(result.count for result in await self._read_all(reads, deadline))
 
     async def until_present(
@@ -69,14 +70,12 @@ class Reader:
         wanted = _AnyOfEach(ranges)
         await self._until(wanted, deadline, lambda: [name(keys.start) for keys in wanted.missing])
 
-    async def until_any(
-        self, start: bytes, end: bytes, deadline: Deadline, name: str
-    ) -> Sequence[KeyValue]:
+    async def until_any(self, keys: KeyRange, deadline: Deadline, name: str) -> Sequence[KeyValue]:
         """Return keys of the range as soon as there are any; their values may be empty.
 
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with ``name``.
         """
-        wanted = _Any(Get(start, end, keys_only=True))
+        wanted = _Any(requests.read_keys(keys))
         await self._until(wanted, deadline, lambda: [name])
         return wanted.found
 
@@ -85,7 +84,7 @@ class Reader:
 
         Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
         """
-        wanted = _Any(Get(key))
+        wanted = _Any(requests.read(key))
         await self._clock.wait_for(
             self._follow(wanted, revision - 1, deadline, catch_up=True), deadline.left_s()
         )
@@ -149,7 +148,7 @@ class Reader:
             return [await self._etcd.get(reads[0], timeout_s=deadline.request_s())]
         try:
             answer = await self._etcd.txn(
-                Txn((), tuple(reads)), timeout_s=deadline.request_s(), repeatable=True
+                requests.read_together(reads), timeout_s=deadline.request_s(), repeatable=True
             )
         except RequestTooLargeError:
             # The answer is larger than the client accepts at once; each half may not be.
@@ -201,11 +200,13 @@ class _Each:
         return not self.missing
 
     def reads(self) -> list[Get]:
-        return [Get(key) for key in self.missing]
+        return [requests.read(key) for key in self.missing]
 
     def key_range(self) -> tuple[bytes, bytes | None]:
-        first, last = min(self.missing), max(self.missing)
-        return first, None if first == last else last + b"\x00"
+        if len(self.missing) == 1:
+            return next(iter(self.missing)), None
+        keys = span(self.missing)
+        return keys.start, keys.end
 
     def take(self, kvs: Iterable[KeyValue]) -> None:
         for kv in kvs:
@@ -225,7 +226,7 @@ class _AnyOfEach:
         return not self.missing
 
     def reads(self) -> list[Get]:
-        return [Get(keys.start, keys.end, limit=1, keys_only=True) for keys in self.missing]
+        return [requests.read_keys(keys, limit=1) for keys in self.missing]
 
     def key_range(self) -> tuple[bytes, bytes | None]:
         return self.missing[0].start, self.missing[-1].end

@@ -24,10 +24,11 @@ from collections.abc import Iterator, Sequence
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
-from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.queue import Queues
 from rdzv_etcd.kv.reads import BATCH_OPERATIONS, Reader, side_by_side
-from rdzv_etcd.kv.writes import Body, Deadline, OnceWriter, Written
+from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written
+from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store import (
     Counter,
@@ -38,6 +39,7 @@ from rdzv_etcd.schema.store import (
     number_of,
     wrap,
 )
+from rdzv_etcd.schema.store_requests import Body
 
 BATCH_BYTES = 1024 * 1024
 """Keys and values in one request; etcd's limit is 1.5 MiB (--max-request-bytes), all included."""
@@ -102,17 +104,17 @@ class KeyValueStore:
     async def list_keys(self, timeout_s: float | None) -> list[str]:
         """Return the keys of all values in ascending order, read page by page."""
         deadline = self._deadline(timeout_s)
-        start, end = self._keys.values.start, self._keys.values.end
+        rest = self._keys.values
         names: list[str] = []
         while True:
-            read = Get(start, end, limit=_PAGE_KEYS, keys_only=True)
+            read = requests.read_keys(rest, _PAGE_KEYS)
             page = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
             names += [
                 self._keys.name(kv.key) for kv in page if not self._keys.is_queue_item(kv.key)
             ]
             if len(page) < _PAGE_KEYS:
                 return names
-            start = page[-1].key + b"\x00"
+            rest = rest.after(page[-1].key)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -130,12 +132,8 @@ class KeyValueStore:
 
     async def delete(self, key: str, timeout_s: float | None) -> bool:
         """Delete the key and tell whether it was there."""
-        name = self._keys.value(key)
-        exists = Compare(name, Target.VERSION, Relation.GREATER, 0)
-        written = await self._writes.apply(
-            lambda wrote, kept: Txn((exists,), (Delete(name), wrote), (kept,)),
-            self._deadline(timeout_s),
-        )
+        body = requests.delete(self._keys.value(key))
+        written = await self._writes.apply(body, self._deadline(timeout_s))
         return written.wrote
 
     async def compare_set(
@@ -148,10 +146,14 @@ class KeyValueStore:
         """
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
-        put = self._put(name, encode_value(desired))
         seen: KeyValue | None = None
         while True:
-            written = await self._apply(key, put, self._compare_body(put, expected, seen), deadline)
+            if seen is not None and counter_of(seen) is not None:
+                # A counter's number cannot be compared by etcd.
+                body = self._put_if_unchanged(name, encode_value(desired), seen)
+            else:
+                body = requests.put_if_expected(name, expected, desired, self._lease_id)
+            written = await self._apply(key, len(desired), body, deadline)
             if written.wrote:
                 return desired
             seen = await self._seen(name, written, deadline)
@@ -169,8 +171,8 @@ class KeyValueStore:
         seen: KeyValue | None = None
         while True:
             before = b"" if seen is None else content_of(seen)
-            put = self._put(name, encode_value(before + value))
-            written = await self._apply(key, put, _put_if_unchanged(put, seen), deadline)
+            body = self._put_if_unchanged(name, encode_value(before + value), seen)
+            written = await self._apply(key, len(before + value), body, deadline)
             if written.wrote:
                 return
             seen = await self._seen(name, written, deadline)
@@ -224,36 +226,24 @@ class KeyValueStore:
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._clock, timeout_s)
 
-    def _put(self, name: bytes, value: bytes) -> Put:
-        return Put(name, value, self._lease_id)
+    def _put_if_unchanged(self, name: bytes, value: bytes, seen: KeyValue | None) -> Body:
+        return requests.put_if_unchanged(name, value, self._lease_id, seen)
 
     async def _set_batch(self, items: Sequence[tuple[str, bytes]], deadline: Deadline) -> None:
-        puts = tuple(self._put(self._keys.value(k), encode_value(v)) for k, v in items)
-        key, _ = max(items, key=lambda item: len(item[1]))
-        largest = max(puts, key=lambda put: len(put.value))
-        await self._apply(key, largest, lambda wrote, _: Txn((), (*puts, wrote)), deadline)
+        encoded = [(self._keys.value(k), encode_value(v)) for k, v in items]
+        key, largest = max(items, key=lambda item: len(item[1]))
+        body = requests.put_all(encoded, self._lease_id)
+        await self._apply(key, len(largest), body, deadline)
 
-    async def _apply(self, key: str, put: Put, body: Body, deadline: Deadline) -> Written:
+    async def _apply(self, key: str, size: int, body: Body, deadline: Deadline) -> Written:
+        """Apply a write; ``size`` is that of its largest value, which is ``key``'s."""
         try:
             return await self._writes.apply(body, deadline)
         except RequestTooLargeError as error:
             raise RequestTooLargeError(
-                f"the value of store key {key!r} has {len(put.value) - 1} bytes, more than etcd "
+                f"the value of store key {key!r} has {size} bytes, more than etcd "
                 "accepts in one request: 1.5 MiB unless its --max-request-bytes is raised"
             ) from error
-
-    def _compare_body(self, put: Put, expected: bytes, seen: KeyValue | None) -> Body:
-        if seen is not None and counter_of(seen) is not None:
-            return _put_if_unchanged(put, seen)  # a counter's number cannot be compared by etcd
-        equal = Compare(put.key, Target.VALUE, Relation.EQUAL, encode_value(expected))
-        missing = Compare(put.key, Target.VERSION, Relation.EQUAL, 0)
-        read = Get(put.key)
-
-        def body(wrote: Put, kept: Put) -> Txn:
-            on_missing = (kept, read) if expected else (put, wrote)
-            return Txn((equal,), (put, wrote), (Txn((missing,), on_missing, (kept, read)),))
-
-        return body
 
     def _add_body(self, name: bytes, amount: int, seen: KeyValue | None) -> Body:
         counter = None if seen is None else counter_of(seen)
@@ -261,26 +251,16 @@ class KeyValueStore:
             # The put raises the version by one, so this makes the new number: old + amount.
             number = number_of(seen) or 0
             rebased = Counter(amount, number - amount * seen.version)
-            return _put_if_unchanged(self._put(name, rebased.encode()), seen)
+            return self._put_if_unchanged(name, rebased.encode(), seen)
         if counter is None:
             counter = self._counters.get(name)
         # A new counter of zeros must not have a scale of zero: nobody could add to it by version.
         fresh = Counter(amount) if amount else Counter(1, -1)
         if counter is None or counter.scale != fresh.scale:
             counter = fresh
-        same = Compare(name, Target.VALUE, Relation.EQUAL, counter.encode())
-        missing = Compare(name, Target.VERSION, Relation.EQUAL, 0)
-        count = Put(name, b"", self._lease_id, ignore_value=True)
-        create = self._put(name, fresh.encode())
-        read = Get(name)
-
-        def body(wrote: Put, kept: Put) -> Txn:
-            otherwise = Txn((missing,), (create, wrote, read), (kept, read))
-            if not amount:
-                return otherwise
-            return Txn((same,), (count, wrote, read), (otherwise,))
-
-        return body
+        if not amount:
+            return requests.create_counter(name, fresh, self._lease_id)
+        return requests.count_on(name, counter, self._lease_id, create=fresh)
 
     def _remember(self, kv: KeyValue) -> None:
         """Keep a re-based counter's form in mind: with it the next add takes one request."""
@@ -300,7 +280,8 @@ class KeyValueStore:
         return number
 
     async def _peek(self, name: bytes, deadline: Deadline) -> KeyValue | None:
-        kvs = (await self._etcd.get(Get(name), timeout_s=deadline.request_s())).kvs
+        read = requests.read(name)
+        kvs = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         return kvs[0] if kvs else None
 
     async def _seen(self, name: bytes, written: Written, deadline: Deadline) -> KeyValue | None:
@@ -321,14 +302,6 @@ class KeyValueStore:
             raise OutcomeUnknownError(
                 "the add was applied once, but its sum cannot be told any more"
             ) from error
-
-
-def _put_if_unchanged(put: Put, seen: KeyValue | None) -> Body:
-    """Put if the key is as it was seen (``None``: missing); in any case read it."""
-    revision = 0 if seen is None else seen.mod_revision
-    unchanged = Compare(put.key, Target.MOD, Relation.EQUAL, revision)
-    read = Get(put.key)
-    return lambda wrote, kept: Txn((unchanged,), (put, wrote, read), (kept, read))
 
 
 def _batches(items: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:

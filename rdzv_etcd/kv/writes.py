@@ -16,39 +16,18 @@ outcome perhaps unknown, is never used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import StateCorruptError, StoreTimeoutError
-from rdzv_etcd.etcd.api import (
-    Compare,
-    Etcd,
-    Get,
-    GetResult,
-    KeyValue,
-    OpResult,
-    Put,
-    Relation,
-    Target,
-    Txn,
-    TxnResult,
-)
+from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
 from rdzv_etcd.schema.store import StoreKeys
-
-_WROTE = b"1"
-_KEPT = b"0"
+from rdzv_etcd.schema.store_requests import WROTE, Body, once
 
 LEAST_REQUEST_S = 1.0
 """Even a wait of a millisecond gets one answer from a healthy etcd."""
-
-Body: TypeAlias = Callable[[Put, Put], Txn]
-"""Makes a transaction from two puts: one for each branch that writes, one for each that does not.
-
-Every branch must contain exactly one of them.
-"""
 
 
 class Deadline:
@@ -126,7 +105,7 @@ class OnceWriter:
             if marker is not None and marker.version == slot.uses + 1:
                 slot.uses += 1
                 self._free.append(slot)
-                return Written(marker.value == _WROTE, None, marker.mod_revision)
+                return Written(marker.value == WROTE, None, marker.mod_revision)
             if marker is not None and marker.version > slot.uses:
                 raise StateCorruptError(slot.key.decode(), "somebody else writes to it")
             # The marker is older than what was seen: etcd's data was wiped or restored, so no
@@ -144,15 +123,8 @@ class OnceWriter:
             return _Slot(self._keys.marker(self._writer, next(self._numbers)))
 
     async def _send(self, slot: _Slot, body: Body, deadline: Deadline) -> TxnResult:
-        wrote = Put(slot.key, _WROTE, self._lease_id)
-        kept = Put(slot.key, _KEPT, self._lease_id)
-        made = body(wrote, kept)
         return await self._etcd.txn(
-            Txn(
-                (Compare(slot.key, Target.VERSION, Relation.EQUAL, slot.uses),),
-                (made,) if made.guards else made.success,
-                (Get(slot.key),),
-            ),
+            once(slot.key, slot.uses, self._lease_id, body),
             timeout_s=deadline.request_s(),
             repeatable=True,
         )

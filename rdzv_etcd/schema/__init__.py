@@ -1,1 +1,1 @@
-"""The only owner of key paths and value encoding; no I/O."""
+"""The only owner of key paths, of values and of requests to etcd; no I/O."""

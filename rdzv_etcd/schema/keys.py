@@ -1,4 +1,4 @@
-"""Key paths of one job. Nothing else in the library builds a key.
+"""Key paths of one job. Only :mod:`rdzv_etcd.schema.store` builds keys as well, below ``store``.
 
     <prefix>/<job>/audit/<round>/<run>         what happened in a round            job lease
     <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session
@@ -17,6 +17,7 @@ the last one's keys still live. ``ctl`` and ``nodes`` are neighbours, so one wat
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -35,6 +36,15 @@ class KeyRange:
 
     def __contains__(self, key: bytes) -> bool:
         return self.start <= key < self.end
+
+    def after(self, key: bytes) -> KeyRange:
+        """Return what of this range comes after ``key``."""
+        return KeyRange(_next_key(key), self.end)
+
+
+def span(keys: Collection[bytes]) -> KeyRange:
+    """Return the smallest range that all the keys are in."""
+    return KeyRange(min(keys), _next_key(max(keys)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +162,51 @@ class JobKeys:
         return _range(self.root)
 
 
+@dataclass(frozen=True, slots=True)
+class BarrierKeys:
+    """The keys of one named barrier, all within ``range``.
+
+    arrived/<turn>/<node id>    a member is at the barrier              its session
+    done                        how often all have been there           job lease
+    """
+
+    range: KeyRange
+
+    @classmethod
+    def of(cls, keys: JobKeys, round_number: int, epoch: int, name: str) -> BarrierKeys:
+        """Return those of the barrier ``name`` in one round.
+
+        The epoch is part of its path, because a run that begins again after a loss of the record
+        counts its rounds again, while arrivals from before are still there: they live on their
+        nodes' sessions.
+        """
+        return cls(keys.barrier(round_number, f"{epoch} {name}"))
+
+    @property
+    def done(self) -> bytes:
+        return self.range.start + b"done"
+
+    def arrivals(self, turn: int) -> KeyRange:
+        return _range(self.range.start + b"arrived/%d/" % turn)
+
+    def arrival(self, turn: int, node_id: str) -> bytes:
+        return self.arrivals(turn).start + node_id.encode()
+
+    def node_id(self, turn: int, key: bytes) -> str:
+        """Return the node id in a key of :meth:`arrivals`."""
+        return key[len(self.arrivals(turn).start) :].decode(errors="replace")
+
+
 def _round(number: int) -> bytes:
     return b"%0*d" % (_ROUND_DIGITS, number)
 
 
 def _segment(name: str) -> bytes:
     return quote(name, safe="", errors="surrogatepass").encode()
+
+
+def _next_key(key: bytes) -> bytes:
+    return key + b"\x00"
 
 
 def _range(prefix: bytes) -> KeyRange:

@@ -1,4 +1,8 @@
-"""Every transaction of the protocol. One action, one guarded transaction; no I/O here."""
+"""Every transaction of the protocol. One action, one guarded transaction; no I/O here.
+
+Those of barriers are in :mod:`rdzv_etcd.schema.barrier_requests`, those of the round's store in
+:mod:`rdzv_etcd.schema.store_requests`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,15 @@ def read_control(keys: JobKeys) -> Get:
 
 def read_nodes(keys: JobKeys) -> Get:
     return _get(keys.nodes)
+
+
+def count_nodes(keys: JobKeys) -> Get:
+    return Get(keys.nodes.start, keys.nodes.end, count_only=True)
+
+
+def read_two_nodes(keys: JobKeys) -> Get:
+    """Read the keys of two presences at most: enough to tell whether anybody else is there."""
+    return Get(keys.nodes.start, keys.nodes.end, limit=2, keys_only=True)
 
 
 def arrive(

@@ -20,7 +20,6 @@ from rdzv_etcd.core.changes import Publish, Recovery
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
 from rdzv_etcd.group import (
-    barrier,
     drafting,
     healing,
     leadership,
@@ -32,7 +31,7 @@ from rdzv_etcd.group import (
     standing,
 )
 from rdzv_etcd.kv import writes
-from rdzv_etcd.schema import requests
+from rdzv_etcd.schema import barrier_requests, requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimulationError
 from tests.group import test_epochs as epochs
@@ -209,7 +208,7 @@ def last_may_be_late(original: Any, node: Any, world: Any) -> Any:
     return original(node, replace(world, size=max(1, world.size - 1)))
 
 
-def open_for_ever(original: Any, self: Any, done: Any) -> int:
+def open_for_ever(original: Any, done: Any) -> int:
     return 0 if done is None else 10**6
 
 
@@ -274,7 +273,7 @@ MUTANTS = [
            (I.COUNTED_ONCE,), noticed_by=6),
     Mutant("a barrier opens one early", work, "Barriers", last_may_be_late,
            (I.BARRIER,), two_or_more),
-    Mutant("a barrier opens for all times", barrier._Barrier, "_turns", open_for_ever,
+    Mutant("a barrier opens for all times", barrier_requests, "turns", open_for_ever,
            (I.BARRIER,), two_or_more),
     Mutant("the job is removed under those who are there", requests, "remove_job",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),

@@ -1,0 +1,113 @@
+"""Every request of a round's key-value store. No I/O here.
+
+A write is given as a :data:`Body`, and :func:`once` makes the transaction of it: how it comes to be
+applied once is told in :mod:`rdzv_etcd.kv.writes`. Keys are etcd's (see
+:class:`~rdzv_etcd.schema.store.StoreKeys`), values are encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from rdzv_etcd.etcd.api import Compare, Delete, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.schema.store import Counter, encode_value
+
+WROTE = b"1"
+"""What a marker says of a write of which a branch that writes was taken."""
+_KEPT = b"0"
+
+Body: TypeAlias = Callable[[Put, Put], Txn]
+"""Makes a transaction from two puts: one for each branch that writes, one for each that does not.
+
+Every branch must contain exactly one of them.
+"""
+
+
+# --- reads --------------------------------------------------------------------------------------
+
+
+def read(key: bytes) -> Get:
+    return Get(key)
+
+
+def read_keys(keys: KeyRange, limit: int = 0) -> Get:
+    """Read the keys of a range (0: all of them) without their values."""
+    return Get(keys.start, keys.end, limit=limit, keys_only=True)
+
+
+def count(keys: KeyRange) -> Get:
+    return Get(keys.start, keys.end, count_only=True)
+
+
+def read_together(reads: Sequence[Get]) -> Txn:
+    return Txn((), tuple(reads))
+
+
+# --- writes -------------------------------------------------------------------------------------
+
+
+def once(marker: bytes, uses: int, lease_id: int, body: Body) -> Txn:
+    """Do ``body`` if the marker was put ``uses`` times; otherwise the result holds the marker."""
+    made = body(Put(marker, WROTE, lease_id), Put(marker, _KEPT, lease_id))
+    return Txn(
+        (Compare(marker, Target.VERSION, Relation.EQUAL, uses),),
+        (made,) if made.guards else made.success,
+        (Get(marker),),
+    )
+
+
+def put_all(items: Sequence[tuple[bytes, bytes]], lease_id: int) -> Body:
+    puts = [Put(key, value, lease_id) for key, value in items]
+    return lambda wrote, _: Txn((), (*puts, wrote))
+
+
+def delete(key: bytes) -> Body:
+    """Delete the key if it is there."""
+    there = Compare(key, Target.VERSION, Relation.GREATER, 0)
+    return lambda wrote, kept: Txn((there,), (Delete(key), wrote), (kept,))
+
+
+def take(item: KeyValue) -> Body:
+    """Delete a queue's item if nobody else has."""
+    there = Compare(item.key, Target.CREATE, Relation.EQUAL, item.create_revision)
+    return lambda wrote, kept: Txn((there,), (Delete(item.key), wrote), (kept,))
+
+
+def put_if_unchanged(key: bytes, value: bytes, lease_id: int, seen: KeyValue | None) -> Body:
+    """Put if the key is as it was seen (``None``: missing); in any case read it."""
+    revision = 0 if seen is None else seen.mod_revision
+    unchanged = Compare(key, Target.MOD, Relation.EQUAL, revision)
+    put = Put(key, value, lease_id)
+    return lambda wrote, kept: Txn((unchanged,), (put, wrote, Get(key)), (kept, Get(key)))
+
+
+def put_if_expected(key: bytes, expected: bytes, desired: bytes, lease_id: int) -> Body:
+    """Put ``desired`` if the value is ``expected``, or if both that and the key are missing;
+    otherwise read it. These two are as users know them."""
+    equal = Compare(key, Target.VALUE, Relation.EQUAL, encode_value(expected))
+    missing = Compare(key, Target.VERSION, Relation.EQUAL, 0)
+    put = Put(key, encode_value(desired), lease_id)
+
+    def body(wrote: Put, kept: Put) -> Txn:
+        on_missing = (kept, Get(key)) if expected else (put, wrote)
+        return Txn((equal,), (put, wrote), (Txn((missing,), on_missing, (kept, Get(key))),))
+
+    return body
+
+
+def count_on(key: bytes, counter: Counter, lease_id: int, *, create: Counter) -> Body:
+    """Put if the key holds ``counter``, which adds that one's scale; or make the counter ``create``
+    if the key is missing; in any case read it."""
+    same = Compare(key, Target.VALUE, Relation.EQUAL, counter.encode())
+    again = Put(key, b"", lease_id, ignore_value=True)
+    created = create_counter(key, create, lease_id)
+    return lambda wrote, kept: Txn((same,), (again, wrote, Get(key)), (created(wrote, kept),))
+
+
+def create_counter(key: bytes, counter: Counter, lease_id: int) -> Body:
+    """Make the counter if the key is missing; in any case read it."""
+    missing = Compare(key, Target.VERSION, Relation.EQUAL, 0)
+    put = Put(key, counter.encode(), lease_id)
+    return lambda wrote, kept: Txn((missing,), (put, wrote, Get(key)), (kept, Get(key)))
