@@ -151,6 +151,10 @@ class RendezvousFailedError(RdzvEtcdError):
     """The node could not take part in a round."""
 
 
+class MisuseError(RendezvousFailedError):
+    """The program used a group as it cannot be used; the message says how it can."""
+
+
 class JobClosedError(RendezvousFailedError):
     """The job was closed; its message says by whom, how long ago and why.
 

@@ -88,7 +88,7 @@ class _Barrier:
     async def _first_of(self, turn: int) -> None:
         """Pass, or raise why this turn will not be passed any more."""
         over = asyncio.ensure_future(self._over())
-        if self._node.waiting_count() or self._node.closure() is not None:
+        if self._node.is_over(self._world) or self._node.closure() is not None:
             raise await over
         passing = asyncio.ensure_future(self._pass(turn))
         try:
@@ -108,7 +108,7 @@ class _Barrier:
     async def _over(self) -> Exception:
         """Return why this round is over when it is."""
         node, name = self._node, self._name
-        changed = asyncio.ensure_future(node.changed())
+        changed = asyncio.ensure_future(node.over(self._world))
         closed = asyncio.ensure_future(self._closed())
         try:
             await asyncio.wait({changed, closed}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.model import Closure
-from rdzv_etcd.errors import EtcdUnavailableError, RendezvousFailedError
+from rdzv_etcd.errors import EtcdUnavailableError, MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.barrier import Barriers
@@ -58,7 +58,8 @@ class Group:
     :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node,
     :class:`OSError` if no port can be had, as :meth:`join` does.
 
-    All methods may be called from any thread; one join at a time. A group that was not left leaves
+    All methods may be called from any thread; :meth:`join` only when no other call of it is under
+    way. A group that was not left leaves
     by itself when the interpreter exits or nobody refers to it any more. It belongs to the process
     that made it: in a forked child it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so
     does a new group if the parent has used gRPC.
@@ -78,6 +79,7 @@ class Group:
         self._keys = JobKeys(settings.prefix, settings.job_id)
         self._world: World | None = None
         self._barriers: Barriers | None = None
+        self._joining = threading.Lock()
         self._granted: LeaseGrant | None = None
         refuse_after_fork()
         place = (str(settings.connection), self._keys)
@@ -145,9 +147,23 @@ class Group:
         a spare of a healthy round waits for as long as that lasts. Raises
         :class:`~rdzv_etcd.errors.JoinTimeoutError`, :class:`~rdzv_etcd.errors.JobClosedError`,
         :class:`~rdzv_etcd.errors.JobSettingsMismatchError`,
-        :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`, and
-        :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile.
+        :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`,
+        :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile, and
+        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is joining already: a node
+        has one place in a round, and the other call would take this one's arrival for its own.
         """
+        if not self._joining.acquire(blocking=False):
+            refuse_after_fork()
+            raise MisuseError(
+                f"this node is joining job {self._settings.job_id!r} already: let one thread call "
+                "join(), and share the world that it returns; another node is another group"
+            )
+        try:
+            return self._join(timeout_s)
+        finally:
+            self._joining.release()
+
+    def _join(self, timeout_s: float | None) -> World:
         part = self._part
         part.joined_in = threading.get_ident()
         listener = part.take_listener()
@@ -180,12 +196,12 @@ class Group:
         """Return the node ids of this node's round, by rank.
 
         From memory; in a world of more than ``slice_nodes`` one read of etcd. Raises
-        :class:`~rdzv_etcd.errors.RendezvousFailedError` before the first :meth:`join`,
+        :class:`~rdzv_etcd.errors.MisuseError` before the first :meth:`join`,
         :class:`~rdzv_etcd.errors.EtcdError`.
         """
         world = self._world
         if world is None:
-            raise RendezvousFailedError("there are no members yet: call join() first")
+            raise MisuseError("there are no members yet: call join() first")
         return self._run(members_of(self._node.context, world))
 
     def take_listener(self) -> Bootstrap | None:
@@ -223,11 +239,12 @@ class Group:
         :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
         there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
         the round changes meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
-        closed, :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
+        closed, :class:`~rdzv_etcd.errors.MisuseError` before the first :meth:`join`,
+        :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
         barriers = self._barriers
         if barriers is None:
-            raise RendezvousFailedError("a barrier needs a round: call join() first")
+            raise MisuseError("a barrier needs a round: call join() first")
         self._run(barriers.wait(name, timeout_s))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -6,7 +6,7 @@ Everything here runs on one event loop; :mod:`rdzv_etcd.group.group` is its bloc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -84,22 +84,34 @@ class Node:
             return self.control.closure
         return standing.closure
 
+    def is_over(self, world: World) -> bool:
+        """Whether nothing will come of ``world`` any more; from memory, as :meth:`waiting_count`.
+
+        So it is, too, as soon as this node joins again, whatever the others do.
+        """
+        return self.waiting_count() > 0 or not self._standing.works_in(world.epoch)
+
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
 
         Raises RendezvousFailedError if this node leaves, or cannot go on.
         """
+        await self._until(lambda: self.waiting_count() > 0)
+
+    async def over(self, world: World) -> None:
+        """Wait until :meth:`is_over`; raises as :meth:`changed`."""
+        await self._until(lambda: self._standing.phase is not Phase.GONE and self.is_over(world))
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
         standing = self._standing
         while True:
             standing.check_not_failed()
-            if self.waiting_count() > 0:
+            if condition():
                 return
             standing.check_not_gone()
             await self._context.pulse.wait(
                 when=lambda: (
-                    self.waiting_count() > 0
-                    or standing.phase is Phase.GONE
-                    or standing.failure is not None
+                    condition() or standing.phase is Phase.GONE or standing.failure is not None
                 )
             )
 

@@ -124,6 +124,10 @@ class Standing:
         """Whether this node works on although its job was closed."""
         return self.phase is Phase.MEMBER and self.closure is not None
 
+    def works_in(self, epoch: int) -> bool:
+        """Whether this node is a member of the world of that epoch: it has not joined again."""
+        return self.phase is Phase.MEMBER and self.epoch == epoch
+
     def notice(self, control: Control, now_s: float) -> None:
         """Remember what must outlive its key, and since when things are as they are."""
         if control.round is not None:

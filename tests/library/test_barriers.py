@@ -158,6 +158,20 @@ def test_an_arrival_stands_again_after_its_lease_was_lost(
         assert worlds[0].size == 2
 
 
+def test_who_waits_hears_at_once_that_its_own_node_joins_again(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(2) as pool:
+        join_all(nodes)
+        waiting = pool.submit(nodes[0].barrier, "saved", LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        joining = pool.submit(nodes[0].join)
+        with pytest.raises(BarrierBrokenError):
+            waiting.result(LIMIT_S / 2)
+        nodes[1].join()
+        assert joining.result(LIMIT_S).round == 2
+
+
 def test_it_needs_a_round(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
     with (
         Group(node_settings(etcd_server, job_id, "1")) as node,
