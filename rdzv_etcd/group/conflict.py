@@ -32,7 +32,7 @@ class Conflict:
         control, now_s = context.control.view, context.clock.now_s()
         found = self._other(control)
         if found is None:
-            patience.conflict = ""
+            patience.note_conflict("")
             return False
         theirs, whose = found
         somebody = control.leader is not None or await self._anybody()
@@ -53,7 +53,7 @@ class Conflict:
             )
         if not patience.conflict:
             context.narrator.warn(f"{problem}; {why}")
-        patience.conflict = f"for the end of what holds the id: {problem}"
+        patience.note_conflict(f"for the end of what holds the id: {problem}")
         seen = _keys(control)
         await context.pulse.wait(
             until_s, when=lambda: patience.is_gone() or _keys(context.control.view) != seen

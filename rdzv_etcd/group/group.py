@@ -97,7 +97,8 @@ class Group:
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
             self._runtime.run(self._node.start(self._granted))
-            self._part.bound = bound = self._bind()
+            bound = self._bind()
+            self._part.reserve(bound)
             if settings.job.max_nodes > 1:
                 self._warn(loopback_problem(bound, settings.connection.endpoints))
         except BaseException:
@@ -165,11 +166,7 @@ class Group:
 
     def _join(self, timeout_s: float | None) -> World:
         part = self._part
-        part.joined_in = threading.get_ident()
-        listener = part.take_listener()
-        if listener is not None:
-            listener.close()
-        bootstrap, part.bound = part.bound or self._bind(), None
+        bootstrap = part.begin_join() or self._bind()
         limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
         try:
             world = self._run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
@@ -177,7 +174,7 @@ class Group:
             bootstrap.close()
             raise
         if world.rank == 0:
-            part.listener = bootstrap
+            part.offer(bootstrap)
         else:
             bootstrap.close()
         if world.size > 1:

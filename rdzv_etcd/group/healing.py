@@ -104,7 +104,7 @@ class Healing:
                 return
             recovery = decide_recovery(control, record)
             if recovery is Recovery.REJOIN:
-                standing.evicted = True
+                standing.evict()
                 context.narrator.say(f"round {record.number} went on without this node: re-joining")
                 context.pulse.beat()
                 return
@@ -134,7 +134,7 @@ class Healing:
                     presence_revision=max((kv.mod_revision for kv in there.kvs), default=0),
                 )
             if await self._write(txn, session):
-                standing.slice_revision = control.round_revision
+                standing.note_slice_there(control)
                 context.narrator.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
 
@@ -155,7 +155,7 @@ class Healing:
         )
 
     async def _write(self, txn: Txn, session: int) -> bool:
-        context, standing = self._context, self._standing
+        context = self._context
         try:
             result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
         except LeaseNotFoundError:
@@ -170,6 +170,5 @@ class Healing:
                 context.session.lost(session)  # it carries nothing: start afresh
                 await context.etcd.revoke(session)
                 return False
-        if standing.phase is Phase.MEMBER:  # a join that began meanwhile arrives by itself
-            standing.arrived_with = session
+        self._standing.note_presence(session)
         return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from dataclasses import replace
 
 from rdzv_etcd.core.model import (
     Closure,
@@ -146,18 +145,14 @@ class Joining:
             standing.check_not_gone()  # leaving waits for the lock, or has it behind it
             self._check_open()  # healing may have held the lock for longer than the run went on
             control = context.control.view
-            if standing.info is None:
-                return
-            info = standing.info = replace(
-                standing.info,
-                arrived_for=control.next_number,
-                epoch_seen=max(standing.epoch_seen, context.settings.epoch_floor),
-                epoch_trained=standing.epoch,
-                clock_us=0 if standing.epoch else int(context.clock.wall_s() * 1e6),
+            info = standing.plan_arrival(
+                control, context.settings.epoch_floor, context.clock.wall_s()
             )
+            if info is None:
+                return
             limit_s = self._patience.limit_s()
             slice_ = standing.slice_to_put_back(control)
-            standing.arrived_with = 0  # whatever an earlier arrival said is not what is wanted now
+            standing.forget_arrival()  # whatever an earlier one said is not what is wanted now
             try:
                 session = await context.session.open(min(limit_s, context.urgent_limit_s))
                 result = await context.etcd.txn(
@@ -176,11 +171,10 @@ class Joining:
                 return
             self._patience.relieved()
             if result.succeeded:
-                self._patience.belongs = True
-                standing.arrived_with = session
-                standing.arrived_under = control.round_revision
+                self._patience.note_arrival()
+                standing.note_arrival(session, control)
                 if slice_ is not None:
-                    standing.slice_revision = control.round_revision
+                    standing.note_slice_there(control)
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
                     self._leadership.note(Leader(info.node_id, info.settings), claimed)
@@ -206,7 +200,7 @@ class Joining:
         result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
         found = slice_from(record, standing.node_id, result)
         if found is not None:
-            standing.slice, standing.slice_revision = found, revision
+            standing.note_slice(found, revision)
             return
         # A later round has swept it away; or data was lost, and no member has put it back (yet).
         await self._look_again()
@@ -225,10 +219,7 @@ class Joining:
         standing = self._standing
         if standing.phase is Phase.GONE:
             return  # leaving ends the session itself, and what follows relies on that
-        if standing.phase is Phase.WAITING:
-            standing.phase = Phase.IDLE
-        standing.info = None
-        standing.arrived_with = 0
+        standing.give_up_join()
         await asyncio.shield(self._end_session())
 
     async def _end_session(self) -> None:

@@ -393,8 +393,7 @@ class Leadership:
             return
         if not isinstance(problem, EtcdRefusedError) or self._backoff.is_news(problem):
             self._context.narrator.warn(f"cannot lead: {problem}")
-        self._context.control.problem = self._context.control.problem or problem
-        self._context.pulse.beat()
+        self._context.control.note_problem(problem)
 
 
 def _same_keys(one: Control, other: Control) -> bool:

@@ -127,7 +127,7 @@ class Node:
         context = self._context
         timeout_s = context.settings.connection.request_timeout_s
         await context.session.open(timeout_s, granted)
-        self._standing.known_since = context.session.first_revision
+        self._standing.note_start(context.session.first_revision)
         await context.control.open(timeout_s)
         self._tasks = [
             self._spawn(context.session.run(), "session"),
@@ -150,7 +150,7 @@ class Node:
         error = None if task.cancelled() else task.exception()
         if error is None or self._standing.failure is not None:
             return  # the first one is the cause
-        self._standing.failure = (name, error)
+        self._standing.fail(name, error)
         self._context.narrator.fail(f"cannot go on: its task {name!r} failed", error)
         self._context.pulse.beat()
 
@@ -191,7 +191,7 @@ class Node:
         context, standing = self._context, self._standing
         if standing.phase is Phase.GONE:
             return
-        standing.phase, was = Phase.GONE, standing.phase
+        was = standing.leave()
         context.pulse.beat()  # other threads' calls that wait end now
         try:
             if self._tasks:

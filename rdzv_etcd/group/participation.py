@@ -55,6 +55,26 @@ class Participation:
         """Whether this process is a forked child of the one that takes part."""
         return self._process != os.getpid()
 
+    def reserve(self, bound: Bootstrap) -> None:
+        """Keep the socket for the first round."""
+        self.bound = bound
+
+    def begin_join(self) -> Bootstrap | None:
+        """Note that this thread joins, and close the last round's listener if nobody took it.
+
+        Returns the socket that was kept for the first round, once.
+        """
+        self.joined_in = threading.get_ident()
+        listener = self.take_listener()
+        if listener is not None:
+            listener.close()
+        bound, self.bound = self.bound, None
+        return bound
+
+    def offer(self, listener: Bootstrap) -> None:
+        """Keep rank 0's socket until somebody takes it."""
+        self.listener = listener
+
     def take_listener(self) -> Bootstrap | None:
         listener, self.listener = self.listener, None
         return listener

@@ -66,7 +66,7 @@ class JoinPatience:
     def plan_to_close(self) -> None:
         """Tell this node's lead when to close what can be closed."""
         headway_s = min(_HEADWAY_S, self.timeout_s / 10)
-        self._standing.closes_by_s = self.deadline_s() - headway_s
+        self._standing.plan_to_close(self.deadline_s() - headway_s)
 
     def limit_s(self) -> float:
         """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
@@ -78,6 +78,14 @@ class JoinPatience:
                 f"could not arrive for round {number} within {self.timeout_s:g} s: {why}"
             )
         return min(remaining_s, self._context.settings.connection.request_timeout_s)
+
+    def note_arrival(self) -> None:
+        """Note that the node has arrived: it is no newcomer any more."""
+        self.belongs = True
+
+    def note_conflict(self, problem: str) -> None:
+        """Note what stands in the way of an arrival; nothing if it is empty."""
+        self.conflict = problem
 
     def relieved(self) -> None:
         """Note that etcd did what it was asked."""

@@ -70,7 +70,7 @@ async def _check(context: NodeContext, standing: Standing) -> None:
         if await is_present(context, session, arrived):
             return
         if standing.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
-            standing.arrived_with = 0
+            standing.forget_arrival()
             context.pulse.beat()
         else:
             context.session.lost(session)

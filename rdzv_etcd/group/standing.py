@@ -152,11 +152,15 @@ class Standing:
         if control.formed is not None and self.phase is not Phase.MEMBER:
             self.origin = control.formed.origin
 
+    def note_start(self, revision: int | None) -> None:
+        """Note the store's revision at this node's first session."""
+        self.known_since = revision
+
     def note_regress(self) -> None:
         """Note that etcd has lost what this node had seen: it was wiped or restored. The next view
         tells what is there. Who waits has to arrive again: an earlier arrival may be back."""
         self._went_back = True
-        self.arrived_with = 0
+        self.forget_arrival()
         self.regressions += 1
 
     def _notice_end(self, control: Control) -> None:
@@ -175,6 +179,14 @@ class Standing:
     def note_trouble(self, now_s: float) -> None:
         """Note that etcd did not do what this node asked: others could not arrive either."""
         self.arrivable_s = max(self.arrivable_s, now_s)
+
+    def note_slice(self, found: Slice, revision: int) -> None:
+        """Note the slice that this node has read while the record had that revision."""
+        self.slice, self.slice_revision = found, revision
+
+    def note_slice_there(self, control: Control) -> None:
+        """Note that this node's slice is there now that the record was put back."""
+        self.slice_revision = control.round_revision
 
     def slice_of(self, record: Round) -> Slice | None:
         """This node's slice of ``record``, if that is a large world and the slice was read."""
@@ -225,9 +237,61 @@ class Standing:
         self.check_not_gone()
         self.phase = Phase.WAITING
         self.info = info
-        self.arrived_with = 0
+        self.forget_arrival()
         self.record = None
         self.evicted = False
+
+    def plan_arrival(self, control: Control, epoch_floor: int, wall_s: float) -> NodeInfo | None:
+        """Return the presence to arrive with as things are; ``None`` if no join is under way."""
+        if self.info is None:
+            return None
+        self.info = replace(
+            self.info,
+            arrived_for=control.next_number,
+            epoch_seen=max(self.epoch_seen, epoch_floor),
+            epoch_trained=self.epoch,
+            clock_us=0 if self.epoch else int(wall_s * 1e6),
+        )
+        return self.info
+
+    def note_arrival(self, session: int, control: Control) -> None:
+        """Note that this node has arrived, on that session and under the record of ``control``."""
+        self.arrived_with = session
+        self.arrived_under = control.round_revision
+
+    def forget_arrival(self) -> None:
+        """Note that this node, if it waits, has to arrive (again)."""
+        self.arrived_with = 0
+
+    def note_presence(self, session: int) -> None:
+        """Note that the presence is there again on that session; a join that began meanwhile
+        arrives by itself."""
+        if self.phase is Phase.MEMBER:
+            self.arrived_with = session
+
+    def plan_to_close(self, by_s: float) -> None:
+        """Have the round closed by then (on the clock), if this node leads and it can be."""
+        self.closes_by_s = by_s
+
+    def give_up_join(self) -> None:
+        """Note that the join under way has failed, or was given up."""
+        if self.phase is Phase.WAITING:
+            self.phase = Phase.IDLE
+        self.info = None
+        self.forget_arrival()
+
+    def evict(self) -> None:
+        """Note that the others went on without this node."""
+        self.evicted = True
+
+    def fail(self, task: str, error: BaseException) -> None:
+        """Note that a background task failed unexpectedly."""
+        self.failure = (task, error)
+
+    def leave(self) -> Phase:
+        """Take no part any more; return what this node was doing."""
+        was, self.phase = self.phase, Phase.GONE
+        return was
 
     def admit(self, control: Control) -> World | None:
         """Become a member if a round was formed for which this node had arrived.
