@@ -43,10 +43,6 @@ class BenchmarkEtcd(EtcdServer):
             command += ["--enable-v2"]
         return command
 
-    @property
-    def serves_v2(self) -> bool:
-        return self._v2
-
     def counters(self) -> Counters:
         """Read what the server has counted since it started."""
         metrics = self.metrics()

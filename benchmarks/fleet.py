@@ -84,10 +84,6 @@ class Fleet:
             self._processes.append(process)
             self._connections.append(ours)
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
     def prepare(self, timeout_s: float) -> None:
         """Make everybody ready: the first alone (it may host what the others connect to)."""
         everybody = range(len(self._connections))

@@ -1,6 +1,7 @@
-"""The only owner of time and randomness: everything else gets them as arguments.
+"""The time and the randomness that nodes, stores and clients go by; they get it as an argument.
 
-A simulation passes its own :class:`Clock`; nothing is patched.
+A simulation passes its own :class:`Clock`, so it patches nothing. Names that must be unique and the
+blocking start of an embedded etcd do not come from here.
 """
 
 from __future__ import annotations

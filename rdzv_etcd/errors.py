@@ -1,4 +1,4 @@
-"""Every exception this library raises.
+"""Every exception of this library that its users can meet.
 
 One base, data on the instance, one message that says what happened, to whom, and what to do.
 Nothing here knows gRPC or torch: the etcd layer translates gRPC's errors into these, the torch
@@ -17,7 +17,7 @@ E = TypeVar("E", bound="RdzvEtcdError")
 class RdzvEtcdError(Exception):
     """Base of every error raised by this library.
 
-    Its message is one printable line of bounded length, whatever others wrote that is part of it.
+    Its message is one printable line of bounded length, whatever others wrote in it.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -36,8 +36,12 @@ class SettingsError(RdzvEtcdError, ValueError):
     """A setting is unknown, malformed, out of range, or contradicts another one."""
 
 
+class StubsError(RdzvEtcdError, ImportError):
+    """The package etcd3 is missing, or is not laid out as etcd3 0.12 is."""
+
+
 class ForkedProcessError(RdzvEtcdError, RuntimeError):
-    """This process is a forked child, and what it was to use lives in its parent only."""
+    """This process is a forked child, and what it tried to use lives only in its parent."""
 
     def __init__(self, parent: int) -> None:
         super().__init__(
@@ -70,7 +74,7 @@ class OutcomeUnknownError(EtcdError):
 class EtcdRefusedError(EtcdError):
     """etcd answered, and refused: only an operator can change that, but often one will.
 
-    A newcomer is told at once; whoever belongs to a job waits for it, and says so.
+    A newcomer gets the error at once; a node that belongs to a job waits, and says so.
     """
 
 
@@ -106,18 +110,18 @@ class InvalidRequestError(EtcdError):
 
 
 class LeaseNotFoundError(EtcdError):
-    """The lease does not exist (any more)."""
+    """The lease does not exist, or no longer does."""
 
     def __init__(self, lease_id: int) -> None:
-        super().__init__(f"etcd lease {lease_id:016x} does not exist (any more)")
+        super().__init__(f"etcd lease {lease_id:016x} does not exist, or no longer does")
         self.lease_id = lease_id
 
 
 class LeaseExistsError(EtcdError):
-    """A lease with the requested id exists already."""
+    """A lease with the requested id already exists."""
 
     def __init__(self, lease_id: int) -> None:
-        super().__init__(f"etcd lease {lease_id:016x} exists already")
+        super().__init__(f"etcd lease {lease_id:016x} already exists")
         self.lease_id = lease_id
 
 
@@ -129,7 +133,7 @@ class CompactedError(WatchLostError):
     """The revision asked for has been compacted away."""
 
     def __init__(self, compact_revision: int) -> None:
-        super().__init__(f"the requested revision was compacted; oldest is {compact_revision}")
+        super().__init__(f"the requested revision was compacted; the oldest is {compact_revision}")
         self.compact_revision = compact_revision
 
 
@@ -138,7 +142,7 @@ class RevisionRegressedError(WatchLostError):
 
     def __init__(self, seen: int, current: int) -> None:
         super().__init__(
-            f"etcd's revision went back from {seen} to {current}: data wiped or restored"
+            f"etcd's revision went back from {seen} to {current}: its data were wiped or restored"
         )
         self.seen = seen
         self.current = current
@@ -187,7 +191,7 @@ class StateCorruptError(RendezvousFailedError):
         """``writer`` is what etcd knows about who wrote it."""
         by_whom = f" ({writer})" if writer else ""
         super().__init__(
-            f"the value of etcd key {shown(key, 500)!r} is not this library's: {shown(problem)}"
+            f"etcd key {shown(key, 500)!r} is not as this library writes it: {shown(problem)}"
             f"{by_whom}. Delete the key, or use another job id or prefix"
         )
         self.key = key
@@ -199,14 +203,14 @@ class UnwritableValueError(RendezvousFailedError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(
-            f"the other nodes could not read what this node has to write: {shown(problem)}"
+            f"the other nodes could not read what this node is about to write: {shown(problem)}"
         )
 
 
 class TaskFailedError(RendezvousFailedError):
     """A background task of this node failed unexpectedly; the message and the cause say how.
 
-    The node takes no part any more. Its log has the traceback.
+    The node no longer takes part. Its log has the traceback.
     """
 
     def __init__(self, task: str, error: BaseException) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdzv_etcd.embedded.words import printable
+from rdzv_etcd.embedded.words import MOST
 from rdzv_etcd.errors import EmbeddedEtcdError
+from rdzv_etcd.text import shown
 
 BINARY_VARIABLE = "RDZV_ETCD_BINARY"
 OLDEST = (3, 4)
@@ -69,7 +70,7 @@ def examine(path: Path) -> Binary | str:
     said = done.stdout.decode(errors="replace").strip()
     version = re.search(r"etcd Version:\s*((\d+)\.(\d+)\S*)", said)
     if done.returncode != 0 or version is None:
-        return f"{path} --version does not answer as etcd's does ({printable(said)})"
+        return f"{path} --version does not answer as etcd's does ({shown(said, MOST)})"
     if (int(version[2]), int(version[3])) < OLDEST:
         return f"{path} is etcd {version[1]}, older than {'.'.join(map(str, OLDEST))}"
     return Binary(path, version[1])

@@ -1,4 +1,4 @@
-"""What an etcd that failed said about it, for a person. Knows etcd's log, standard library only.
+"""What an etcd that failed said about it, for a person. Knows etcd's log, nothing else.
 
 Its last lines are Go's stack trace; the cause stands some lines before.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 
-_MOST = 400
+from rdzv_etcd.text import shown
+
+MOST = 400
 _DULL = frozenset({"level", "ts", "caller", "msg", "stacktrace"})
 _TROUBLE = re.compile(r"error|fatal|panic|in use|denied|no space|too many", re.IGNORECASE)
 
@@ -20,15 +22,9 @@ def last_words(log: str) -> str:
     for levels in (("fatal", "panic"), ("error",), ("warn",)):
         told = [_sentence(entry) for entry in entries if entry.get("level") in levels]
         if told:
-            return printable(told[-1])
+            return shown(told[-1], MOST)
     plain = [line for line in lines if _TROUBLE.search(line)] or lines
-    return printable(plain[-1]) if plain else "it said nothing"
-
-
-def printable(text: str) -> str:
-    """Escape what a terminal would act on, and cut what nobody would read."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown if len(shown) <= _MOST else f"{shown[:_MOST]}…"
+    return shown(plain[-1], MOST) if plain else "it said nothing"
 
 
 def _entry(line: str) -> dict[str, object] | None:

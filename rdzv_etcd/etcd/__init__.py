@@ -1,1 +1,1 @@
-"""Talks to etcd. The only package that imports grpc, protobuf and etcd3; holds no policy."""
+"""Talks to etcd. The only package that imports grpc, protobuf and etcd3; knows no rounds."""

@@ -38,7 +38,6 @@ class Target(Enum):
 
 class Relation(Enum):
     EQUAL = "="
-    NOT_EQUAL = "!="
     GREATER = ">"
     LESS = "<"
 
@@ -75,7 +74,6 @@ class Put:
     lease_id: int = 0
     ignore_value: bool = False
     """Keep the current value (only the version rises); the key must exist."""
-    ignore_lease: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,8 @@ class Delete:
 class Txn:
     """If all guards hold do ``success``, else ``failure``, atomically and in order.
 
-    A key may be written once per transaction. The server limits operations (128 by default)
-    per list, nested ones counted in.
+    A key may be written once per transaction. The server limits operations per list, nested ones
+    counted in: see :data:`OPS_PER_TXN`.
     """
 
     guards: tuple[Compare, ...]
@@ -113,18 +111,14 @@ class GetResult:
     revision: int
     kvs: tuple[KeyValue, ...]
     count: int
-    more: bool = False
+    """How many keys there are, those beyond the limit included."""
 
 
 @dataclass(frozen=True, slots=True)
-class PutResult:
-    revision: int
+class WriteResult:
+    """Of a put or a delete."""
 
-
-@dataclass(frozen=True, slots=True)
-class DeleteResult:
     revision: int
-    deleted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +128,7 @@ class TxnResult:
     results: tuple[OpResult, ...]
 
 
-OpResult: TypeAlias = "GetResult | PutResult | DeleteResult | TxnResult"
+OpResult: TypeAlias = "GetResult | WriteResult | TxnResult"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +137,11 @@ class LeaseGrant:
     ttl_s: int
     """What the server granted; it may be more than was asked for."""
     revision: int
+
+
+OPS_PER_TXN = 100
+"""What callers put into one list of a transaction at most: servers allow 128 unless told otherwise
+(``--max-txn-ops``), guards and nested operations counted in."""
 
 
 class EventKind(Enum):

@@ -48,7 +48,7 @@ stubs.load()  # from here on `import etcd3` works, for whoever brings a client o
 class EtcdClient:
     """Implements :class:`rdzv_etcd.etcd.api.Etcd`; see there for what each method promises.
 
-    Making one reads the TLS files (blocks shortly; :class:`EtcdTlsError`, :class:`SettingsError`)
+    Making one reads the TLS files (blocks briefly; :class:`EtcdTlsError`, :class:`SettingsError`)
     and opens no connection. :class:`SettingsError` also if a password would go over plain http to
     another machine, and that was not allowed; :class:`EtcdError` if there
     are too few file descriptors left.
@@ -110,18 +110,15 @@ class EtcdClient:
         self._streams = WatchStreams(self._link)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
 
-    async def connect(self, probe: api.Get | None = None) -> None:
+    async def connect(self) -> None:
         """Make the first contact, within ``connect_timeout_s``.
 
-        ``probe`` is a read that the user may do; being denied it counts as contact. Raises
+        Being denied the read that is sent counts as contact. Raises
         :class:`EtcdUnavailableError`, :class:`EtcdTlsError` or :class:`EtcdAuthError`, with the
         cause at each endpoint.
         """
         try:
-            await self.get(
-                _ANY_READ if probe is None else probe,
-                timeout_s=self._connection.connect_timeout_s,
-            )
+            await self.get(_ANY_READ, timeout_s=self._connection.connect_timeout_s)
         except EtcdPermissionError:
             return
 
@@ -267,8 +264,8 @@ def _require_private(connection: Connection) -> None:
     for endpoint in connection.endpoints:
         if not is_loopback(endpoint.host):
             raise SettingsError(
-                f"the etcd password would go to http://{endpoint.target} in plain text, for all "
-                "on the way to read: use https:// (protocol=https), or give "
+                f"the etcd password would be sent to http://{endpoint.target} in plain text, which "
+                "anybody on the way can read: use https:// (protocol=https), or set "
                 "allow_plain_password=1 if that network is trusted"
             )
 

@@ -21,7 +21,6 @@ _RELATIONS = {
     api.Relation.EQUAL: 0,
     api.Relation.GREATER: 1,
     api.Relation.LESS: 2,
-    api.Relation.NOT_EQUAL: 3,
 }
 _DELETE_EVENT = 1  # mvccpb.Event.DELETE
 
@@ -114,7 +113,6 @@ def _op_fields(op: api.Op) -> dict[str, Any]:
                 "value": op.value,
                 "lease": op.lease_id,
                 "ignore_value": op.ignore_value,
-                "ignore_lease": op.ignore_lease,
             }
         }
     if isinstance(op, api.Delete):
@@ -141,7 +139,6 @@ def get_result(message: Any, revision: int = 0) -> api.GetResult:
         revision=message.header.revision or revision,
         kvs=tuple(key_value(kv) for kv in message.kvs),
         count=message.count,
-        more=message.more,
     )
 
 
@@ -170,7 +167,4 @@ def _op_result(op: api.Op, message: Any, revision: int) -> api.OpResult:
     kind = message.WhichOneof("response")
     if kind == "response_range":
         return get_result(message.response_range, revision)
-    if kind == "response_put":
-        return api.PutResult(message.response_put.header.revision or revision)
-    response = message.response_delete_range
-    return api.DeleteResult(response.header.revision or revision, response.deleted)
+    return api.WriteResult(getattr(message, kind).header.revision or revision)

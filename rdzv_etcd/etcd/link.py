@@ -26,7 +26,7 @@ _CANCELLATION_S = 0.01
 """gRPC's core confirms a cancelled call within about 1 ms, to a task of gRPC's own that nobody can
 wait for. If the loop were closed before, asyncio would log "Event loop is closed" errors."""
 _TOKENS_PER_CALL = 3
-"""A token refused right after it was issued, this often, is no matter of expiry."""
+"""If tokens are refused this often right after they were issued, they have not just expired."""
 
 
 @dataclass(slots=True)
@@ -172,7 +172,7 @@ class Link:
             fault = unavailable(Verdict.UNKNOWN, str(error))
         if fault.verdict is Verdict.STALE_TOKEN:
             if metadata is not None:
-                self.refuse_token(metadata)
+                self._auth.refuse(metadata)
         elif fault.verdict is not Verdict.FINAL:
             self.leave(server)
         return AttemptError(fault, server.name)
@@ -183,9 +183,6 @@ class Link:
             self._current = (self._current + 1) % len(self._servers)
             if self._current and not self.closed:
                 self._homecoming.begin()
-
-    def refuse_token(self, metadata: Metadata) -> None:
-        self._auth.refuse(metadata)
 
     @property
     def user(self) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
-from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.errors import StubsError
 from rdzv_etcd.etcd import quiet
 
 _PACKAGE = "etcd3.etcdrpc"
@@ -36,10 +36,6 @@ assert quiet.grpc  # etcd3 imports grpc: ours must have come first
 
 _lock = threading.Lock()
 _loaded: ModuleType | None = None
-
-
-class StubsError(RdzvEtcdError, ImportError):
-    """The installed etcd3 package is missing, or is not laid out as etcd3 0.12 is."""
 
 
 def load() -> Any:

@@ -51,8 +51,10 @@ class Group:
                     world = group.join()
 
     The constructor connects, opens the session and begins to watch the job, so that :meth:`join` is
-    one round trip plus the wait for the others. It blocks for at most
-    ``settings.connection.connect_timeout_s`` when etcd does not answer, and raises
+    one round trip plus the wait for the others. It blocks while names are resolved, and for at most
+    ``settings.connection.connect_timeout_s`` when etcd does not answer; if etcd stops answering
+    after that, for a few times ``request_timeout_s``. With ``settings.embed`` it first waits until
+    an etcd is there, for up to ``join_timeout_s``. It raises
     :class:`~rdzv_etcd.errors.EtcdError`, :class:`~rdzv_etcd.errors.StateCorruptError` or, with
     ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`; and
     :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node,
@@ -144,8 +146,10 @@ class Group:
     def join(self, timeout_s: float | None = None) -> World:
         """Arrive for the next round and block until it is formed with this node in it.
 
-        ``timeout_s`` (default: the settings' ``join_timeout_s``) bounds the wait for enough nodes;
-        a spare of a healthy round waits for as long as that lasts. Raises
+        ``timeout_s`` (default: the settings' ``join_timeout_s``) bounds the wait for enough nodes,
+        counted from when the round was opened if that is later; a spare of a healthy round waits
+        for as long as that lasts. After an error it blocks for up to ``close_timeout_s`` more, to
+        take its arrival back. Raises
         :class:`~rdzv_etcd.errors.JoinTimeoutError`, :class:`~rdzv_etcd.errors.JobClosedError`,
         :class:`~rdzv_etcd.errors.JobSettingsMismatchError`,
         :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`,
@@ -214,7 +218,11 @@ class Group:
         return self._node.waiting_count()
 
     def wait_change(self, timeout_s: float | None = None) -> bool:
-        """Block until :meth:`waiting_count` is above zero; ``False`` after ``timeout_s``."""
+        """Block until :meth:`waiting_count` is above zero; ``False`` after ``timeout_s``.
+
+        Raises :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node leaves meanwhile, or
+        cannot go on.
+        """
         try:
             self._run(self._changed(timeout_s))
         except TimeoutError:
@@ -232,7 +240,8 @@ class Group:
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Block until every member of the round has called this with the same ``name``.
 
-        A name that is used again is a new barrier. Raises
+        A name that is used again is a new barrier. After ``timeout_s`` it blocks for up to some 10
+        seconds more if etcd is slow to say who is missing. Raises
         :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
         there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
         the round changes meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
@@ -258,14 +267,17 @@ class Group:
 
     def close(self, *, succeeded: bool, reason: str, anyones: bool = False) -> None:
         """Close the job for everybody, if this node is a member of its round; with ``anyones``
-        whosever round it is. :meth:`closure` tells whether that was done. Blocks for
-        ``close_timeout_s`` at most; raises :class:`~rdzv_etcd.errors.EtcdError`."""
+        whoever's round it is. :meth:`closure` tells whether that was done. Each of its requests may
+        take ``close_timeout_s``; a member other than rank 0 first leaves that one a second to
+        report a success. Raises :class:`~rdzv_etcd.errors.EtcdError`."""
         self._run(self._node.close_job(succeeded=succeeded, reason=reason, anyones=anyones))
 
     def leave(self, reason: str = "left") -> None:
         """End the session at once and free everything; the others see it in one watch event.
 
-        Idempotent; never raises because etcd is away (then the lease expires by itself).
+        Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
+        that if this node was about to form the first round. Idempotent; never raises because etcd
+        is away (then the lease expires by itself).
         """
         self._finalizer.detach()
         self._part.leave(reason)
@@ -307,10 +319,6 @@ class Group:
     @property
     def runtime(self) -> Runtime:
         return self._runtime
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
 
 
 def make_identity() -> Identity:

@@ -42,8 +42,8 @@ class Healing:
             try:
                 await self._heal()
             except EtcdError as error:
-                tell = context.narrator.warn if backoff.is_news(error) else context.narrator.say
-                tell(f"coming back after an outage: {error}")
+                text = f"coming back after an outage: {error}"
+                context.narrator.say(text, warn=backoff.is_news(error))
                 await context.clock.sleep(backoff.after(error))
             except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
                 until_s = context.clock.now_s() + context.session.renewal_period_s

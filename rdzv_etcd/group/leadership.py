@@ -133,15 +133,15 @@ class Leadership:
             result = await context.etcd.txn(
                 requests.claim(context.keys, leader, session), repeatable=True
             )
-        except LeaseNotFoundError as error:
-            context.session.lost(error.lease_id or session)
+        except LeaseNotFoundError:
+            context.session.lost(session)
         except EtcdError as error:
             await context.clock.sleep(self._backoff.after(error))
         else:
             self.note(leader, result)
 
     def note(self, leader: Leader, result: TxnResult) -> None:
-        """Adopt what a claim told about who leads (``leader`` is this node's own proposal)."""
+        """Adopt what a claim said about who leads (``leader`` is this node's own proposal)."""
         known = requests.leader_after(leader, result)
         if known is not None:
             self._context.show_written(result.revision, leader=known[0], leader_revision=known[1])
@@ -203,8 +203,7 @@ class Leadership:
             await self._drafting.lease_lost()  # the members put back what lived on it
             await self._recover(feed)
         except EtcdError as error:
-            tell = context.narrator.warn if self._backoff.is_news(error) else context.narrator.say
-            tell(f"as leader: {error}")
+            context.narrator.say(f"as leader: {error}", warn=self._backoff.is_news(error))
             self._standing.note_trouble(context.clock.now_s())
             await self._recover(feed, self._backoff.after(error))
         else:
@@ -389,7 +388,7 @@ class Leadership:
     def _stumble(self, problem: RdzvEtcdError) -> None:
         """Let a join that waits on this node's lead fail with the cause."""
         if isinstance(problem, EtcdUnavailableError):
-            self._context.narrator.say(f"cannot lead for the moment: {problem}")
+            self._context.narrator.say(f"cannot lead at the moment: {problem}")
             return
         if not isinstance(problem, EtcdRefusedError) or self._backoff.is_news(problem):
             self._context.narrator.warn(f"cannot lead: {problem}")

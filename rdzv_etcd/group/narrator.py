@@ -20,17 +20,16 @@ class Narrator:
         self._last = ""
         self._progress_after_s = 0.0
 
-    def say(self, text: str) -> None:
-        """Log at INFO if it differs from the last line."""
+    def say(self, text: str, *, warn: bool = False) -> None:
+        """Log at INFO, or with ``warn`` at WARNING, if it differs from the last line."""
         if text != self._last:
             self._last = text
-            _log.info("%s", shown(f"{self._prefix}{text}", LINE))
+            level = logging.WARNING if warn else logging.INFO
+            _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
-        if text != self._last:
-            self._last = text
-            _log.warning("%s", shown(f"{self._prefix}{text}", LINE))
+        self.say(text, warn=True)
 
     def fail(self, text: str, error: BaseException) -> None:
         """Log at ERROR, with the traceback."""

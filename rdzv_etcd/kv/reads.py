@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
+from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.kv.writes import Deadline
 from rdzv_etcd.schema import store_requests as requests
@@ -21,12 +21,9 @@ from rdzv_etcd.schema.keys import KeyRange, span
 
 T = TypeVar("T")
 
-BATCH_OPERATIONS = 100
-"""Operations in one transaction; etcd's limit is 128 (--max-txn-ops), guards and nesting count."""
-
 QUICK_ANSWER_S = 0.05
-"""Who gets answers this quickly reads once more rather than let a watch catch up, which etcd does
-every 100 ms. Where everything takes long the second read would only make it longer."""
+"""If answers come this quickly, reading once more is better than letting a watch catch up, which
+etcd does only every 100 ms. If everything is slow, a second read would only make it slower."""
 
 _NAMED_KEYS = 16
 
@@ -39,7 +36,7 @@ class Reader:
         self._clock = clock
 
     async def read(self, keys: Sequence[bytes], deadline: Deadline) -> list[GetResult]:
-        """Read every key once; one request per ``BATCH_OPERATIONS`` keys, side by side."""
+        """Read every key once; one request per ``OPS_PER_TXN`` keys, side by side."""
         return await self._read_all([requests.read(key) for key in keys], deadline)
 
     async def all_there(self, ranges: Sequence[KeyRange], deadline: Deadline) -> bool:
@@ -137,8 +134,7 @@ class Reader:
 
     async def _read_all(self, reads: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         batches = [
-            reads[start : start + BATCH_OPERATIONS]
-            for start in range(0, len(reads), BATCH_OPERATIONS)
+            reads[start : start + OPS_PER_TXN] for start in range(0, len(reads), OPS_PER_TXN)
         ]
         answers = await side_by_side([self._read_batch(batch, deadline) for batch in batches])
         return [result for answer in answers for result in answer]

@@ -1,8 +1,8 @@
 """The round's key-value store on etcd, with the operations of torch's stores.
 
-Knows what each operation promises and how to get it in as few requests as can be; knows no torch
-and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business, how
-waiting works :mod:`rdzv_etcd.kv.reads`'.
+Knows what each operation promises and how to keep that in as few requests as possible; knows no
+torch and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business,
+how waiting works :mod:`rdzv_etcd.kv.reads`'.
 
 ``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store` for how a counter is kept
 in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
-from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, KeyValue
 from rdzv_etcd.kv.queue import Queues
-from rdzv_etcd.kv.reads import BATCH_OPERATIONS, Reader, side_by_side
+from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange
@@ -274,8 +274,8 @@ class KeyValueStore:
         number = number_of(kv)
         if number is None:
             raise ValueError(
-                f"cannot add to store key {key!r}: its value {content_of(kv)[:40]!r} is no number"
-                " of 64 bits"
+                f"cannot add to store key {key!r}: its value {content_of(kv)[:40]!r} is not a "
+                "64-bit number"
             )
         return number
 
@@ -300,7 +300,7 @@ class KeyValueStore:
             return await self._reads.first_put(name, written.recovered_at, deadline)
         except (WatchLostError, TimeoutError) as error:
             raise OutcomeUnknownError(
-                "the add was applied once, but its sum cannot be told any more"
+                "the add was applied once, but its sum is no longer known"
             ) from error
 
 
@@ -310,7 +310,7 @@ def _batches(items: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str,
     size = 0
     for key, value in items:
         added = len(key.encode()) + len(value)
-        if batch and (len(batch) == BATCH_OPERATIONS or size + added > BATCH_BYTES):
+        if batch and (len(batch) == OPS_PER_TXN or size + added > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append((key, value))

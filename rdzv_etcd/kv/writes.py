@@ -47,16 +47,10 @@ class Deadline:
         left_s = self.left_s()
         return None if left_s is None else max(LEAST_REQUEST_S, left_s)
 
-    @property
-    def passed(self) -> bool:
-        return self.left_s() == 0.0
-
     def require(self, doing: str) -> None:
-        """Raise :class:`~rdzv_etcd.errors.StoreTimeoutError` if the time is over."""
-        if self.passed:
-            raise StoreTimeoutError(
-                f"{doing} did not prevail over other writers within {self.timeout_s} s"
-            )
+        """Raise :class:`~rdzv_etcd.errors.StoreTimeoutError` if the time is up."""
+        if self.left_s() == 0.0:
+            raise StoreTimeoutError(f"{doing} kept losing to other writers for {self.timeout_s} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +101,7 @@ class OnceWriter:
                 self._free.append(slot)
                 return Written(marker.value == WROTE, None, marker.mod_revision)
             if marker is not None and marker.version > slot.uses:
-                raise StateCorruptError(slot.key.decode(), "somebody else writes to it")
+                raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
             # The marker is older than what was seen: etcd's data was wiped or restored, so no
             # copy of this write is in it. No slot can be trusted any more.
             self._free.clear()

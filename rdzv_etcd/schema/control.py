@@ -13,7 +13,7 @@ from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 
 _REMEMBERED_S = 10.0
-"""Who went longer ago is taken for gone since the view began: no decision waits that long."""
+"""Nodes that went longer ago count as gone since the view began: no decision waits that long."""
 
 
 def control_from(keys: JobKeys, result: GetResult) -> Control:
@@ -161,7 +161,7 @@ def _presence(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Unreadabl
 
     def decode(key: bytes, value: bytes) -> NodeInfo:
         if not kv.lease_id:
-            raise StateCorruptError(key.decode(errors="replace"), "no node's lease keeps it")
+            raise StateCorruptError(key.decode(errors="replace"), "it is not on a node's lease")
         if keys.node(node_id) != key:
             raise StateCorruptError(key.decode(errors="replace"), "the key is not UTF-8")
         return values.decode_node(key, node_id, value)

@@ -1,7 +1,7 @@
 """Reads and writes JSON objects with typed, bounded fields. Knows limits, not what fields mean.
 
 Whatever is written is checked as if it had just been read, so nothing is ever written that cannot
-be read: by another node it could only be called corrupt.
+be read: another node could only report it as corrupt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM, MAX_NODES
+from rdzv_etcd.settings.model import MAX_NODES
 from rdzv_etcd.text import shown
 
 VERSION = 1
@@ -25,9 +25,6 @@ MAX_ROUND = 10**9
 """Keys have room for one digit more."""
 MAX_EPOCH = 2**61
 """With etcd's revision added it still is a number of 64 bits."""
-MAX_CLAIM = MAX_EPOCH_CLAIM
-"""The highest epoch that a node can make the others count on from, by saying it has seen it. Taken
-for a time in microseconds it is the year 2255; there is room above it for all that follows."""
 _MAX_NUMBER = 2**63 - 1
 
 T = TypeVar("T")
@@ -45,9 +42,9 @@ class Fields:
     def has(self, name: str) -> bool:
         return self._raw.get(name) is not None
 
-    def text(self, name: str, default: object = _MISSING) -> str:
+    def text(self, name: str) -> str:
         """A text for people."""
-        return _text(name, self._get(name, str, default))
+        return _text(name, self._get(name, str, _MISSING))
 
     def optional_text(self, name: str) -> str | None:
         return self.text(name) if self.has(name) else None
@@ -115,7 +112,7 @@ def a_name(field: str, value: object) -> str:
 
 def _text(field: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{field!r} holds {_short(value)}, not a text")
+        raise ValueError(f"{field!r} holds {_short(value)}, not a string")
     if len(value) > MAX_TEXT:
         raise ValueError(f"{field!r} has {len(value)} characters, more than {MAX_TEXT}")
     value.encode()  # a lone surrogate is a ValueError
@@ -148,12 +145,12 @@ def encode(fields: Mapping[str, object], build: Callable[[Fields], object]) -> b
 
 
 def decode(key: bytes, value: bytes, build: Callable[[Fields], T]) -> T:
-    """Build what ``value`` says. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
+    """Build what ``value`` describes. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
     try:
         fields = Fields(_JSON.decode(value.decode()))
         version = fields.whole("v")
         if version != VERSION:
-            raise ValueError(f"it has format version {version}, this library writes {VERSION}")
+            raise ValueError(f"it has format version {version}, and this library reads {VERSION}")
         return build(fields)
     except (ValueError, OverflowError, RecursionError, SettingsError) as error:
         problem = str(error) or type(error).__name__
@@ -161,7 +158,7 @@ def decode(key: bytes, value: bytes, build: Callable[[Fields], T]) -> T:
 
 
 def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
-    """Decode what is under a key. Raises StateCorruptError, which says who has written it."""
+    """Decode the value of a key. Raises StateCorruptError, which says who wrote it."""
     try:
         return decode_value(kv.key, kv.value)
     except StateCorruptError as error:
@@ -169,7 +166,7 @@ def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
 
 
 def _writer(kv: KeyValue) -> str:
-    """What etcd knows about who has written a key."""
+    """What etcd knows about who wrote a key."""
     created = "" if kv.version == 1 else f" (the key exists since revision {kv.create_revision})"
     if not kv.lease_id:
         return f"written at revision {kv.mod_revision}{created} without a lease"
@@ -182,12 +179,12 @@ def _writer(kv: KeyValue) -> str:
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("it has a field twice")
+        raise ValueError("it has the same field twice")
     return fields
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"it has {constant}, which is no JSON")
+    raise ValueError(f"it contains {constant}, which is not JSON")
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_refuse)

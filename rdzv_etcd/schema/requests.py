@@ -22,15 +22,24 @@ from rdzv_etcd.core.model import (
     Slices,
     Unreadable,
 )
-from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Relation, Target, Txn, TxnResult
+from rdzv_etcd.etcd.api import (
+    OPS_PER_TXN,
+    Compare,
+    Delete,
+    Get,
+    Op,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
 AUDITS_KEPT = 100
-OPS_PER_TXN = 100
-"""etcd allows 128 (``--max-txn-ops``) …"""
 BYTES_PER_TXN = 512 * 1024
-"""… and 1.5 MiB (``--max-request-bytes``) by default."""
+"""etcd allows 1.5 MiB (``--max-request-bytes``) by default."""
 
 
 def read_control(keys: JobKeys) -> Get:

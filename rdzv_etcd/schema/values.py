@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices, is_unknown
 from rdzv_etcd.schema.fields import (
-    MAX_CLAIM,
     MAX_EPOCH,
     MAX_ROUND,
     VERSION,
@@ -24,7 +23,7 @@ from rdzv_etcd.schema.fields import (
     encode,
 )
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.model import MAX_NODES
+from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM, MAX_NODES
 
 __all__ = ["VERSION", "decode_key"]
 
@@ -65,11 +64,12 @@ def encode_node(info: NodeInfo) -> bytes:
     if info.leaving is not None:
         fields["leaving"] = info.leaving
     if info.epoch_seen:
-        fields["epoch_seen"] = min(info.epoch_seen, MAX_CLAIM)  # who says more is not believed
+        # Who says more is not believed.
+        fields["epoch_seen"] = min(info.epoch_seen, MAX_EPOCH_CLAIM)
     if info.epoch_trained:
-        fields["epoch_trained"] = min(info.epoch_trained, MAX_CLAIM)
+        fields["epoch_trained"] = min(info.epoch_trained, MAX_EPOCH_CLAIM)
     if info.clock_us:
-        fields["clock_us"] = min(max(0, info.clock_us), MAX_CLAIM)
+        fields["clock_us"] = min(max(0, info.clock_us), MAX_EPOCH_CLAIM)
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -79,7 +79,7 @@ def decode_node(key: bytes, node_id: str, value: bytes) -> NodeInfo:
 
 def _node(node_id: str, f: Fields) -> NodeInfo:
     if is_unknown(a_name("the node's id", node_id)):
-        raise ValueError("its name stands for nodes of which the name is not known")
+        raise ValueError("its name is reserved for nodes whose names are not known")
     return NodeInfo(
         node_id,
         _address(f),
@@ -88,9 +88,9 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         _settings(f.nested("settings")),
         f.optional_text("rank_key"),
         f.optional_text("leaving"),
-        f.whole("epoch_seen", 0, most=MAX_CLAIM),
-        f.whole("epoch_trained", 0, most=MAX_CLAIM),
-        f.whole("clock_us", 0, most=MAX_CLAIM),
+        f.whole("epoch_seen", 0, most=MAX_EPOCH_CLAIM),
+        f.whole("epoch_trained", 0, most=MAX_EPOCH_CLAIM),
+        f.whole("clock_us", 0, most=MAX_EPOCH_CLAIM),
     )
 
 
@@ -210,7 +210,7 @@ def _round(f: Fields) -> Round:
             sliced.name("edition"),
         )
         if members:
-            raise ValueError("it names members beside its 'slices'")
+            raise ValueError("it names members and has 'slices' as well")
     lease = f.text("job_lease")
     if not _LEASE.fullmatch(lease) or int(lease, 16) > _MAX_LEASE:
         raise ValueError(f"'job_lease' is {lease[:80]!r}, not a lease id")
@@ -235,7 +235,11 @@ def _round(f: Fields) -> Round:
 
 def encode_ended(ended: Sequence[Ended]) -> bytes:
     runs = [
-        {"run": run.origin, "epoch": min(run.epoch, MAX_CLAIM), **_closure_fields(run.closure)}
+        {
+            "run": run.origin,
+            "epoch": min(run.epoch, MAX_EPOCH_CLAIM),
+            **_closure_fields(run.closure),
+        }
         for run in ended
     ]
     return encode({"runs": runs}, _ended)
@@ -247,7 +251,7 @@ def decode_ended(key: bytes, value: bytes) -> tuple[Ended, ...]:
 
 def _ended(f: Fields) -> tuple[Ended, ...]:
     return tuple(
-        Ended(run.name("run"), _closure(run), run.whole("epoch", 0, most=MAX_CLAIM))
+        Ended(run.name("run"), _closure(run), run.whole("epoch", 0, most=MAX_EPOCH_CLAIM))
         for run in f.objects("runs")
     )
 

@@ -57,11 +57,8 @@ def _check_shape(request: Txn, max_ops: int) -> None:
             _check_shape(op, max_ops - longest)
         else:
             _require_key(op.key)
-        if isinstance(op, Put):
-            if op.ignore_value and op.value:
-                raise InvalidRequestError("etcdserver: value is provided")
-            if op.ignore_lease and op.lease_id:
-                raise InvalidRequestError("etcdserver: lease is provided")
+        if isinstance(op, Put) and op.ignore_value and op.value:
+            raise InvalidRequestError("etcdserver: value is provided")
 
 
 def _check_guard(guard: Compare) -> None:

@@ -57,7 +57,7 @@ class EtcdContainer(DockerContainer):
                 stdout, stderr = self.get_logs()
                 self.stop()
                 raise TimeoutError(
-                    f"etcd ({self.image}) is not healthy within {self.startup_timeout_s:g} s: "
+                    f"etcd ({self.image}) was not healthy within {self.startup_timeout_s:g} s: "
                     f"{(stdout + stderr).decode(errors='replace')[-2000:]}"
                 )
             time.sleep(_POLL_S)

@@ -76,7 +76,7 @@ class Link:
         self._delay_s = (low_s, low_s if high_s is None else high_s)
 
     def lag_watches(self, delay_s: float) -> None:
-        """Let watches hear of every change so much later than reads do; 0 ends it.
+        """Let watches hear of every change this much later than reads do; 0 ends it.
 
         As when they are served by a member of etcd that is behind, or by one that is busy.
         """
@@ -113,14 +113,14 @@ class Link:
         """Let the next requests be sent late, over whatever connection there is by then.
 
         As if their process had been stopped between its decision and its sending: unlike a request
-        that is under way, such a one outlives a broken connection, even a wiped etcd.
+        that is under way, it outlives a broken connection, even a wiped etcd.
         """
         self._plan(Planned(count, matching or _any, stall_s=delay_s))
 
     def repeat_requests(
         self, delay_s: float, count: int = 1, matching: Match | None = None
     ) -> None:
-        """Apply the next calls that may be repeated once more, so much later.
+        """Apply the next calls that may be repeated once more, ``delay_s`` later.
 
         A client sends such a call again over another connection when no reply comes; the first copy
         may lie in a member of etcd that was paused, and be applied long after the second one.

@@ -26,7 +26,6 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.api import (
     Compare,
     Delete,
-    DeleteResult,
     Event,
     EventKind,
     Get,
@@ -36,11 +35,11 @@ from rdzv_etcd.etcd.api import (
     Op,
     OpResult,
     Put,
-    PutResult,
     Relation,
     Target,
     Txn,
     TxnResult,
+    WriteResult,
 )
 from rdzv_etcd.testing.checks import Limits, check_get, check_txn
 from rdzv_etcd.testing.requests import (
@@ -134,7 +133,7 @@ class Model:
             if isinstance(op, Txn):
                 self._check_puts(op, next(nested))
             elif isinstance(op, Put):
-                if (op.ignore_value or op.ignore_lease) and op.key not in self._values:
+                if op.ignore_value and op.key not in self._values:
                     raise InvalidRequestError(f"etcdserver: key not found: {op.key!r}")
                 if op.lease_id and op.lease_id not in self.leases:
                     raise LeaseNotFoundError(op.lease_id)
@@ -151,10 +150,10 @@ class Model:
             return self._get(op)
         if isinstance(op, Put):
             self._put(op)
-            return PutResult(self.revision + 1)
+            return WriteResult(self.revision + 1)
         if isinstance(op, Delete):
-            deleted = self._delete(list(self._keys_in(op.key, op.range_end)))
-            return DeleteResult(self._read_revision, deleted)
+            self._delete(list(self._keys_in(op.key, op.range_end)))
+            return WriteResult(self._read_revision)
         return self._apply(op, next(nested))
 
     def holds(self, guard: Compare) -> bool:
@@ -189,33 +188,30 @@ class Model:
         kvs = [self._values[key] for key in wanted]
         if request.keys_only:
             kvs = [replace(kv, value=b"") for kv in kvs]
-        return GetResult(self._read_revision, tuple(kvs), len(keys), len(wanted) < len(keys))
+        return GetResult(self._read_revision, tuple(kvs), len(keys))
 
     def _put(self, op: Put) -> None:
         revision = self.revision + 1
         old = self._values.get(op.key)
-        lease_id = op.lease_id
+        created, version, value = revision, 1, op.value
         if old is None:
-            kv = KeyValue(op.key, op.value, revision, revision, 1, lease_id)
             insort(self._sorted, op.key)
         else:
-            if op.ignore_lease:
-                lease_id = old.lease_id
+            created, version = old.create_revision, old.version + 1
             value = old.value if op.ignore_value else op.value
-            kv = KeyValue(op.key, value, old.create_revision, revision, old.version + 1, lease_id)
             self._detach(old)
-        if lease_id:
-            self.leases[lease_id].keys.add(op.key)
+        kv = KeyValue(op.key, value, created, revision, version, op.lease_id)
+        if op.lease_id:
+            self.leases[op.lease_id].keys.add(op.key)
         self._values[op.key] = kv
         self._pending.append(Event(EventKind.PUT, kv))
 
-    def _delete(self, keys: list[bytes]) -> int:
+    def _delete(self, keys: list[bytes]) -> None:
         for key in keys:
             self._detach(self._values.pop(key))
             del self._sorted[bisect_left(self._sorted, key)]
             gone = KeyValue(key, b"", 0, self.revision + 1, 0)
             self._pending.append(Event(EventKind.DELETE, gone))
-        return len(keys)
 
     def _detach(self, kv: KeyValue) -> None:
         lease = self.leases.get(kv.lease_id)
@@ -337,8 +333,6 @@ def _aspect(kv: KeyValue, target: Target) -> int | bytes:
 def _related(left: int | bytes, relation: Relation, right: int | bytes) -> bool:
     if relation is Relation.EQUAL:
         return left == right
-    if relation is Relation.NOT_EQUAL:
-        return left != right
     if isinstance(left, bytes) and isinstance(right, bytes):
         return left > right if relation is Relation.GREATER else left < right
     if isinstance(left, int) and isinstance(right, int):

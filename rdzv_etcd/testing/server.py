@@ -38,7 +38,7 @@ EXPIRY_TICK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One request the server has worked on, for observers."""
+    """One request that the server has handled, for observers."""
 
     at_s: float
     source: str

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError
-from rdzv_etcd.group.group import Connect, Group
+from rdzv_etcd.group.group import Group
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
@@ -41,10 +41,10 @@ _log = logging.getLogger("rdzv_etcd")
 class EtcdRendezvousHandler(RendezvousHandler):
     """Torch's rendezvous contract (see ``torch.distributed.elastic.rendezvous.api``)."""
 
-    def __init__(self, settings: Settings, *, connect: Connect | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Connect to etcd and open the session.
 
-        Blocks for at most ``connect_timeout`` if etcd does not answer. Raises torch's
+        Blocks as :class:`~rdzv_etcd.group.group.Group` does. Raises torch's
         ``RendezvousConnectionError`` or ``RendezvousStateError``.
         """
         self._settings = settings
@@ -53,9 +53,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._confirmed: bool | None = None
         """What :meth:`shutdown` returned, once it did."""
         self._earlier_error = sys.exc_info()[1]
-        """What was being handled around this handler's work, so it does not say how that ended."""
+        """The exception that the caller was handling before: it does not say how this job ended."""
         with torch_errors():
-            self._group = _open_group(settings, connect)
+            self._group = _open_group(settings)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -105,17 +105,15 @@ class EtcdRendezvousHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """Close the job for everybody, whether or not this node is a member.
 
-        Does nothing after :meth:`shutdown`. If no round was formed there is nothing to close:
-        that is a warning, and who waits goes on waiting.
+        Does nothing after :meth:`shutdown`. If no round was formed there is nothing to close: then
+        this logs a warning, and nodes that wait go on waiting.
         """
         if self._group.has_left:
             return
         with torch_errors():
             self._group.close(succeeded=False, reason="closed by the launcher", anyones=True)
         if self._group.closure() is None:
-            _log.warning(
-                "[job %s] not closed: no round was formed that could be", self._settings.job_id
-            )
+            _log.warning("[job %s] not closed: no round was formed yet", self._settings.job_id)
 
     def shutdown(self) -> bool:
         """Close the job if its work is done or has failed, then leave.
@@ -150,14 +148,14 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return confirmed
 
 
-def _open_group(settings: Settings, connect: Connect | None) -> Group:
+def _open_group(settings: Settings) -> Group:
     try:
-        return Group(settings, connect=connect)
+        return Group(settings)
     except EtcdUnavailableError as error:
         if settings.embed:
             raise
         raise EtcdUnavailableError(
-            f"{error} (without an etcd of your own: --rdzv-conf=embed=1 on every node)"
+            f"{error} (if you have no etcd of your own: --rdzv-conf=embed=1 on every node)"
         ) from None
 
 

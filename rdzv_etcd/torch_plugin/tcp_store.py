@@ -11,12 +11,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.group.bootstrap import Bootstrap
 
-DEFAULT_TIMEOUT = timedelta(seconds=300)
+_TIMEOUT = timedelta(seconds=300)
 
 
-def serve_tcp_store(
-    bootstrap: Bootstrap, timeout: timedelta = DEFAULT_TIMEOUT, *, use_libuv: bool = True
-) -> TCPStore:
+def serve_tcp_store(bootstrap: Bootstrap, *, use_libuv: bool = True) -> TCPStore:
     """Serve a fresh, empty ``TCPStore`` on the socket; clients that connected before are served.
 
     The descriptor belongs to torch from now on: it closes it, and with it gives the port back, when
@@ -26,19 +24,17 @@ def serve_tcp_store(
     """
     descriptor = bootstrap.detach()
     try:
-        return _serve(bootstrap, descriptor, timeout, use_libuv=use_libuv)
+        return _serve(bootstrap, descriptor, use_libuv=use_libuv)
     except NotImplementedError:  # torch 2.6; it has not touched the socket yet
-        return _serve(bootstrap, descriptor, timeout, use_libuv=False)
+        return _serve(bootstrap, descriptor, use_libuv=False)
 
 
-def _serve(
-    bootstrap: Bootstrap, descriptor: int, timeout: timedelta, *, use_libuv: bool
-) -> TCPStore:
+def _serve(bootstrap: Bootstrap, descriptor: int, *, use_libuv: bool) -> TCPStore:
     return TCPStore(
         host_name=bootstrap.own_address,  # for the store's own client
         port=bootstrap.port,
         is_master=True,
-        timeout=timeout,
+        timeout=_TIMEOUT,
         wait_for_workers=False,
         master_listen_fd=descriptor,
         use_libuv=use_libuv,

@@ -83,11 +83,6 @@ async def test_a_put_moves_a_key_to_its_lease_or_off_it(lab: Lab) -> None:
     await lab.put("moved", lease_id=two.lease_id)
     await lab.put("freed", lease_id=one.lease_id)
     await lab.put("freed")
-    await lab.put("same", lease_id=one.lease_id)
-    await lab.do(Put(lab.key("same"), b"new", ignore_lease=True))
-    kv = await lab.read("same")
-    assert kv is not None
-    assert (kv.value, kv.lease_id) == (b"new", one.lease_id)
     await lab.etcd.revoke(one.lease_id)
     assert [kv.key for kv in (await lab.all()).kvs] == [lab.key("freed"), lab.key("moved")]
     await lab.etcd.revoke(two.lease_id)

@@ -63,7 +63,6 @@ _puts = st.builds(
     _values,
     st.sampled_from([0, 0, 0, 1, 1, 1, 2, 3]),
     ignore_value=st.sampled_from([False, False, True]),
-    ignore_lease=st.sampled_from([False, False, True]),
 ).map(lambda put: dataclasses.replace(put, value=b"") if put.ignore_value else put)
 _deletes = st.builds(Delete, _names, _ends)
 _guards = st.one_of(
@@ -194,7 +193,7 @@ def _either(outcomes: set[object], step: Step) -> bool:
     """Whether both errors are right: of a put with two faults etcd 3.7 names the other one."""
     puts = step.puts() if isinstance(step, Txn) else ()
     return outcomes == {"InvalidRequestError", "LeaseNotFoundError"} and any(
-        put.lease_id and (put.ignore_value or put.ignore_lease) for put in puts
+        put.lease_id and put.ignore_value for put in puts
     )
 
 

@@ -138,7 +138,7 @@ def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(auth_etcd: E
     async def scenario() -> None:
         async with client_of(auth_etcd, credentials=TRAINER) as client:
             await client.connect()
-            await client.connect(Get(PREFIX, END))
+            await client.get(Get(PREFIX, END))
             who = f"{auth_etcd.endpoint}, as user '{USER}': "
             for call, what in (
                 (client.txn(Txn((), (Put(b"/elsewhere", b""),))), "write '/elsewhere'"),

@@ -17,15 +17,9 @@ from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round
 from rdzv_etcd.errors import StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
-from rdzv_etcd.schema.fields import (
-    MAX_CLAIM,
-    MAX_EPOCH,
-    MAX_NAME,
-    MAX_ROUND,
-    MAX_TEXT,
-)
+from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_NAME, MAX_ROUND, MAX_TEXT
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.model import MAX_NODES
+from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM, MAX_NODES
 
 KEY = b"/rdzv_etcd/job/ctl/thing"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -51,7 +45,7 @@ NODES = st.builds(
     job_settings(),
     st.none() | TEXT,
     st.none() | TEXT,
-    st.integers(0, MAX_CLAIM),
+    st.integers(0, MAX_EPOCH_CLAIM),
 )
 CLOSURES = st.builds(Closure, NAME, TEXT, st.booleans(), st.floats(0, 1e12))
 ROUNDS = st.builds(
@@ -90,7 +84,9 @@ RANKS = st.lists(NAME, unique=True, max_size=6).flatmap(
         lambda ranks: dict(zip(names, ranks, strict=True))
     )
 )
-ENDED = st.lists(st.builds(Ended, NAME, CLOSURES, st.integers(0, MAX_CLAIM)), max_size=8).map(tuple)
+ENDED = st.lists(st.builds(Ended, NAME, CLOSURES, st.integers(0, MAX_EPOCH_CLAIM)), max_size=8).map(
+    tuple
+)
 
 
 def decode_node(key: bytes, value: bytes) -> NodeInfo:
@@ -217,7 +213,7 @@ def test_unknown_fields_are_ignored(
     ("spoil", "named"),
     [
         ({"members": ["a", "a"]}, "twice"),
-        ({"slices": {"size": 2, "count": 1, "edition": "e"}}, "beside its 'slices'"),
+        ({"slices": {"size": 2, "count": 1, "edition": "e"}}, "has 'slices' as well"),
         ({"slices": {"size": 0, "count": 1, "edition": "e"}}, "'size'"),
         ({"slices": {"size": 2, "count": 0, "edition": "e"}}, "'count'"),
         ({"round": 0}, "round"),
@@ -315,7 +311,7 @@ def test_a_record_that_others_could_not_read_is_not_written(change: dict[str, An
 
 def test_nobody_claims_an_epoch_that_others_would_not_believe() -> None:
     info = NodeInfo("host~1~x", "host", 1, 1, JobSettings(1, 2), epoch_seen=2**63)
-    assert decode_node(KEY, values.encode_node(info)).epoch_seen == MAX_CLAIM
+    assert decode_node(KEY, values.encode_node(info)).epoch_seen == MAX_EPOCH_CLAIM
     claim = json.loads(values.encode_node(info))
     claim["epoch_seen"] = 2**63 - 1
     with pytest.raises(StateCorruptError, match="epoch_seen"):

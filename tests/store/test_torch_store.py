@@ -233,7 +233,7 @@ def test_a_number_wraps_at_64_bits_as_torchs_does(store: EtcdStore) -> None:
 )
 def test_adding_to_something_else_than_a_number_is_refused(store: EtcdStore, value: str) -> None:
     store.set("n", value)
-    with pytest.raises(ValueError, match="is no number"):
+    with pytest.raises(ValueError, match="is not a 64-bit number"):
         store.add("n", 1)
     assert store.get("n") == value.encode()
 
