@@ -8,7 +8,7 @@ megabyte bury what matters.
 from __future__ import annotations
 
 SHOWN = 200
-"""Characters of one text of somebody else's …"""
+"""Characters of one text that somebody else wrote …"""
 LINE = 2000
 """… and of a whole message, which names several of them."""
 

@@ -94,7 +94,7 @@ def decide_close(
         until_s = enough_s + patience.last_call_s
         why = "last call passed"
     if patience.give_up_s < until_s:
-        until_s, why = patience.give_up_s, "the leader's join timeout is near"
+        until_s, why = patience.give_up_s, "the leader's join timeout is about to end"
     if now_s >= until_s:
         return _close(control, crowd, size, why)
     return KeepWaiting(until_s, here + _missing(crowd, control))

@@ -36,7 +36,7 @@ class NodeInfo:
     epoch_seen: int = 0
     """The highest epoch this node knows of, so that epochs grow even when the record was lost."""
     epoch_trained: int = 0
-    """That of the last world it was a member of: who trained the latest one has the best claim to
+    """That of the last world it was a member of: whoever trained the latest has the best claim to
     rank 0, whatever record etcd holds."""
     clock_us: int = 0
     """Its wall clock when it arrived, if it was in no world before. Epochs begin at the lower
@@ -80,7 +80,7 @@ class Slices:
     count: int
     """How many slices there are."""
     edition: str
-    """Names this very attempt to form the round: an attempt that failed left other slices."""
+    """Names this attempt to form the round: one that failed may have left other slices."""
 
     def index_of(self, node_id: str) -> int:
         return crc32(node_id.encode()) % self.count
@@ -281,7 +281,7 @@ class Nodes:
     revision: int
     present: Mapping[str, Presence] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
-    """Nodes that said good-bye before they went."""
+    """Nodes that said goodbye before they went."""
     since_s: float = 0.0
     """When the view began, on the leader's clock."""
     gone: Mapping[str, float] = field(default_factory=dict)

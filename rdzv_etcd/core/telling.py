@@ -1,4 +1,4 @@
-"""Says what a waiting node waits for, and whom. Pure."""
+"""Says what a waiting node waits for, and for whom. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tell_seat(job_id: str, control: Control) -> str:
     all_of = "all " if formed.size == settings.max_nodes else ""
     return (
         f"for a seat: job {job_id!r} runs with {all_of}{formed.size} of {needed(settings)} nodes; "
-        "another job with this id?"
+        "is another job using this id?"
     )
 
 
@@ -32,7 +32,7 @@ def tell_round(control: Control, nodes: Nodes | None, count: int, settings: JobS
     """
     head = f"for round {control.next_number}"
     if nodes is None:
-        return f"{head}: {count} nodes are there, of {needed(settings)}"
+        return f"{head}: {count} of {needed(settings)} nodes are there"
     crowd = sort_crowd(control, nodes, settings)
     here = [presence.info.node_id for presence in crowd.pool]
     named = f" ({display_names(here)})" if here else ""

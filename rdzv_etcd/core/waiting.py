@@ -26,7 +26,7 @@ class Crowd:
     absent: tuple[str, ...]
     """Members without presence."""
     leaving: tuple[str, ...]
-    """Members that said good-bye."""
+    """Members that said goodbye."""
     strangers: tuple[Presence, ...]
     """Waiters whose settings differ from the job's; each finds out by itself and goes."""
     idle: tuple[str, ...]

@@ -199,7 +199,7 @@ class Etcd:
             ]
         for path, body in (*requests, ("enable", {})):
             if self._post(f"/v3/auth/{path}", body, _USER_LIMIT_S) is None:
-                raise StartError(f"its users cannot be made ({path}): {self._last_words()}")
+                raise StartError(f"its users cannot be created ({path}): {self._last_words()}")
         return admin
 
     def _healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""Start the supervisor, detached, and hear what became of it. Knows its command line."""
+"""Starts the supervisor, detached, and waits for its report. Knows its command line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def launch(
         ready = waiter.poll(max(0.0, deadline - time.monotonic()) * 1000)
         line = status.readline() if ready else b""
     if not line:
-        why = "ended without a word" if ready else "did not report in time"
+        why = "ended without a report" if ready else "did not report in time"
         raise EmbeddedEtcdError(f"the supervisor of an embedded etcd ({binary.path}) {why}")
     report: dict[str, str] = json.loads(line)
     return report

@@ -1,7 +1,7 @@
 """Only one supervisor per port: an abstract Unix socket is the lock. Standard library only.
 
 It belongs to the same network namespace as the port, and the kernel drops it with the process. It
-listens, so that whoever asks is told by the kernel whose it is; nothing is ever said over it.
+listens, so that the kernel tells whoever asks whose it is; nothing is ever said over it.
 """
 
 from __future__ import annotations

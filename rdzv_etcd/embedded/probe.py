@@ -21,7 +21,7 @@ class Answer(Enum):
     NOTHING = "nothing listens there"
     SILENCE = "something accepts connections but does not answer"
     STRANGER = "something that is not etcd listens there"
-    TLS = "something that wants https listens there"
+    TLS = "something that speaks only https listens there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def probe(endpoint: Endpoint, timeout_s: float) -> Found:
     try:
         connection = connect(endpoint.host, endpoint.port, deadline)
     except UnicodeError:
-        return Found(Answer.NOTHING, f"{endpoint.host} is no host name")
+        return Found(Answer.NOTHING, f"{endpoint.host} is not a host name")
     except OSError as error:
         return Found(Answer.NOTHING, (error.strerror or str(error)).lower())
     with connection:

@@ -1,6 +1,6 @@
 """Make sure an etcd answers at the endpoint: use it, start it, or wait for who starts it.
 
-Knows who may start it and how long to wait. Blocks; called before anything else of a join.
+Knows who may start it and how long to wait. Blocks; called before a group connects.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Ensure:
         if most > 1 and is_loopback(self._endpoint.host):
             log.warning(
                 "started an etcd at %s, which no other machine can reach: if the %d nodes of job "
-                "%r are not all on this machine, each machine has now an etcd of its own; name one "
+                "%r are not all on this machine, each machine now has an etcd of its own; name one "
                 "of the machines in --rdzv-endpoint",
                 self._settings.connection,
                 most,
@@ -151,7 +151,7 @@ class _Ensure:
             return False
         if keeper.uid is not None and not is_trusted(keeper.uid):
             raise EmbeddedEtcdError(
-                f"{user_of(keeper.uid)} keeps port {self._endpoint.port} of this machine for an "
+                f"{user_of(keeper.uid)} holds port {self._endpoint.port} of this machine for an "
                 f"embedded etcd (process {keeper.pid}): choose another port in --rdzv-endpoint"
             )
         return True
@@ -173,10 +173,12 @@ class _Ensure:
             self._silent_since = now
         limit_s = self._settings.connection.connect_timeout_s
         if now - self._silent_since > limit_s:
-            raise EmbeddedEtcdError(f"{where}: {answer.value} as etcd for {limit_s:g} s")
+            raise EmbeddedEtcdError(
+                f"{where}: {answer.value} (waited {limit_s:g} s for etcd to answer)"
+            )
 
     def _tell(self, found: Found) -> None:
-        """Say once what is waited for; that it takes long, and why, after some seconds."""
+        """Say once what is waited for; and after some seconds, now and then, why it takes long."""
         limit_s = self._settings.timing.join_timeout_s
         if not self._told:
             self._told = True
@@ -217,8 +219,8 @@ def _single_endpoint(settings: Settings) -> Endpoint:
     secret = settings.connection.credentials is not None
     if secret and not (settings.connection.allow_plain_password or is_loopback(endpoint.host)):
         raise SettingsError(
-            f"the etcd password would go to {settings.connection} in plain text, for all on the "
-            "way to read; an embedded etcd has no TLS: give allow_plain_password=1 if that network "
-            "is trusted"
+            f"the etcd password would be sent to {settings.connection} in plain text, which "
+            "anybody on the way can read; an embedded etcd has no TLS: set allow_plain_password=1 "
+            "if that network is trusted"
         )
     return endpoint

@@ -102,7 +102,7 @@ def _serve(plan: Plan, options: argparse.Namespace, held: socket.socket) -> int:
     try:
         etcd = Etcd(plan)
     except OSError as error:
-        _tell(options.status_fd, "failed", f"there is no place for its data: {error}")
+        _tell(options.status_fd, "failed", f"there is no room for its data: {error}")
         return 1
     try:
         etcd.start()

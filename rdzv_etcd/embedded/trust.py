@@ -39,7 +39,7 @@ def is_trusted(uid: int) -> bool:
 
 
 def user_of(uid: int) -> str:
-    """Return ``user 'ann' (uid 1000)``, or the number if nobody is called so."""
+    """Return ``user 'ann' (uid 1000)``, or only the number if it has no name."""
     try:
         return f"user {pwd.getpwuid(uid).pw_name!r} (uid {uid})"
     except KeyError:
@@ -62,7 +62,7 @@ def reached_by(listener: Listener, address: str) -> bool:
 def check_owner(endpoint: Endpoint, addresses: Iterable[str]) -> None:
     """Raise :class:`EmbeddedEtcdError` if what listens at our own ``addresses`` is another user's.
 
-    Where nothing is seen to listen root has redirected the port; that is root's to do.
+    If nothing is seen listening there, root has redirected the port, as root may.
     """
     own = tuple(addresses)
     for listener in listeners(endpoint.port):
@@ -71,7 +71,7 @@ def check_owner(endpoint: Endpoint, addresses: Iterable[str]) -> None:
         raise EmbeddedEtcdError(
             f"the etcd at {endpoint.target} belongs to {user_of(listener.uid)}, not to you "
             f"(uid {os.geteuid()}) or root: whoever runs it could control your workers. Choose "
-            "another port in --rdzv-endpoint; if this etcd is meant, leave out embed=1"
+            "another port in --rdzv-endpoint; to use this etcd all the same, leave out embed=1"
         )
 
 
@@ -89,14 +89,14 @@ def check_password(connection: Connection, timeout_s: float) -> None:
             return
         raise EmbeddedEtcdError(
             f"the etcd at {where} lets everybody in, although a user and password are given here: "
-            "who started it had none. Give the same to every node, and wait until that etcd has "
-            "ended, or choose another port in --rdzv-endpoint"
+            "the node that started it had none. Give every node the same, and wait until that etcd "
+            "has ended, or choose another port in --rdzv-endpoint"
         )
     if "authentication failed" not in answer and "user name is empty" not in answer:
         return
     if credentials is None:
         raise EtcdAuthError(
-            f"the etcd at {where} wants a user and password: set RDZV_ETCD_USER and "
+            f"the etcd at {where} requires a user and password: set RDZV_ETCD_USER and "
             "RDZV_ETCD_PASSWORD (or user_file and password_file) as on the node that started it"
         )
     raise EtcdAuthError(

@@ -28,7 +28,7 @@ def why_nobody_answers(endpoint: Endpoint, found: Found) -> str:
         detail = f" at {', '.join(addresses)}{detail}"
     return (
         f"{found.answer.value}{detail}. {endpoint.host} is not this machine "
-        f"({socket.gethostname()}); is it right, and does a node run there with embed=1?"
+        f"({socket.gethostname()}); is that right, and is a node running there with embed=1?"
     )
 
 
@@ -44,7 +44,7 @@ def _here(endpoint: Endpoint, found: Found, own: tuple[str, ...]) -> str:
     ]
     if elsewhere and found.answer is Answer.NOTHING:
         return (
-            f"{whose} keeps an embedded etcd on this port that listens on "
-            f"{', '.join(elsewhere)} only; give every node the same --rdzv-endpoint"
+            f"{whose} keeps an embedded etcd on this port that listens only on "
+            f"{', '.join(elsewhere)}; give every node the same --rdzv-endpoint"
         )
     return f"{found.answer.value}; {whose} of this machine is starting it"

@@ -1,7 +1,7 @@
 """Holds the authentication token and renews it, one renewal at a time.
 
 Knows user, password and token. Must not know which calls need it. Files that user and password
-came from are read again for every token, which blocks shortly.
+came from are read again for every token, which blocks briefly.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Authenticator:
         try:
             self._credentials = read_again(self._credentials)
         except SettingsError as error:
-            _log.warning("the login at etcd goes on with what was read before: %s", error)
+            _log.warning(
+                "logging in to etcd with the user and password that were read before: %s", error
+            )
         return self._credentials
 
     async def _authenticate(self, server: Server, limit_s: float) -> Metadata:

@@ -89,7 +89,7 @@ _TLS_HINTS = (
     ("not in peer certificate", _OTHER_HOST),
     ("Hostname Verification", _OTHER_HOST),
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS - use http://"),
-    ("CERTIFICATE_REQUIRED", "the server wants a client certificate - set cert and key"),
+    ("CERTIFICATE_REQUIRED", "the server requires a client certificate - set cert and key"),
     # What servers built with Go before 1.20 say to all that is wrong with it, and to none.
     (
         "BAD_CERTIFICATE",
@@ -102,21 +102,21 @@ _TLS_HINTS = (
     # An alert that comes after the client's side of a TLS 1.3 handshake is done.
     (
         "TSI_DATA_CORRUPTED",
-        "refused after the handshake - does it want a client certificate, or has the one that was "
-        "given expired, or is its CA not trusted there?",
+        "refused after the handshake - does it require a client certificate, or has the one given "
+        "expired, or is its CA not trusted there?",
     ),
 )
 _CONNECT_HINTS = (
     # Not counted as TLS: a server or balancer that is going down does the same.
     (
         "Handshake read failed",
-        "it breaks off the handshake - does it speak https://, and want a client certificate?",
+        "it aborts the handshake - does it speak https://, and require a client certificate?",
     ),
     ("Too many open files", "too many open files in this process - raise ulimit -n"),
     ("Connection refused", "connection refused - is etcd running there?"),
     ("No route to host", "no route to host"),
     ("Network is unreachable", "network unreachable"),
-    ("Failed parsing HTTP/2", "it answers, but is no etcd (no gRPC) - is the port right?"),
+    ("Failed parsing HTTP/2", "it answers, but is not etcd (no gRPC) - is the port right?"),
     ("before receiving SETTINGS", "it accepts connections but does not answer"),
     ("onnection reset", "connection reset - does it need https://?"),
     ("Socket closed", "it closes the connection - does it need https://?"),

@@ -2,8 +2,8 @@
 
 Knows when to try. Must not know endpoints, nor what it takes to move.
 
-Otherwise the members of a cluster that are upgraded in turn would drive all clients to those that
-were upgraded first, and leave the last one without any.
+Otherwise upgrading the members of a cluster in turn would drive all clients to those upgraded
+first, and leave the last one without any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from rdzv_etcd.clock import Clock
 
 HOME_AFTER_S = 300.0
-"""Tries come this far apart, on the average: a fleet is not to come back in step."""
+"""The average time between tries; each is drawn, so that a fleet does not come back in step."""
 
 
 class Homecoming:

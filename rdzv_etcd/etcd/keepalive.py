@@ -64,7 +64,7 @@ class KeepAlive:
         if isinstance(error, EtcdRefusedError) and not stale and not self._refused:
             self._refused = True
             _log.warning(
-                "%s refuses to renew this node's lease, which ends unless that is mended: %s",
+                "%s refuses to renew this node's lease, which expires unless this is mended: %s",
                 failed.endpoint,
                 error,
             )

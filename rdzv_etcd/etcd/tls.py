@@ -45,8 +45,8 @@ class TlsFiles:
     def current(self) -> grpc.ChannelCredentials:
         """Return the same object until the files change. Thread-safe.
 
-        Files that cannot be used, such as a certificate whose key has yet to be replaced, are told
-        once, at WARNING, and those read before are kept until the files change again.
+        Files that cannot be used, such as a certificate whose key has yet to be replaced, are
+        reported once, at WARNING, and those read before are kept until the files change again.
         """
         version = _version(self._tls)
         if version != self._version:
@@ -54,7 +54,7 @@ class TlsFiles:
             try:
                 self._credentials = channel_credentials(self._tls)
             except EtcdTlsError as error:
-                _log.warning("TLS goes on with the files as they were before: %s", error)
+                _log.warning("TLS still uses the files as they were before: %s", error)
         return self._credentials
 
 

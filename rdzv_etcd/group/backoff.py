@@ -1,4 +1,4 @@
-"""How soon to ask an etcd again that did not do what it was asked. Knows no clock."""
+"""How soon to ask etcd again after it did not do what it was asked. Knows no clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Backoff:
         self._refused = False
 
     def is_news(self, error: Exception) -> bool:
-        """Whether ``error`` is the first refusal, which people have to know of."""
+        """Whether ``error`` is the first refusal, which people must be told of."""
         return isinstance(error, EtcdRefusedError) and not self._refused
 
     def after(self, error: Exception) -> float:

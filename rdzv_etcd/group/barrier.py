@@ -116,7 +116,7 @@ class _Barrier:
             if closure is None:
                 changed.result()
                 return BarrierBrokenError(
-                    f"barrier {name!r}: round {self._world.round} is over, join the next one"
+                    f"barrier {name!r}: round {self._world.round} is over; join the next one"
                 )
             return JobClosedError(
                 f"barrier {name!r}: job {self._context.settings.job_id!r} was closed by "
@@ -209,7 +209,7 @@ class _Barrier:
             async for batch in watch:
                 if any(requests.turns(event.kv) >= turn for event in batch.events):
                     return
-        raise EtcdUnavailableError("the connection was closed while this node was at a barrier")
+        raise EtcdUnavailableError("the connection was closed while this node waited at a barrier")
 
     async def _announce(self, turn: int, done: KeyValue | None) -> None:
         """Say that all have been there ``turn`` times; ``done`` is what was said last."""
@@ -247,7 +247,7 @@ class _Barrier:
         try:
             missing = await self._missing(turn)
         except EtcdError as error:
-            return BarrierTimeoutError(f"{text}, and etcd does not say who is missing: {error}")
+            return BarrierTimeoutError(f"{text}, and etcd did not say who is missing: {error}")
         return BarrierTimeoutError(
             f"{text}: {len(missing)} of {world.size} members are missing ({display_names(missing)})"
         )

@@ -1,7 +1,7 @@
 """The listening socket and the address that a node offers for the round's store.
 
-Knows sockets and routes; knows nothing of torch, of etcd's protocol or of rounds. Nothing is sent
-over the network here: connecting a datagram socket only asks the kernel which route it would take.
+Knows sockets and routes; knows nothing of torch, of etcd's protocol or of rounds. Names are looked
+up here; nothing else is sent, as connecting a datagram socket only asks the kernel for the route.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Bootstrap:
     def detach(self) -> int:
         """Hand the socket's descriptor over to the caller, who closes it from now on."""
         if self.socket.fileno() < 0:
-            raise ValueError("the bootstrap socket is closed or handed over already")
+            raise ValueError("the bootstrap socket has already been closed or handed over")
         return self.socket.detach()
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ def loopback_problem(bootstrap: Bootstrap, endpoints: Sequence[Endpoint]) -> str
         for source in _sources_towards(endpoint):
             if not source.is_loopback:
                 return (
-                    f"the other nodes are told to reach this one at {bootstrap.address}, which to "
-                    f"each of them is itself; this host reaches etcd at {endpoint.target} from "
-                    f"{source}: leave --local-addr out, or give that address, if there are nodes "
-                    "on other hosts"
+                    f"the other nodes are told to reach this one at {bootstrap.address}, which on "
+                    f"every host means that host itself; this one reaches etcd at "
+                    f"{endpoint.target} from {source}: omit --local-addr, or give that address, if "
+                    "there are nodes on other hosts"
                 )
     return None
 
@@ -99,9 +99,9 @@ def master_problem(master: str, own: str) -> str | None:
     if master == own or is_loopback(master) == is_loopback(own):
         return None
     return (
-        f"rank 0 is to be reached at {master}, this node at {own}: one of them is loopback, by "
-        "which each host means itself, so workers on different hosts do not find each other; see "
-        "--local-addr"
+        f"the address of rank 0 is {master}, that of this node {own}: one of them is a loopback "
+        "address, which on every host means that host itself, so workers on different hosts cannot "
+        "find each other; see --local-addr"
     )
 
 

@@ -1,4 +1,4 @@
-"""Other settings than the job's: refuses them while the job lives, outlasts a job that has died."""
+"""Settings other than the job's: an error while the job lives; a job that has died is outlasted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Conflict:
         if not patience.conflict:
             self._since_s = now_s
         until_s = patience.began_s + patience.timeout_s
-        why = "nobody of that job is there: waiting until what it left in etcd expires"
+        why = "no node of that job is there: waiting until what it left in etcd expires"
         if somebody:
             until_s = min(until_s, self._since_s + context.settings.timing.lease_ttl_s + _EXPIRY_S)
             why = f"waiting up to {until_s - now_s:.0f} s, because its nodes may be dead"
@@ -53,7 +53,7 @@ class Conflict:
             )
         if not patience.conflict:
             context.narrator.warn(f"{problem}; {why}")
-        patience.note_conflict(f"for the end of what holds the id: {problem}")
+        patience.note_conflict(f"for the job id to become free: {problem}")
         seen = _keys(control)
         await context.pulse.wait(
             until_s, when=lambda: patience.is_gone() or _keys(context.control.view) != seen

@@ -112,7 +112,7 @@ class Feed(Generic[V]):
                     self._tell_regress()
                 await self._clock.sleep(_RETRY_S)
                 if until_s is not None and self._clock.now_s() >= until_s:
-                    raise EtcdUnavailableError(f"etcd keeps no watch: {error}") from error
+                    raise EtcdUnavailableError(f"etcd did not keep the watch: {error}") from error
 
     async def _open(self, timeout_s: float | None) -> V:
         self._revision = 0  # what was seen before does not matter any more
@@ -128,7 +128,9 @@ class Feed(Generic[V]):
             return view
         except TimeoutError as error:
             await self._stop_watch()
-            raise EtcdUnavailableError(f"etcd confirmed no watch within {timeout_s} s") from error
+            raise EtcdUnavailableError(
+                f"etcd did not confirm the watch within {timeout_s} s"
+            ) from error
         except EtcdPermissionError:
             await self._stop_watch()
             # A watch without any user is refused in the same words as one of a wrong user; a read

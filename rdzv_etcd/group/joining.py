@@ -255,8 +255,8 @@ class Joining:
         if after_end is AfterEnd.NEW_RUN:
             context.narrator.warn(
                 f"{text}. This node was started after that and begins a new run of the job, for "
-                f"which it waits for {context.settings.job} (after_end=refuse or after_end=finish: "
-                "it would end instead)"
+                f"which it waits for {context.settings.job} (with after_end=refuse or "
+                "after_end=finish it would end instead)"
             )
             return
         if after_end is AfterEnd.FINISH:

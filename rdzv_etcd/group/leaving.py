@@ -1,4 +1,4 @@
-"""The end: closes the job, says good-bye, and removes the job if this was the last node."""
+"""The end: closes the job, says goodbye, and removes the job if this was the last node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOM_FOR_RANK_0_S = 1.0
 _RETRY_S = 0.5
 _REASON_LENGTH = 500
 _RUNS_REMEMBERED = 8
-"""Who was cut off for longer than so many runs of one id lasted counts as new."""
+"""A node that was cut off for longer than this many runs of one id counts as new."""
 
 
 async def close_job(
@@ -114,7 +114,7 @@ async def _ended_lease(context: NodeContext, control: Control, marker_lease: int
 async def say_goodbye(
     context: NodeContext, standing: Standing, leadership: Leadership, reason: str, was: Phase
 ) -> None:
-    """End the session, whatever becomes of the good-bye; the others see it at once.
+    """End the session, whatever becomes of the goodbye; the others see it at once.
 
     Raises EtcdError.
     """
@@ -128,7 +128,7 @@ async def say_goodbye(
                 else:
                     await _mark_leaving(context, info, reason, session, limit_s)
         except EtcdError as error:
-            context.narrator.say(f"etcd did not take the good-bye: {error}")
+            context.narrator.say(f"etcd did not take the goodbye: {error}")
         finally:
             await context.session.end(limit_s)
 

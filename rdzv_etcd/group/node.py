@@ -146,7 +146,7 @@ class Node:
         return task
 
     def _look_at(self, name: str, task: asyncio.Task[None]) -> None:
-        """Let the node fail if a task has: what that did nobody would do any more."""
+        """Let the node fail if a task has: nobody else would do that task's work."""
         error = None if task.cancelled() else task.exception()
         if error is None or self._standing.failure is not None:
             return  # the first one is the cause
@@ -184,7 +184,7 @@ class Node:
         )
 
     async def leave(self, reason: str) -> None:
-        """Say good-bye, end the session, clear up if this was the last node. Idempotent.
+        """Say goodbye, end the session, clear up if this was the last node. Idempotent.
 
         Bounded by ``close_timeout_s`` and by the lease's TTL: after that etcd has done it.
         """
@@ -238,7 +238,7 @@ def _context(
         build=lambda result: control_from(keys, result),
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
         notice=lambda view: standing.notice(view, clock.now_s()),
-        complain=lambda error: narrator.warn(f"knows only how things were before: {error}"),
+        complain=lambda error: narrator.warn(f"goes by what it read before: {error}"),
         on_regress=went_back,
         longest_retry_s=timing.lease_ttl_s / 3,
     )

@@ -92,7 +92,7 @@ class Participation:
         """Begin to leave, without waiting for it: may be called anywhere, by the garbage collector
         in the midst of anything."""
         if self._begin_to_leave():
-            self.runtime.release_after(self._leave("was dropped by its program"))
+            self.runtime.release_after(self._leave("was dropped by the program"))
 
     def describe(self) -> str:
         """Tell who it is and for how long it has been there."""
@@ -145,7 +145,7 @@ def warn_of_others(place: tuple[str, JobKeys]) -> None:
     for other in _joined_here(place):
         _log.warning(
             "this process already takes part in job %r, as %s: what starts now is another node of "
-            "it. If that one is left over from a run that was interrupted, end it with "
+            "the job. If the earlier one is left over from an interrupted run, end it with "
             "rdzv_etcd.leave_all(%r)",
             place[1].job_id,
             other.describe(),

@@ -110,7 +110,7 @@ class JoinPatience:
         self.trouble = error
         wait_s = self._backoff.after(error)
         if not isinstance(error, EtcdRefusedError):
-            context.narrator.say(f"cannot reach etcd, trying on: {error}")
+            context.narrator.say(f"cannot reach etcd, trying again: {error}")
             await context.clock.sleep(wait_s)
             return
         if not self.belongs:
@@ -128,9 +128,9 @@ class JoinPatience:
         )
 
     def last_word(self, error: EtcdError) -> EtcdError:
-        """What to raise when the time is up, with ``error`` for an end.
+        """What to raise when the time is up, ``error`` being the last one.
 
-        What etcd has refused all the time says more than that it did not answer at last.
+        That etcd refused all the time says more than that it did not answer in the end.
         """
         cause = error if isinstance(error, EtcdRefusedError) else self.trouble
         if not isinstance(cause, EtcdRefusedError):

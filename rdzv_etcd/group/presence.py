@@ -4,7 +4,7 @@ etcd may revoke the lease of a node that has renewed it in time: a leader of etc
 believes for a moment after it wakes up that all leases have run out (etcd#15247; newer versions,
 3.5.30 too, check first, but not whether they were asleep). The next keep-alive would tell, up to a
 third of a TTL later, when the other members have long been told that this one is lost. And if only
-the key is gone (somebody has deleted it), no keep-alive tells at all, and who waits would wait on.
+the key is gone (somebody deleted it), no keep-alive tells, and a waiting node would wait for ever.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def watch_own(context: NodeContext, standing: Standing) -> None:
             pass  # etcd may have lost the presence, too: it is looked for at once
         except EtcdError as error:  # if etcd is away, the keep-alives say so
             if backoff.is_news(error):
-                context.narrator.warn(f"cannot see whether this node's presence is there: {error}")
+                context.narrator.warn(f"cannot check that this node's presence is in etcd: {error}")
             await context.clock.sleep(max(_RETRY_S, backoff.after(error)))
 
 

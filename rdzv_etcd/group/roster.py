@@ -1,4 +1,4 @@
-"""Who the members of a large world are: publishes the slices, and reads them together again."""
+"""Who the members of a large world are: publishes the slices, and reads them back."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class _Call(Generic[T]):
         """Block until the latch is open; tell whether it is. Interruptible by signals."""
         left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
         in_main_thread = threading.get_ident() == threading.main_thread().ident
-        # Hundreds of other threads that looked as well would have the interpreter for themselves.
+        # Hundreds of other threads that looked as often would keep the interpreter to themselves.
         at_once_s = _SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
         while not self._latch.acquire(timeout=min(left_s, at_once_s)):
             left_s -= at_once_s

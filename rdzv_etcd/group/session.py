@@ -13,10 +13,10 @@ from rdzv_etcd.group.pulse import Pulse
 _log = logging.getLogger("rdzv_etcd")
 
 _ROUND_TRIPS = 4
-"""A reply may take so many times as long as the last one: TCP needs about three round trips to send
-again what was lost, and who gives up earlier gives up a connection that works."""
+"""A reply may take this many times as long as the last one: TCP needs about three round trips to
+resend what was lost, and giving up earlier would give up a connection that works."""
 _FAILURES = 3
-"""After so many in a row, a renewal waits for as long as makes sense."""
+"""After this many in a row, a renewal waits for as long as makes sense."""
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""Tells of keys among the presences that no node of this job has written. Reads nothing itself."""
+"""Reports keys among the presences that no node of this job wrote. Reads nothing itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TOLD = 8
 
 
 class Strangers:
-    """Remembers what was told, so that each is told once."""
+    """Remembers what was reported, so that each is reported once."""
 
     def __init__(self, narrator: Narrator) -> None:
         self._narrator = narrator
@@ -28,7 +28,7 @@ class Strangers:
             self._narrator.warn(f"not counted among the nodes: {stranger.problem}")
         if self._told < _TOLD < self._told + len(new):
             self._narrator.warn(
-                f"there are {len(known)} keys among the nodes that are none of this library's; no "
-                "more of them are told"
+                f"there are {len(known)} keys among the nodes that this library did not write; no "
+                "more of them are reported"
             )
         self._told += len(new)

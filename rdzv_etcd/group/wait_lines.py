@@ -1,4 +1,4 @@
-"""Lets no node wait in silence: says for what, for whom and since when; once, then rarely."""
+"""Says what a node waits for, for whom and since when: soon, and then ever more rarely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rdzv_etcd.schema.control import nodes_from
 _FIRST_S = (10.0, 30.0, 60.0)
 _THEN_EVERY_S = 300.0
 _ANSWER_S = 5.0
-"""How long to wait for etcd's answer to who is there."""
+"""How long to wait for etcd to say who is there."""
 
 
 class WaitLines:

@@ -2,8 +2,9 @@
 
 torch starts workers with a copy of ``os.environ`` as it is then. The password is therefore taken
 out when a round is formed, which is just before, and put back when the handler is shut down: the
-process may be a notebook's, and is its user's. Until then a new handler finds it here. So is the
-epoch that the user gave, if any: another job of this process is not to begin above this one's.
+process may be a notebook's, and is its user's. Until then a new handler finds it here. The same
+goes for the epoch that the user gave: another job of this process should not begin above this
+one's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def full_environment() -> Mapping[str, str]:
 
 
 def prepare_for_workers(epoch: int) -> None:
-    """Change this process's environment to what workers shall inherit."""
+    """Change this process's environment to what workers should inherit."""
     password = os.environ.pop(PASSWORD_VARIABLE, None)
     if password is not None:
         _withheld[PASSWORD_VARIABLE] = password

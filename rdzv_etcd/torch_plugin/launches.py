@@ -1,8 +1,8 @@
 """Nodes that an interrupted launch of torch's left behind in this process.
 
 After a ``SignalException`` torch's ``launch_agent`` does not call ``shutdown()``, and in a notebook
-the traceback that is kept keeps the handler as well. Such a node would stay a member, and who runs
-the cell again would wait for it.
+the traceback that is kept keeps the handler as well. Such a node would stay a member, and the cell,
+if run again, would wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _nodes: dict[tuple[int, str, str], weakref.ref[Group]] = {}
 
 
 def end_interrupted_launch(settings: Settings) -> None:
-    """If a launch begins here, let the node leave that this thread's launch before has left behind.
+    """If a launch begins here, let the node leave that this thread's previous launch left behind.
 
     A thread runs one launch at a time, so that one is over. Blocks as ``Group.leave``.
     """
@@ -31,8 +31,8 @@ def end_interrupted_launch(settings: Settings) -> None:
     left_over = _nodes.pop(_place(settings), lambda: None)()
     if left_over is not None and not left_over.has_left:
         _log.warning(
-            "the launch of job %r before this one in this process was interrupted: its node, %s, "
-            "leaves now",
+            "the previous launch of job %r in this process was interrupted: its node, %s, leaves "
+            "now",
             settings.job_id,
             left_over.node_id,
         )

@@ -105,7 +105,7 @@ class EtcdStore(Store):
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         if len(keys) != len(values):
             raise dist.DistStoreError(
-                f"multi_set got {len(keys)} keys but {len(values)} values; it needs as many"
+                f"multi_set got {len(keys)} keys but {len(values)} values; it needs one per key"
             )
         items = [(key, _bytes(value)) for key, value in zip(keys, values, strict=True)]
         self._run(lambda limit_s: self._store.multi_set(items, limit_s))

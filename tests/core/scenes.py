@@ -99,7 +99,7 @@ class Scene:
         return self
 
     def left(self, words: str) -> Scene:
-        """Said good-bye and went."""
+        """Said goodbye and went."""
         self._left.update(names(words))
         return self.gone(words)
 

@@ -77,7 +77,7 @@ def test_who_went_a_moment_ago_may_be_putting_its_presence_back() -> None:
     waiting = scene.change()
     assert isinstance(waiting, Healthy)
     assert waiting.until_s == pytest.approx(NOW_S + ABSENCE_GRACE_S / 2)
-    # It is not named with one that is gone for longer, and a good-bye is no reason to wait.
+    # It is not named with one that is gone for longer, and a goodbye is no reason to wait.
     assert scene.gone("c").published() == ("", {"c": EXPIRED})
     scene = Scene(2, 4, members="a b c").gone("b", ago_s=0.0)
     assert scene.left("c").published() == ("", {"c": "left"})

@@ -15,7 +15,7 @@ def round_line(scene: Scene) -> str:
 
 def test_a_spare_is_told_that_all_seats_are_taken() -> None:
     assert tell_seat("default", Scene(4, 4, members="a b c d").control) == (
-        "for a seat: job 'default' runs with all 4 of 4 nodes; another job with this id?"
+        "for a seat: job 'default' runs with all 4 of 4 nodes; is another job using this id?"
     )
     assert "runs with 4 of 2 to 5 (in units of 2) nodes" in tell_seat(
         "j", Scene(2, 5, 2, members="a b c d").control
@@ -67,5 +67,5 @@ def test_many_missing_nodes_are_counted() -> None:
 
 def test_of_a_large_world_only_the_number_is_told() -> None:
     assert tell_round(Scene(300, 400).control, None, 299, JobSettings(300, 400)) == (
-        "for round 1: 299 nodes are there, of 300 to 400"
+        "for round 1: 299 of 300 to 400 nodes are there"
     )

@@ -171,7 +171,7 @@ def test_a_port_taken_by_something_else_is_named(port: int) -> None:
             ensure_etcd(settings(f"127.0.0.1:{port}"))
         server.join()
         # The same listener, now silent: the kernel accepts, nobody answers.
-        with pytest.raises(EmbeddedEtcdError, match=r"does not answer as etcd for 0.1 s"):
+        with pytest.raises(EmbeddedEtcdError, match=r"does not answer \(waited 0.1 s for etcd"):
             ensure_etcd(settings(f"127.0.0.1:{port}", connect_timeout="0.1"))
 
 

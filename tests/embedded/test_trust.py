@@ -83,7 +83,7 @@ def test_with_a_password_nobody_gets_in_without_it(
     with pytest.raises(GatewayError, match="permission denied"):
         gateway.call("/v3/auth/disable", {})
     assert ensure(login=LOGIN) is None
-    with pytest.raises(EtcdAuthError, match=r"wants a user and password: set RDZV_ETCD_USER"):
+    with pytest.raises(EtcdAuthError, match=r"requires a user and password: set RDZV_ETCD_USER"):
         ensure()
     with pytest.raises(EtcdAuthError, match="refused the password or the user 'ann'") as caught:
         ensure(login=("ann", "an0ther-word"))
@@ -149,7 +149,7 @@ def test_nodes_with_the_password_meet(ensure: Callable[..., StartedEtcd | None],
     assert ensure(login=LOGIN) is not None
     with Group(settings(f"127.0.0.1:{port}", login=LOGIN)) as group:
         assert group.join(60).size == 1
-    with pytest.raises(EtcdAuthError, match="wants a user and password"):
+    with pytest.raises(EtcdAuthError, match="requires a user and password"):
         Group(settings(f"127.0.0.1:{port}"))
 
 
@@ -184,7 +184,7 @@ def test_a_port_whose_lock_another_user_holds_is_refused_at_once(
         stranger(port) as pid,
         pytest.raises(
             EmbeddedEtcdError,
-            match=rf"uid {NOBODY}\) keeps port {port} .*process {pid}\): choose another port",
+            match=rf"uid {NOBODY}\) holds port {port} .*process {pid}\): choose another port",
         ),
     ):
         ensure_etcd(settings(f"127.0.0.1:{port}"))

@@ -28,7 +28,7 @@ def test_each_cause_of_waiting_is_told_within_seconds(
             "no..name": "no..name cannot be resolved on this machine; is it spelt right",
             "[fe80::1%lo]": "fe80::1%lo is not this machine",
             # Another of this machine's addresses than the one that etcd was started for.
-            "127.0.0.2": "keeps an embedded etcd on this port that listens on 127.0.0.1 only",
+            "127.0.0.2": "keeps an embedded etcd on this port that listens only on 127.0.0.1",
         }
         waiting = [(agents.start(host), text) for host, text in told.items()]
         starting = f"process {os.getpid()} of this machine is starting it"

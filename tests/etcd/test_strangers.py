@@ -66,7 +66,7 @@ def test_a_web_server_is_told_to_be_no_etcd() -> None:
     with http1() as port:
         error = failure(port, 1.0)
     assert isinstance(error, EtcdUnavailableError)
-    assert f"http://127.0.0.1:{port}: it answers, but is no etcd" in str(error)
+    assert f"http://127.0.0.1:{port}: it answers, but is not etcd" in str(error)
 
 
 def test_another_grpc_server_is_told_at_once_with_its_endpoint() -> None:

@@ -40,7 +40,7 @@ def test_a_member_whose_good_bye_is_refused_ends_its_session(
 
 
 def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time() -> None:
-    """The good-bye may take a part of the time for leaving, not all of it."""
+    """The goodbye may take a part of the time for leaving, not all of it."""
 
     async def scenario(job: SimJob) -> None:
         job.start_all("abc")

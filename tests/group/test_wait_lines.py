@@ -42,7 +42,7 @@ def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
         caplog.clear()
         await job.pass_time(11.0)
         (line,) = said(caplog, job, "s")
-        assert "10 s for a seat: job 'job' runs with all 2 of 2 nodes; another job" in line
+        assert "10 s for a seat: job 'job' runs with all 2 of 2 nodes; is another job" in line
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
 
