@@ -74,7 +74,7 @@ def turns(done: KeyValue | None) -> int:
     if done is None:
         return 0
     if not done.value.isdigit() or len(done.value) > _MAX_DIGITS:
-        raise StateCorruptError(done.key.decode(errors="replace"), "no number of turns")
+        raise StateCorruptError(done.key.decode(errors="replace"), "not a number of turns")
     return int(done.value)
 
 
