@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, Round, Slice, Unreadable
 from rdzv_etcd.errors import StateCorruptError
@@ -21,10 +22,10 @@ def control_from(keys: JobKeys, result: GetResult) -> Control:
 
     Raises :class:`~rdzv_etcd.errors.StateCorruptError`.
     """
-    control = Control(result.revision)
+    news: dict[str, Any] = {}
     for kv in result.kvs:
-        control = _with_key(keys, control, kv)
-    return control
+        news |= _put(keys, kv)
+    return Control(result.revision, **news)
 
 
 def control_after(
@@ -32,49 +33,47 @@ def control_after(
 ) -> Control:
     """Apply a watch batch. Events that ``control`` includes already are skipped, so a view that was
     brought forward by the node's own write can be fed the same events again."""
+    news: dict[str, Any] = {}
     for event in events:
-        if event.kv.mod_revision <= control.revision:
-            continue
-        if event.kind is EventKind.PUT:
-            control = _with_key(keys, control, event.kv)
-        else:
-            control = _without_key(keys, control, event.kv.key)
-    return replace(control, revision=max(control.revision, revision))
+        if event.kv.mod_revision > control.revision:
+            is_put = event.kind is EventKind.PUT
+            news |= _put(keys, event.kv) if is_put else _deleted(keys, event.kv.key)
+    return replace(control, revision=max(control.revision, revision), **news)
 
 
-def _with_key(keys: JobKeys, control: Control, kv: KeyValue) -> Control:
+def _put(keys: JobKeys, kv: KeyValue) -> dict[str, Any]:
+    """What a key's value says of the control view."""
     if kv.key == keys.round:
         record = values.decode_key(values.decode_round, kv)
-        return replace(control, round=record, round_revision=kv.mod_revision)
+        return {"round": record, "round_revision": kv.mod_revision}
     if kv.key == keys.leader:
         leader = values.decode_key(values.decode_leader, kv)
-        return replace(control, leader=leader, leader_revision=kv.create_revision)
+        return {"leader": leader, "leader_revision": kv.create_revision}
     if kv.key == keys.change:
         change = values.decode_key(values.decode_change, kv)
-        return replace(control, change=change, change_revision=kv.mod_revision)
+        return {"change": change, "change_revision": kv.mod_revision}
     if kv.key == keys.ended:
         ended = values.decode_key(values.decode_ended, kv)
-        return replace(
-            control, ended=ended, ended_revision=kv.mod_revision, ended_lease=kv.lease_id
-        )
+        return {"ended": ended, "ended_revision": kv.mod_revision, "ended_lease": kv.lease_id}
     if kv.key == keys.epoch:
         base = values.decode_key(values.decode_epoch, kv)
-        return replace(control, epoch_base=base, epoch_lease=kv.lease_id)
-    return control
+        return {"epoch_base": base, "epoch_lease": kv.lease_id}
+    return {}
 
 
-def _without_key(keys: JobKeys, control: Control, key: bytes) -> Control:
+def _deleted(keys: JobKeys, key: bytes) -> dict[str, Any]:
+    """What the loss of a key says of the control view."""
     if key == keys.round:
-        return replace(control, round=None, round_revision=0)
+        return {"round": None, "round_revision": 0}
     if key == keys.leader:
-        return replace(control, leader=None, leader_revision=0)
+        return {"leader": None, "leader_revision": 0}
     if key == keys.change:
-        return replace(control, change=None, change_revision=0)
+        return {"change": None, "change_revision": 0}
     if key == keys.ended:
-        return replace(control, ended=(), ended_revision=0, ended_lease=0)
+        return {"ended": (), "ended_revision": 0, "ended_lease": 0}
     if key == keys.epoch:
-        return replace(control, epoch_base=0, epoch_lease=0)
-    return control
+        return {"epoch_base": 0, "epoch_lease": 0}
+    return {}
 
 
 def slices_from(result: GetResult, size: int) -> list[dict[str, int]]:

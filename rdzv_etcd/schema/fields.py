@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
@@ -56,6 +56,9 @@ class Fields:
     def whole(
         self, name: str, default: object = _MISSING, *, least: int = 0, most: int = _MAX_NUMBER
     ) -> int:
+        value = self._raw.get(name, default)
+        if type(value) is int and least <= value <= most:
+            return value
         return _whole(name, self._get(name, int, default), least, most)
 
     def number(self, name: str) -> float:
@@ -74,7 +77,10 @@ class Fields:
         value = self._get(name, list, default)
         if len(value) > MAX_NODES:
             raise ValueError(f"{name!r} has more than {MAX_NODES} entries")
-        return tuple(a_name(name, item) for item in value)
+        if not _are_names(value):
+            for item in value:
+                a_name(name, item)  # says which one is wrong
+        return tuple(value)
 
     def texts_by_name(self, name: str) -> dict[str, str]:
         value = self._get(name, dict, _MISSING)
@@ -108,6 +114,18 @@ def a_name(field: str, value: object) -> str:
             f"{field!r} holds {_short(value)}, not a name of 1 to {MAX_NAME} printable characters"
         )
     return value
+
+
+def _are_names(values: list[object]) -> bool:
+    """Whether all can be names: every node reads those of all its peers, so none is looked at by
+    itself."""
+    if not values:
+        return True
+    if set(map(type, values)) != {str}:
+        return False
+    names = cast(list[str], values)
+    lengths = set(map(len, names))
+    return min(lengths) > 0 and max(lengths) <= MAX_NAME and "".join(names).isprintable()
 
 
 def _text(field: str, value: object) -> str:
