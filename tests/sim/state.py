@@ -150,6 +150,8 @@ class State:
         # back with an older snapshot, long after its node had gone.
         asks_again = here.info.arrived_for > before.number
         all_named = before.slices is None
+        if node_id in before.expelled and not asks_again:
+            return False  # it had to ask again for an earlier round, and has not done so since
         return before.epoch_fixed is None or (asks_again and (all_named or since_then))
 
     def _is_seated(self, info: NodeInfo, before: Here | None) -> bool:
