@@ -46,6 +46,7 @@ class Healing:
                 context.narrator.say(text, warn=backoff.is_news(error))
                 await context.clock.sleep(backoff.after(error))
             except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
+                await context.clock.sleep(_RETRY_S)
                 until_s = context.clock.now_s() + context.session.renewal_period_s
                 await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
 

@@ -379,6 +379,9 @@ class Leadership:
         """Do nothing until what keeps this node from leading may have been mended."""
         context = self._context
         self._stumble(problem)
+        if context.control.problem is None:  # nothing will tell that it is over
+            await context.clock.sleep(_RETRY_S)
+            return
         until_s = context.clock.now_s() + context.session.renewal_period_s
         await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
         if context.control.problem is not None:

@@ -29,9 +29,13 @@ class Pulse:
     ) -> bool:
         """Wait for the next beat, at the latest until ``until_s`` on the clock; say if one came.
 
-        With ``when`` only a beat at which that holds counts: a task that has nothing to do at most
-        beats is not woken by them. It is asked in the midst of others' work, so it only looks.
+        With ``when`` only a beat at which that holds counts, and none is needed if it holds
+        already: then there may have been an ``await`` since the waiter looked. A task that has
+        nothing to do at most beats is not woken by them. ``when`` is asked in the midst of others'
+        work, so it only looks.
         """
+        if when is not None and when():
+            return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = when
         try:

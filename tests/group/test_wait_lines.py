@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rdzv_etcd.errors import JobSettingsMismatchError
+from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 from tests.group.test_refusals import warnings_of
+from tests.sim.commits import OPERATOR
+from tests.sim.matching import noted
 from tests.sim.world import TIMING, TTL_S, SimJob, simulate
 
 
@@ -103,6 +107,25 @@ def test_a_dead_jobs_settings_refuse_no_new_start(
             assert "started with min_nodes=3, max_nodes=3" in line
             assert "min_nodes=2, max_nodes=2" in line
         await job.until_works("xyz", TIMING.job_ttl_s + TTL_S + 10.0)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+def test_the_end_of_what_a_dead_job_left_is_not_missed() -> None:
+    """It comes just while the new node looks whether anybody of that job is there."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        job.crash("a", "b")
+        await job.pass_time(TTL_S + 2.0)
+        new = job.make("x", job=JobSettings(1, 1))
+        looking, under_way = noted(lambda request: request == requests.read_two_nodes(job.keys))
+        new.connection.link.hold_requests(2.0, 1, looking)
+        new.agent = job.on(new, new.run())
+        await job.until(lambda: bool(under_way), "it looks", 5.0)
+        job.server.apply(Txn((), (Delete(job.keys.round),)), OPERATOR)
+        await job.until_works("x", TTL_S)
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
 
