@@ -1,9 +1,10 @@
 """Simulated nodes: the real requests, views and decisions, without tasks of their own.
 
-A node here does what :class:`rdzv_etcd.group.node.Node` does in an undisturbed job: it has a lease,
-watches the control keys, arrives, reads its slice of the ranks, sees changes and arrives again,
-and claims a vacant lead. It is driven by events instead of six tasks, so that one process can hold
-thousands. It cannot lead: if it wins the lead, it gives it up at once, which is counted.
+A node here decides what :class:`rdzv_etcd.group.node.Node` decides, by the same functions, and does
+it in an undisturbed job: it has a lease, watches the control keys, arrives, reads its slice of the
+ranks, sees changes and arrives again, and claims a vacant lead. It is driven by events instead of
+tasks, so that one process can hold thousands. It cannot lead: if it wins the lead, it gives it up
+at once, which is counted.
 """
 
 from __future__ import annotations
@@ -16,13 +17,24 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.plan import Plan
-from rdzv_etcd.core.changes import claim_delay_s, waiting_count
+from rdzv_etcd.core.member import Member, Phase, World
 from rdzv_etcd.core.model import Control, Leader, NodeInfo, Round
+from rdzv_etcd.core.steps import (
+    Arrive,
+    Enter,
+    JoiningStep,
+    LeadStep,
+    ReadSlice,
+    Wait,
+    claim_delay_s,
+    joining_step,
+    lead_step,
+    waiting_count,
+)
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd import codec
 from rdzv_etcd.etcd.api import EventKind, GetResult, TxnResult
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from, slice_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -57,7 +69,7 @@ class SimulatedNode:
         self._keys = keys
         self._etcd = etcd
         self._told = told
-        self._standing = Standing(plan.node_id(index))
+        self._member = Member(plan.node_id(index))
         self._control = Control(0)
         self._task: asyncio.Task[None] | None = None
         self._claim: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -66,7 +78,7 @@ class SimulatedNode:
 
     async def open_session(self) -> None:
         grant = await self._etcd.grant(self._plan.steady_ttl_s(), lease_id=self.lease_id)
-        self._standing.known_since = grant.revision
+        self._member.note_start(grant.revision)
 
     async def read_control(self) -> None:
         """Read what is there; the watch is open already."""
@@ -75,7 +87,7 @@ class SimulatedNode:
             self._see(control)
 
     def join(self) -> None:
-        self._standing.begin_join(self._presence())
+        self._member.begin_join(self._presence())
         self._look()
 
     def die(self) -> None:
@@ -99,24 +111,24 @@ class SimulatedNode:
 
     @property
     def presence_key(self) -> bytes:
-        return self._keys.node(self._standing.node_id)
+        return self._keys.node(self._member.node_id)
 
     def note_presence(self, response: Any) -> None:
         """Take a watch response about this node's own presence."""
         gone = any(codec.event(message).kind is EventKind.DELETE for message in response.events)
         if gone and not self.is_gone:
-            self._fail(RuntimeError(f"the presence of {self._standing.node_id} is gone"))
+            self._fail(RuntimeError(f"the presence of {self._member.node_id} is gone"))
 
     def _presence(self) -> NodeInfo:
         address = self._plan.address(self.index)
-        return NodeInfo(self._standing.node_id, address, 29400, 0, self._settings)
+        return NodeInfo(self._member.node_id, address, 29400, 0, self._settings)
 
     # -- what follows from what is seen -----------------------------------------------------------
 
     def _see(self, control: Control) -> None:
         no_leader = self._control.leader is None
         self._control = control
-        self._standing.notice(control, time.monotonic())
+        self._member.notice(control, time.monotonic())
         self._look()
         if no_leader and control.leader is not None:
             self._told(self)
@@ -126,57 +138,46 @@ class SimulatedNode:
         return self._control.leader is not None
 
     def _look(self) -> None:
-        """Do what is to be done now, as the tasks of a real node do after each beat."""
-        standing, control = self._standing, self._control
-        if standing.phase is Phase.MEMBER and waiting_count(
-            control, standing.record, standing.evicted, standing.closure
+        """Do what is to be done now, as the drivers of a real node do after each beat."""
+        member, control = self._member, self._control
+        if member.phase is Phase.MEMBER and waiting_count(
+            control, member.record, member.evicted, member.closure
         ):
             self.world = None
             self.told_s = time.monotonic()
-            standing.begin_join(self._presence())
-        if standing.phase is Phase.WAITING and self._task is None:
-            world = standing.admit(control)
-            if world is not None:
-                self.world = world
-                self.ranked_s = time.monotonic()
-                self._told(self)
-            else:
-                self._find_rank_or_arrive()
-        if control.leader is None and standing.is_active and self._claim is None:
+            member.begin_join(self._presence())
+        if member.phase is Phase.WAITING and self._task is None:
+            self._go_on(joining_step(member, control, self.lease_id, self._settings))
+        if lead_step(member, control, self.lease_id) is LeadStep.CLAIM and self._claim is None:
             self._claim_in_turn()
 
-    def _find_rank_or_arrive(self) -> None:
-        large = self._standing.unread(self._control)
-        if large is not None:
-            self._task = self._spawn(self._read_slice(large))
-        elif self._must_arrive():
-            self._task = self._spawn(self._arrive())
-
-    def _must_arrive(self) -> bool:
-        standing, control, info = self._standing, self._control, self._standing.info
-        if not standing.arrived_with:
-            return True
-        if info is None:
-            return False
-        formed = control.formed
-        if formed is not None and info.arrived_for <= formed.number:
-            return standing.rank_in(formed) is not None or info.node_id in formed.expelled
-        return info.arrived_for > control.next_number
+    def _go_on(self, step: JoiningStep) -> None:
+        match step:
+            case Enter():
+                self.world = self._member.enter(self._control)
+                self.ranked_s = time.monotonic()
+                self._told(self)
+            case ReadSlice(record):
+                self._task = self._spawn(self._read_slice(record))
+            case Arrive():
+                self._task = self._spawn(self._arrive())
+            case Wait():
+                pass
+            case _:
+                self._fail(RuntimeError(f"{self._member.node_id}: {step}"))
 
     # -- requests ---------------------------------------------------------------------------------
 
     async def _arrive(self) -> None:
-        standing, control = self._standing, self._control
-        assert standing.info is not None
-        info = standing.info = replace(
-            standing.info, arrived_for=control.next_number, epoch_seen=standing.epoch_seen
-        )
+        member, control = self._member, self._control
+        info = member.plan_arrival(control, 0, time.time())
+        assert info is not None
         result = await self._etcd.txn(
             requests.arrive(self._keys, info, self.lease_id, control.round_revision),
             repeatable=True,
         )
         if result.succeeded:
-            standing.arrived_with = self.lease_id
+            member.note_arrival(self.lease_id, control)
             self.arrived_s = time.monotonic()
             claimed = result.results[1]
             if isinstance(claimed, TxnResult):
@@ -185,42 +186,42 @@ class SimulatedNode:
         (got,) = result.results
         if isinstance(got, GetResult) and got.revision >= self._control.revision:
             self._control = control_from(self._keys, got)
-            standing.notice(self._control, time.monotonic())
+            member.notice(self._control, time.monotonic())
 
     async def _read_slice(self, record: Round) -> None:
-        slices, standing = record.slices, self._standing
+        slices, member = record.slices, self._member
         assert slices is not None
         result = await self._etcd.get(
-            requests.read_slice(self._keys, record, slices, standing.node_id)
+            requests.read_slice(self._keys, record, slices, member.node_id)
         )
-        found = slice_from(record, standing.node_id, result)
+        found = slice_from(record, member.node_id, result)
         if found is None:
-            raise RuntimeError(f"no slice for {standing.node_id} in round {record.number}")
-        standing.slice = found
+            raise RuntimeError(f"no slice for {member.node_id} in round {record.number}")
+        member.note_slice(found, self._control.round_revision)
 
     # -- the lead ---------------------------------------------------------------------------------
 
     def _claim_in_turn(self) -> None:
         formed = self._control.formed
-        rank = None if formed is None else self._standing.rank_in(formed)
+        rank = None if formed is None else self._member.rank_in(formed)
         size = 0 if formed is None else formed.size
         delay_s = claim_delay_s(rank, size, random.random() * JITTER_S)
         self._claim = asyncio.get_running_loop().call_later(delay_s, self._claim_now)
 
     def _claim_now(self) -> None:
         self._claim = None
-        if self._control.leader is None and self._standing.is_active:
+        if lead_step(self._member, self._control, self.lease_id) is LeadStep.CLAIM:
             self._claim = self._spawn(self._send_claim())
 
     async def _send_claim(self) -> None:
-        leader = Leader(self._standing.node_id, self._settings)
+        leader = Leader(self._member.node_id, self._settings)
         result = await self._etcd.txn(
             requests.claim(self._keys, leader, self.lease_id), repeatable=True
         )
         self._note_leader(result)
 
     def _note_leader(self, claimed: TxnResult) -> None:
-        leader = Leader(self._standing.node_id, self._settings)
+        leader = Leader(self._member.node_id, self._settings)
         known = requests.leader_after(leader, claimed)
         if known is not None and claimed.revision >= self._control.revision:
             self._control = replace(self._control, leader=known[0], leader_revision=known[1])

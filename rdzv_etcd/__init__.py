@@ -10,10 +10,10 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rdzv_etcd import errors
+    from rdzv_etcd.core.member import World
     from rdzv_etcd.core.model import Closure
     from rdzv_etcd.etcd.client import EtcdClient
     from rdzv_etcd.group.group import Group, leave_all
-    from rdzv_etcd.group.standing import World
     from rdzv_etcd.settings import (
         Connection,
         Credentials,
@@ -52,7 +52,7 @@ _HOMES = {
     "EtcdClient": "rdzv_etcd.etcd.client",
     "Group": "rdzv_etcd.group.group",
     "leave_all": "rdzv_etcd.group.group",
-    "World": "rdzv_etcd.group.standing",
+    "World": "rdzv_etcd.core.member",
 }
 
 

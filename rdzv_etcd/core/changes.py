@@ -1,14 +1,13 @@
-"""Decides when a formed round must be re-formed, and what that means to a node. Pure."""
+"""Decides when a formed round is over. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
 
-from rdzv_etcd.core.model import Change, Closure, Control, Loss, Nodes, Round, is_unknown
+from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round, is_unknown
 from rdzv_etcd.core.waiting import sort_crowd
 
 ABSENCE_GRACE_S = 0.3
@@ -90,79 +89,3 @@ def _named_in_part(formed: Round, waiters: Sequence[str], lost: Mapping[str, str
         dict(islice(lost.items(), NAMES_IN_CHANGE)),
         max(0, len(waiters) - NAMES_IN_CHANGE) + max(0, len(lost) - NAMES_IN_CHANGE),
     )
-
-
-def waiting_count(
-    control: Control, world: Round | None, evicted: bool, closure: Closure | None = None
-) -> int:
-    """How many nodes wait, as torch's agent asks: above zero means "stop and re-join".
-
-    ``world`` is the round that the node works in, its epoch fixed (``None``: none). Above zero as
-    well when a member was lost, when a newer round was formed without this node, and when the job
-    failed.
-    ``closure`` is how the node saw its job end: it outlives the marker, and a new run's rounds are
-    no concern of a node that is still finishing the old one.
-    """
-    if world is None:
-        return 0
-    if evicted:
-        return 1
-    closure = closure if closure is not None else control.end_of(world.origin)
-    if closure is not None:
-        return 0 if closure.succeeded else 1
-    if control.round is not None and not control.holds(world):
-        # An older record: the feed lags behind what this node was told, or etcd went back, and then
-        # this world's members put their record into its place.
-        return 0 if control.is_behind(world) else 1
-    change = control.change
-    if change is not None and change.concerns(world):
-        return max(1, change.count)
-    return 0
-
-
-class Recovery(Enum):
-    """What a member does whose session or round record is gone."""
-
-    NOTHING = "all is well"
-    PRESENCE = "put the presence back"
-    RECORD = "put the round record and the presence back"
-    REJOIN = "it is a newcomer"
-
-
-def decide_recovery(control: Control, world: Round) -> Recovery:
-    """Say what a member of ``world`` without a session may put back, given a fresh ``control``.
-
-    The later world wins: an older record in a fresh view means that etcd went back (it was restored
-    from a snapshot, or lost its tail), and that those who formed it knew of no later one.
-    """
-    if control.end_of(world.origin) is not None:
-        return Recovery.NOTHING
-    if control.round is None or control.is_behind(world):
-        return Recovery.RECORD
-    if not control.holds(world) or control.open_change is not None:
-        return Recovery.REJOIN
-    return Recovery.PRESENCE
-
-
-def claim_delay_s(rank: int | None, size: int, jitter_s: float) -> float:
-    """How long to wait before claiming a vacant lead: members first, in rank order.
-
-    ``size`` is that of the formed round, 0 without one, and ``rank`` the node's in it; ``jitter_s``
-    a random number of seconds below 0.02, drawn by the caller. The first ranks are far apart, so
-    that one claims and the others hear of it in time; from rank 50 on closer, because a whole rack
-    may be gone.
-    """
-    if size == 0:
-        return jitter_s
-    if rank is None:
-        return max(0.3, _turn_s(size) + 0.02) + jitter_s
-    return 0.0 if rank == 0 else _turn_s(rank) + jitter_s
-
-
-def _turn_s(rank: int) -> float:
-    """5 ms for each of the first 50 ranks, 1 ms to rank 1,000, then 0.25 ms."""
-    return 0.005 * min(rank, 50) + 0.001 * _between(rank, 50, 1000) + 0.00025 * max(0, rank - 1000)
-
-
-def _between(rank: int, first: int, last: int) -> int:
-    return max(0, min(rank, last) - first)

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import display_name, display_names
 from rdzv_etcd.errors import (
     BarrierBrokenError,
@@ -30,7 +31,6 @@ from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema import barrier_requests as requests
 from rdzv_etcd.schema.keys import BarrierKeys
 

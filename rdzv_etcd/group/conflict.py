@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.core.model import Control, display_name
+from rdzv_etcd.core.model import Control
 from rdzv_etcd.errors import JobSettingsMismatchError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.patience import JoinPatience
@@ -21,8 +21,8 @@ class Conflict:
         self._patience = patience
         self._since_s = 0.0
 
-    async def outlast(self) -> bool:
-        """Wait for a change if a job of other settings stands in the way; say whether one does.
+    async def outlast(self, theirs: JobSettings, whose: str) -> None:
+        """Wait for a change, because a job of other settings stands in the way.
 
         A dead job leaves its record until the job lease ends, and its nodes their presences until
         theirs do. Who is still there after a TTL lives, so then this raises
@@ -30,11 +30,6 @@ class Conflict:
         """
         context, patience = self._context, self._patience
         control, now_s = context.control.view, context.clock.now_s()
-        found = self._other(control)
-        if found is None:
-            patience.note_conflict("")
-            return False
-        theirs, whose = found
         somebody = control.leader is not None or await self._anybody()
         problem = (
             f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
@@ -58,17 +53,6 @@ class Conflict:
         await context.pulse.wait(
             until_s, when=lambda: patience.is_gone() or _keys(context.control.view) != seen
         )
-        return True
-
-    def _other(self, control: Control) -> tuple[JobSettings, str] | None:
-        formed = control.formed
-        if formed is not None:
-            theirs, whose = formed.settings, "the job's"
-        elif control.leader is not None and control.leader_revision > control.round_revision:
-            theirs, whose = control.leader.settings, f"{display_name(control.leader.node_id)}'s"
-        else:
-            return None
-        return None if theirs == self._context.settings.job else (theirs, whose)
 
     async def _anybody(self) -> bool:
         keys = self._context.keys

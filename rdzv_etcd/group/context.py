@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rdzv_etcd.clock import Clock
@@ -43,6 +44,8 @@ class NodeContext:
     session: Session
     control: Feed[Control]
     narrator: Narrator
+    presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the presence is written: arriving, repairing and leaving exclude each other."""
 
     @property
     def farewell_limit_s(self) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from heapq import nlargest
 
 from rdzv_etcd.core.closing import Close
+from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Control, Nodes, Round
 from rdzv_etcd.core.slicing import slices_for
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.prepared_lease import PreparedLease
-from rdzv_etcd.group.standing import Standing
+from rdzv_etcd.group.job_lease import PreparedLease
 from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM
 
 _AUDITED = 32
@@ -26,9 +26,9 @@ class Drafting:
     draft that was refused is simply not used.
     """
 
-    def __init__(self, context: NodeContext, standing: Standing) -> None:
+    def __init__(self, context: NodeContext, member: Member) -> None:
         self._context = context
-        self._standing = standing
+        self._member = member
         timing = context.settings.timing
         self._job_lease = PreparedLease(context, timing.job_ttl_s)
         self._epoch_lease = PreparedLease(context, timing.ended_ttl_s)
@@ -103,7 +103,7 @@ class Drafting:
         claims = (presence.info.epoch_seen for presence in nodes.present.values())
         return max(
             control.epoch,
-            self._standing.epoch_seen,
+            self._member.epoch_seen,
             self._context.settings.epoch_floor,
             *(run.epoch for run in control.ended),
             *(claim for claim in claims if claim <= MAX_EPOCH_CLAIM),
@@ -133,7 +133,7 @@ class Drafting:
         if its record was lost while all waited, the one that this node was in."""
         if control.formed is not None:
             return control.formed.origin
-        mine = self._standing.origin
+        mine = self._member.origin
         goes_on = control.round is None and mine is not None and control.end_of(mine) is None
         return mine if mine is not None and goes_on else run
 
@@ -151,7 +151,7 @@ class Drafting:
             and formed.run == self._name
             and formed.epoch_fixed is None
             and highest_epoch <= control.epoch
-            and control.round_revision != self._standing.restored_revision
+            and control.round_revision != self._member.restored_revision
         ):
             return formed.run
         self._names_given += 1

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock, SystemClock
+from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import EtcdUnavailableError, MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
@@ -24,7 +25,6 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.runtime import Runtime
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown

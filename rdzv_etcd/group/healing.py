@@ -7,28 +7,26 @@ lease ran out. Until then it comes back without anybody's noticing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
 
-from rdzv_etcd.core.changes import Recovery, decide_recovery
+from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Control, NodeInfo, Round
-from rdzv_etcd.errors import EtcdError, LeaseExistsError, LeaseNotFoundError, RdzvEtcdError
+from rdzv_etcd.core.steps import Recovery, WorkingStep, decide_recovery, working_step
+from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.group import job_lease
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.presence import is_present
-from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.schema import requests
-
-_RETRY_S = 0.5
 
 
 class Healing:
     """Runs beside a node's work; acts only while it is a member of a job that goes on."""
 
-    def __init__(self, context: NodeContext, standing: Standing) -> None:
+    def __init__(self, context: NodeContext, member: Member) -> None:
         self._context = context
-        self._standing = standing
+        self._member = member
 
     async def run(self) -> None:
         """Heal whenever it is needed, until cancelled."""
@@ -50,62 +48,21 @@ class Healing:
                 until_s = context.clock.now_s() + context.session.renewal_period_s
                 await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
 
-    async def keep_job_lease(self) -> None:
-        """Renew the job's shared leases at a slow rate while this node is a member, or waits.
-
-        A round that lost a member may wait for a replacement longer than the lease lives. The
-        leader renews at once, because the lease may have aged while the round was being closed; the
-        others have time, and better things to do in the moment a round is formed.
-        """
-        context, standing = self._context, self._standing
-        period_s = context.settings.timing.job_ttl_s / 3
-        renewed = False
-        while True:
-            record = self._kept_record()
-            if record is None:
-                await context.pulse.wait(when=lambda: self._kept_record() is not None)
-                continue
-            control = context.control.view
-            leads = control.leader is not None and control.leader.node_id == standing.node_id
-            with contextlib.suppress(EtcdError):  # the others do it too; a loss is healed
-                if renewed or leads:
-                    await context.etcd.keep_alive(record.job_lease)
-                if leads and control.epoch_lease:
-                    await context.etcd.keep_alive(control.epoch_lease)
-            renewed = True
-            await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
-
-    def _kept_record(self) -> Round | None:
-        """The round whose job lease this node has a part in."""
-        standing = self._standing
-        if standing.phase is Phase.WAITING:
-            # A newcomer that has not arrived may be waiting for the end of what a dead job left.
-            belongs = standing.arrived_with != 0 or standing.epoch > 0
-            return standing.record or (self._context.control.view.formed if belongs else None)
-        return standing.record if standing.phase is Phase.MEMBER else None
-
     def _is_needed(self) -> bool:
-        standing = self._standing
-        if standing.phase is not Phase.MEMBER or standing.evicted or standing.closure is not None:
-            return False
-        control = self._context.control.view
-        if self._context.session.lease_id == 0 or control.round is None:
-            return True
-        record = standing.record
-        return standing.may_lack_slice(control) or (
-            record is not None and control.is_behind(record)
-        )
+        context = self._context
+        step = working_step(self._member, context.control.view, context.session.lease_id)
+        return step is WorkingStep.REPAIR
 
     async def _heal(self) -> None:
-        context, standing = self._context, self._standing
+        context, member = self._context, self._member
         control = await context.control.refresh()
-        async with standing.presence_lock:
-            record, info = standing.record, standing.info
+        async with context.presence_lock:
+            record, info = member.record, member.info
             if not self._is_needed() or record is None or info is None:
                 return
             recovery = decide_recovery(control, record)
             if recovery is Recovery.REJOIN:
-                standing.evict()
+                member.evict()
                 context.narrator.say(f"round {record.number} went on without this node: re-joining")
                 context.pulse.beat()
                 return
@@ -120,8 +77,8 @@ class Healing:
             info = replace(
                 info,
                 arrived_for=record.number,
-                epoch_seen=standing.epoch_seen,
-                epoch_trained=standing.epoch,
+                epoch_seen=member.epoch_seen,
+                epoch_trained=member.epoch,
             )
             if recovery is Recovery.RECORD:
                 txn = await self._record(control, record, info, session)
@@ -131,28 +88,23 @@ class Healing:
                     control,
                     info,
                     session,
-                    standing.slice_of(record),
+                    member.slice_of(record),
                     presence_revision=max((kv.mod_revision for kv in there.kvs), default=0),
                 )
             if await self._write(txn, session):
-                standing.note_slice_there(control)
+                member.note_slice_there(control)
                 context.narrator.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
 
     async def _record(self, control: Control, record: Round, info: NodeInfo, session: int) -> Txn:
-        with contextlib.suppress(LeaseExistsError):  # another member was first
-            await self._context.etcd.grant(
-                self._context.settings.timing.job_ttl_s,
-                lease_id=record.job_lease,
-                timeout_s=self._context.urgent_limit_s,
-            )
+        await job_lease.put_back(self._context, record)
         return requests.restore_record(
             self._context.keys,
             control,
             record,
             info,
             session,
-            slice_=self._standing.slice_of(record),
+            slice_=self._member.slice_of(record),
         )
 
     async def _write(self, txn: Txn, session: int) -> bool:
@@ -171,5 +123,5 @@ class Healing:
                 context.session.lost(session)  # it carries nothing: start afresh
                 await context.etcd.revoke(session)
                 return False
-        self._standing.note_presence(session)
+        self._member.note_presence(session)
         return True

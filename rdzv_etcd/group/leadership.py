@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from functools import partial
 
-from rdzv_etcd.core.changes import Publish, claim_delay_s, decide_change
+from rdzv_etcd.core.changes import Publish, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import (
     Change,
     Control,
@@ -22,6 +21,7 @@ from rdzv_etcd.core.model import (
     display_name,
     display_names,
 )
+from rdzv_etcd.core.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdRefusedError,
@@ -36,7 +36,6 @@ from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
 from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.roster import Roster
-from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.group.strangers import Strangers
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
@@ -50,57 +49,48 @@ _QUICK_S = 0.001
 class Leadership:
     """Leads while this node holds the leader key, and claims it when it is vacant."""
 
-    def __init__(self, context: NodeContext, standing: Standing) -> None:
+    def __init__(self, context: NodeContext, member: Member) -> None:
         self._context = context
-        self._standing = standing
+        self._member = member
         self._roster = Roster(context)
         self._backoff = Backoff(context.session.renewal_period_s)
-        self._drafting = Drafting(context, standing)
+        self._drafting = Drafting(context, member)
         self._strangers = Strangers(context.narrator)
 
     @property
     def is_mine(self) -> bool:
         """Whether the leader key is this node's and its session lives."""
         context = self._context
-        leader = context.control.view.leader
-        return (
-            leader is not None
-            and leader.node_id == context.identity.node_id
-            and context.session.lease_id != 0
-        )
+        return holds_lead(self._member, context.control.view, context.session.lease_id)
+
+    def _lead_step(self) -> LeadStep:
+        context = self._context
+        return lead_step(self._member, context.control.view, context.session.lease_id)
 
     async def run(self) -> None:
         """Claim and lead until cancelled."""
         while True:
-            duty = self._duty()
-            if duty is None:
-                await self._context.pulse.wait(when=lambda: self._duty() is not None)
+            step = self._possible()
+            if step is LeadStep.LEAVE:
+                await self._context.pulse.wait(when=self._is_asked)
                 continue
             try:
-                await duty()
+                if step is LeadStep.LEAD:
+                    await self._lead(self._context.control.view.leader_revision)
+                elif step is LeadStep.RESIGN:
+                    await self._resign(self._context.control.view)
+                else:
+                    await self._claim()
             except RdzvEtcdError as error:
                 await self._rest(error)
 
-    def _duty(self) -> Callable[[], Awaitable[None]] | None:
-        """What is to be done about the lead, if anything."""
-        context = self._context
-        control = context.control.view
-        if context.control.is_blind:
-            return None  # whatever it would write is guarded by what it knows, and refused
-        if self.is_mine and self._standing.is_active:
-            return partial(self._lead, control.leader_revision)
-        if self.is_mine and self._standing.is_finishing:
-            return partial(self._resign, control)
-        if control.leader is None and self._may_claim():
-            return self._claim
-        return None
+    def _possible(self) -> LeadStep:
+        """What is to be done about the lead, as long as what is there can be read: whatever is
+        written is guarded by what is known, and would be refused."""
+        return LeadStep.LEAVE if self._context.control.is_blind else self._lead_step()
 
-    def _may_claim(self) -> bool:
-        standing = self._standing
-        if not standing.is_active or not self._context.session.lease_id:
-            return False
-        # Who is arriving claims with its arrival.
-        return standing.phase is Phase.MEMBER or standing.arrived_with != 0
+    def _is_asked(self) -> bool:
+        return self._possible() is not LeadStep.LEAVE
 
     async def _resign(self, control: Control) -> None:
         """Let a new run of a closed job have a leader of its own while this node works on."""
@@ -117,13 +107,13 @@ class Leadership:
         context = self._context
         formed = context.control.view.formed
         delay_s = claim_delay_s(
-            None if formed is None else self._standing.rank_in(formed),
+            None if formed is None else self._member.rank_in(formed),
             0 if formed is None else formed.size,
             context.clock.jitter(0.02),
         )
         if delay_s > 0:
             await context.clock.sleep(delay_s)
-        if context.control.view.leader is not None or not self._standing.is_active:
+        if context.control.view.leader is not None or not self._member.is_active:
             return
         leader = Leader(context.identity.node_id, context.settings.job)
         session = context.session.lease_id
@@ -162,17 +152,16 @@ class Leadership:
         following: asyncio.Task[None] | None = None
         # If etcd went back, its revision may have passed what this feed has seen before the watch
         # is there again, which then does not notice it: the control feed's word counts for both.
-        regressions = self._standing.regressions
+        regressions = self._member.regressions
         try:
             self._drafting.prepare(context.control.view)
             await feed.open()
             following = asyncio.ensure_future(feed.run())
             following.add_done_callback(lambda _: context.pulse.beat())
             while (
-                self.is_mine
-                and self._standing.is_active
+                self._lead_step() is LeadStep.LEAD
                 and context.control.view.leader_revision == fence
-                and self._standing.regressions == regressions
+                and self._member.regressions == regressions
                 and not context.control.is_blind
                 and not following.done()
             ):
@@ -204,7 +193,7 @@ class Leadership:
             await self._recover(feed)
         except EtcdError as error:
             context.narrator.say(f"as leader: {error}", warn=self._backoff.is_news(error))
-            self._standing.note_trouble(context.clock.now_s())
+            self._member.note_trouble(context.clock.now_s())
             await self._recover(feed, self._backoff.after(error))
         else:
             self._backoff.reset()
@@ -221,7 +210,7 @@ class Leadership:
         control, usable_s = await self._roster.fill(seen)
         nodes, now_s = feed.view, context.clock.now_s()
         self._strangers.look_at(nodes)
-        record = self._standing.record
+        record = self._member.record
         if record is not None and control.is_behind(record):
             return now_s + _RETRY_S  # etcd went back: healing puts this node's round into its place
         if context.control.view is not seen:
@@ -259,7 +248,7 @@ class Leadership:
         formed = control.formed
         if formed is not None and control.open_change is None:
             return None
-        if control.round is None and self._standing.record is not None:
+        if control.round is None and self._member.record is not None:
             return None  # the record of this node's round was lost: the members put it back
         trust_s = context.session.trust_absence_s()
         if now_s < trust_s and self._may_be_put_back(control, nodes):
@@ -273,23 +262,23 @@ class Leadership:
         The last node removes it, when no other is there. Then all presences are younger, and etcd
         still remembers the job.
         """
-        standing = self._standing
-        if control.round is not None or not standing.epoch_seen:
+        member = self._member
+        if control.round is not None or not member.epoch_seen:
             return False
-        gone = standing.gone_revision
+        gone = member.gone_revision
         remembers = control.epoch_base > 0 or self._context.settings.embed
         older = any(node.create_revision <= gone for node in nodes.present.values())
         return not gone or not remembers or older
 
     def _patience(self) -> Patience:
         """Say how long the open round stays so; it does not begin again with each leader."""
-        standing, timing = self._standing, self._context.settings.timing
+        member, timing = self._member, self._context.settings.timing
         return Patience(
             timing.last_call_timeout_s,
             timing.settle_s,
             timing.rejoin_timeout_s,
-            max(standing.arrivable_s, self._context.session.in_contact_since_s()),
-            standing.closes_by_s,
+            max(member.arrivable_s, self._context.session.in_contact_since_s()),
+            member.closes_by_s,
         )
 
     async def _publish(self, control: Control, nodes: Nodes, decision: Publish) -> bool:
@@ -326,7 +315,7 @@ class Leadership:
         formed = control.formed
         if formed is None or control.open_change is not None:
             return
-        if self._standing.rank_in(formed) is None:
+        if self._member.rank_in(formed) is None:
             return
         change = Change(formed.run, formed.number, (), {node_id: Loss.LEFT.value})
         await context.etcd.txn(
@@ -339,7 +328,7 @@ class Leadership:
         record = await self._drafting.next_record(control, nodes, decision)
         epoch_lease = await self._drafting.epoch_lease(control, record)
         members = [node.node_id for node in decision.world]
-        audit = self._drafting.audit(control, nodes, record, decision, self._standing.opened_s)
+        audit = self._drafting.audit(control, nodes, record, decision, self._member.opened_s)
         if not await self._roster.publish(control, record, members):
             return False
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Closure, Control, Ended, NodeInfo, Round
+from rdzv_etcd.core.steps import WorkingStep, working_step
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
+from rdzv_etcd.group import job_lease
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
-from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.schema import requests
 
 _ROOM_FOR_RANK_0_S = 1.0
@@ -20,23 +22,23 @@ _RUNS_REMEMBERED = 8
 
 
 async def close_job(
-    context: NodeContext, standing: Standing, *, succeeded: bool, reason: str, anyones: bool
+    context: NodeContext, member: Member, *, succeeded: bool, reason: str, anyones: bool
 ) -> None:
     """Put the closed marker; see :meth:`rdzv_etcd.group.node.Node.close_job`."""
     clock, feed = context.clock, context.control
     if anyones:
         record = (await feed.refresh(context.settings.timing.close_timeout_s)).formed
     else:
-        record = standing.record if standing.phase is Phase.MEMBER else None
+        record = member.record if member.phase is Phase.MEMBER else None
     if record is None:
         return
-    if succeeded and standing.rank_in(record) != 0:
+    if succeeded and member.rank_in(record) != 0:
         # All members finish together: let one of them do it, and do it if it does not.
         until_s = clock.now_s() + _ROOM_FOR_RANK_0_S
-        while standing.closure is None and await context.pulse.wait(until_s):
+        while member.closure is None and await context.pulse.wait(until_s):
             pass
     until_s = clock.now_s() + context.settings.timing.close_timeout_s
-    while standing.closure is None and clock.now_s() < until_s:
+    while member.closure is None and clock.now_s() < until_s:
         control = feed.view if feed.view.round is not None else await feed.refresh()
         if control.formed is None or not (anyones or control.formed.same_world(record)):
             return  # all is gone, or the others went on without this node
@@ -44,7 +46,7 @@ async def close_job(
             context,
             control,
             control.formed,
-            standing.epoch_seen,
+            member.epoch_seen,
             succeeded=succeeded,
             reason=reason,
         )
@@ -112,17 +114,17 @@ async def _ended_lease(context: NodeContext, control: Control, marker_lease: int
 
 
 async def say_goodbye(
-    context: NodeContext, standing: Standing, leadership: Leadership, reason: str, was: Phase
+    context: NodeContext, member: Member, leadership: Leadership, reason: str, was: Phase
 ) -> None:
     """End the session, whatever becomes of the goodbye; the others see it at once.
 
     Raises EtcdError.
     """
     limit_s = context.farewell_limit_s / 2  # for the courtesy, and for what counts
-    async with standing.presence_lock:
-        session, info = context.session.lease_id, standing.info
+    async with context.presence_lock:
+        session, info = context.session.lease_id, member.info
         try:
-            if session and info is not None and was is Phase.MEMBER and standing.closure is None:
+            if session and info is not None and was is Phase.MEMBER and member.closure is None:
                 if leadership.is_mine:
                     await leadership.hand_over(limit_s)
                 else:
@@ -143,18 +145,23 @@ async def _mark_leaving(
     )
 
 
-async def step_aside(context: NodeContext, standing: Standing) -> None:
+async def step_aside(context: NodeContext, member: Member) -> None:
     """Mark a member that works on after its job was closed, so that no new run counts on it.
 
     Done late, because most are gone by then; but before the marker, which tells it until then.
     """
-    while not standing.is_finishing:
-        await context.pulse.wait(when=lambda: standing.is_finishing)
+
+    def finishes() -> bool:
+        step = working_step(member, context.control.view, context.session.lease_id)
+        return step is WorkingStep.FINISH
+
+    while not finishes():
+        await context.pulse.wait(when=finishes)
     await context.clock.sleep(context.settings.timing.closed_ttl_s / 2)
     while True:
-        async with standing.presence_lock:
-            session, info = context.session.lease_id, standing.info
-            if not standing.is_finishing or not session or info is None:
+        async with context.presence_lock:
+            session, info = context.session.lease_id, member.info
+            if not finishes() or not session or info is None:
                 return
             with contextlib.suppress(EtcdError):  # tried again until it is done
                 await _mark_leaving(
@@ -164,7 +171,7 @@ async def step_aside(context: NodeContext, standing: Standing) -> None:
         await context.clock.sleep(_RETRY_S)
 
 
-async def remove_job(context: NodeContext, standing: Standing) -> None:
+async def remove_job(context: NodeContext, member: Member) -> None:
     """If this was the last node, leave nothing behind but a closed marker. Raises EtcdError."""
     limit_s = context.farewell_limit_s
     for _ in range(2):  # once more if the record changed under our hands
@@ -173,9 +180,7 @@ async def remove_job(context: NodeContext, standing: Standing) -> None:
             requests.remove_job(context.keys, control), timeout_s=limit_s, repeatable=True
         )
         if result.succeeded:
-            record = control.round if control.round is not None else standing.record
-            if record is not None and record.job_lease:
-                await context.etcd.revoke(record.job_lease, timeout_s=limit_s)
+            await job_lease.give_up(context, control.round or member.record)
             return
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.core.changes import waiting_count
+from rdzv_etcd.core.member import Member, Phase, World
 from rdzv_etcd.core.model import Closure, Control
+from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
-from rdzv_etcd.group import leaving, presence
+from rdzv_etcd.group import job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
 from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.healing import Healing
@@ -24,7 +25,6 @@ from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.narrator import Narrator
 from rdzv_etcd.group.pulse import Pulse
 from rdzv_etcd.group.session import Session
-from rdzv_etcd.group.standing import Phase, Standing, World
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -39,10 +39,10 @@ class Node:
     """One participant of one job; at most one join at a time."""
 
     def __init__(self, etcd: Etcd, settings: Settings, identity: Identity, clock: Clock) -> None:
-        self._standing = Standing(identity.node_id)
-        self._context = _context(etcd, settings, identity, clock, self._standing)
-        self._leadership = Leadership(self._context, self._standing)
-        self._healing = Healing(self._context, self._standing)
+        self._member = Member(identity.node_id)
+        self._context = _context(etcd, settings, identity, clock, self._member)
+        self._leadership = Leadership(self._context, self._member)
+        self._healing = Healing(self._context, self._member)
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- what others ask ------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Node:
 
     @property
     def phase(self) -> Phase:
-        return self._standing.phase
+        return self._member.phase
 
     @property
     def control(self) -> Control:
@@ -66,12 +66,12 @@ class Node:
 
     def waiting_count(self) -> int:
         """How many nodes wait for a re-rendezvous; from memory, never raises or blocks."""
-        standing = self._standing
-        if standing.failure is not None and not standing.is_finishing:
+        member = self._member
+        if member.failure is not None and not member.is_finishing:
             return 1  # who joins again is told
         if not self._tasks:
             return 0
-        return waiting_count(self.control, standing.record, standing.evicted, standing.closure)
+        return waiting_count(self.control, member.record, member.evicted, member.closure)
 
     def closure(self) -> Closure | None:
         """How the job was closed, if it was, as far as this node knows; from memory.
@@ -79,17 +79,17 @@ class Node:
         Before this node takes part it is the last run that counts, as long as its marker stands;
         then the run that this node is in, or waits for.
         """
-        standing = self._standing
-        if standing.closure is None and standing.info is None and self._tasks:
+        member = self._member
+        if member.closure is None and member.info is None and self._tasks:
             return self.control.closure
-        return standing.closure
+        return member.closure
 
     def is_over(self, world: World) -> bool:
         """Whether nothing will come of ``world`` any more; from memory, as :meth:`waiting_count`.
 
         So it is, too, as soon as this node joins again, whatever the others do.
         """
-        return self.waiting_count() > 0 or not self._standing.works_in(world.epoch)
+        return self.waiting_count() > 0 or not self._member.works_in(world.epoch)
 
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
@@ -100,19 +100,17 @@ class Node:
 
     async def over(self, world: World) -> None:
         """Wait until :meth:`is_over`; raises as :meth:`changed`."""
-        await self._until(lambda: self._standing.phase is not Phase.GONE and self.is_over(world))
+        await self._until(lambda: self._member.phase is not Phase.GONE and self.is_over(world))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        standing = self._standing
+        member = self._member
         while True:
-            standing.check_not_failed()
+            member.check_not_failed()
             if condition():
                 return
-            standing.check_not_gone()
+            member.check_not_gone()
             await self._context.pulse.wait(
-                when=lambda: (
-                    condition() or standing.phase is Phase.GONE or standing.failure is not None
-                )
+                when=lambda: condition() or member.phase is Phase.GONE or member.failure is not None
             )
 
     # -- taking part ----------------------------------------------------------------------------
@@ -127,30 +125,30 @@ class Node:
         context = self._context
         timeout_s = context.settings.connection.request_timeout_s
         await context.session.open(timeout_s, granted)
-        self._standing.note_start(context.session.first_revision)
+        self._member.note_start(context.session.first_revision)
         await context.control.open(timeout_s)
         self._tasks = [
             self._spawn(context.session.run(), "session"),
             self._spawn(context.control.run(), "control"),
             self._spawn(self._leadership.run(), "leadership"),
             self._spawn(self._healing.run(), "healing"),
-            self._spawn(self._healing.keep_job_lease(), "job lease"),
-            self._spawn(presence.watch_own(context, self._standing), "presence"),
-            self._spawn(leaving.step_aside(context, self._standing), "stepping aside"),
+            self._spawn(job_lease.keep(context, self._member), "job lease"),
+            self._spawn(presence.watch_own(context, self._member), "presence"),
+            self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
         ]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        task.set_name(f"rdzv-etcd {name} {self._standing.node_id}")
+        task.set_name(f"rdzv-etcd {name} {self._member.node_id}")
         task.add_done_callback(partial(self._look_at, name))
         return task
 
     def _look_at(self, name: str, task: asyncio.Task[None]) -> None:
         """Let the node fail if a task has: nobody else would do that task's work."""
         error = None if task.cancelled() else task.exception()
-        if error is None or self._standing.failure is not None:
+        if error is None or self._member.failure is not None:
             return  # the first one is the cause
-        self._standing.fail(name, error)
+        self._member.fail(name, error)
         self._context.narrator.fail(f"cannot go on: its task {name!r} failed", error)
         self._context.pulse.beat()
 
@@ -161,9 +159,9 @@ class Node:
         Raises JoinTimeoutError, JobClosedError, JobSettingsMismatchError, StateCorruptError, and
         EtcdError if etcd cannot be reached for that long.
         """
-        self._standing.check_not_gone()
+        self._member.check_not_gone()
         await self.start()
-        joining = Joining(self._context, self._standing, self._leadership, timeout_s)
+        joining = Joining(self._context, self._member, self._leadership, timeout_s)
         telling = self._spawn(joining.tell(), "wait lines")
         try:
             return await joining.run(address, port)
@@ -180,7 +178,7 @@ class Node:
         """
         reason = shown(reason, _REASON)
         await leaving.close_job(
-            self._context, self._standing, succeeded=succeeded, reason=reason, anyones=anyones
+            self._context, self._member, succeeded=succeeded, reason=reason, anyones=anyones
         )
 
     async def leave(self, reason: str) -> None:
@@ -188,10 +186,10 @@ class Node:
 
         Bounded by ``close_timeout_s`` and by the lease's TTL: after that etcd has done it.
         """
-        context, standing = self._context, self._standing
-        if standing.phase is Phase.GONE:
+        context, member = self._context, self._member
+        if member.phase is Phase.GONE:
             return
-        was = standing.leave()
+        was = member.leave()
         context.pulse.beat()  # other threads' calls that wait end now
         try:
             if self._tasks:
@@ -206,8 +204,8 @@ class Node:
             await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
 
     async def _farewell(self, reason: str, was: Phase) -> None:
-        await leaving.say_goodbye(self._context, self._standing, self._leadership, reason, was)
-        await leaving.remove_job(self._context, self._standing)
+        await leaving.say_goodbye(self._context, self._member, self._leadership, reason, was)
+        await leaving.remove_job(self._context, self._member)
 
     async def _stop_tasks(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -218,7 +216,7 @@ class Node:
 
 
 def _context(
-    etcd: Etcd, settings: Settings, identity: Identity, clock: Clock, standing: Standing
+    etcd: Etcd, settings: Settings, identity: Identity, clock: Clock, member: Member
 ) -> NodeContext:
     pulse = Pulse(clock)
     keys = JobKeys(settings.prefix, settings.job_id)
@@ -227,7 +225,7 @@ def _context(
     session = Session(etcd, clock, pulse, timing.lease_ttl_s, timing.keep_alive_deadline_s)
 
     def went_back() -> None:
-        standing.note_regress()
+        member.note_regress()
         session.shake()
 
     control = Feed(
@@ -237,7 +235,7 @@ def _context(
         request=requests.read_control(keys),
         build=lambda result: control_from(keys, result),
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
-        notice=lambda view: standing.notice(view, clock.now_s()),
+        notice=lambda view: member.notice(view, clock.now_s()),
         complain=lambda error: narrator.warn(f"goes by what it read before: {error}"),
         on_regress=went_back,
         longest_retry_s=timing.lease_ttl_s / 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdNoSpaceError,
@@ -12,7 +13,6 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.standing import Phase, Standing
 
 _HEADWAY_S = 5.0
 """How long before its own join ends a leader closes what can be closed: the write takes time, and
@@ -22,14 +22,14 @@ so does another try."""
 class JoinPatience:
     """Counts a join's time; a spare of a healthy round has as much as it needs."""
 
-    def __init__(self, context: NodeContext, standing: Standing, timeout_s: float) -> None:
+    def __init__(self, context: NodeContext, member: Member, timeout_s: float) -> None:
         self._context = context
-        self._standing = standing
+        self._member = member
         self._backoff = Backoff(context.session.renewal_period_s)
         self._told: set[type[EtcdError]] = set()
         self.timeout_s = timeout_s
         self.began_s = context.clock.now_s()
-        self.belongs = standing.epoch > 0
+        self.belongs = member.epoch > 0
         """Whether the node was a member, or has arrived in this join: not a newcomer any more."""
         self.trouble: EtcdError | None = None
         """Why etcd does not do what it is asked, …"""
@@ -40,18 +40,18 @@ class JoinPatience:
 
     def is_spare(self) -> bool:
         """Whether a healthy round is running and this node waits for a seat in the next one."""
-        control, standing = self._context.control.view, self._standing
+        control, member = self._context.control.view, self._member
         formed = control.formed
         return (
             formed is not None
             and control.open_change is None
-            and standing.rank_in(formed) is None
-            and standing.unread(control) is None
+            and member.rank_in(formed) is None
+            and member.unread(control) is None
         )
 
     def is_gone(self) -> bool:
         """Whether the node has left, so that nobody waits any more."""
-        return self._standing.phase is Phase.GONE
+        return self._member.phase is Phase.GONE
 
     def deadline_s(self) -> float:
         """Until when to wait, on the clock.
@@ -61,12 +61,12 @@ class JoinPatience:
         """
         if self.is_spare():
             return math.inf if self.trouble is None else self.trouble_since_s + self.timeout_s
-        return max(self.began_s, self._standing.opened_s) + self.timeout_s
+        return max(self.began_s, self._member.opened_s) + self.timeout_s
 
     def plan_to_close(self) -> None:
         """Tell this node's lead when to close what can be closed."""
         headway_s = min(_HEADWAY_S, self.timeout_s / 10)
-        self._standing.plan_to_close(self.deadline_s() - headway_s)
+        self._member.plan_to_close(self.deadline_s() - headway_s)
 
     def limit_s(self) -> float:
         """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
@@ -90,7 +90,7 @@ class JoinPatience:
     def relieved(self) -> None:
         """Note that etcd did what it was asked."""
         if self.trouble is not None:
-            self._standing.note_trouble(self._context.clock.now_s())
+            self._member.note_trouble(self._context.clock.now_s())
         self.trouble = None
         self._told.clear()
         self._backoff.reset()
@@ -104,7 +104,7 @@ class JoinPatience:
         """
         context = self._context
         now_s = context.clock.now_s()
-        self._standing.note_trouble(now_s)
+        self._member.note_trouble(now_s)
         if self.trouble is None:
             self.trouble_since_s = now_s
         self.trouble = error

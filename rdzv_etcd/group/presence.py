@@ -9,31 +9,31 @@ the key is gone (somebody deleted it), no keep-alive tells, and a waiting node w
 
 from __future__ import annotations
 
+from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.errors import EtcdError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.standing import Phase, Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import encode_node
 
 _RETRY_S = 1.0
 
 
-async def watch_own(context: NodeContext, standing: Standing) -> None:
+async def watch_own(context: NodeContext, member: Member) -> None:
     """See to it that the presence of a node that has arrived is there, until cancelled.
 
     Begins when the node has been there for the time between two keep-alives: when it arrives and
     when a round is formed there are better things to do.
     """
-    while not _should_be_there(standing):
-        await context.pulse.wait(when=lambda: _should_be_there(standing))
+    while not _should_be_there(member):
+        await context.pulse.wait(when=lambda: _should_be_there(member))
     await context.clock.sleep(context.session.renewal_period_s)
     backoff = Backoff(context.session.renewal_period_s)
     while True:
         try:
-            await _follow(context, standing, backoff)
+            await _follow(context, member, backoff)
         except WatchLostError:
             pass  # etcd may have lost the presence, too: it is looked for at once
         except EtcdError as error:  # if etcd is away, the keep-alives say so
@@ -42,12 +42,12 @@ async def watch_own(context: NodeContext, standing: Standing) -> None:
             await context.clock.sleep(max(_RETRY_S, backoff.after(error)))
 
 
-async def _follow(context: NodeContext, standing: Standing, backoff: Backoff) -> None:
-    key = context.keys.node(standing.node_id)
+async def _follow(context: NodeContext, member: Member, backoff: Backoff) -> None:
+    key = context.keys.node(member.node_id)
     watch = context.etcd.watch(key, start_revision=0, tell_resumes=True)
     try:
         await watch.ready()
-        await _check(context, standing)  # it may have gone before
+        await _check(context, member)  # it may have gone before
         backoff.reset()
         async for batch in watch:
             session = context.session.lease_id
@@ -55,30 +55,30 @@ async def _follow(context: NodeContext, standing: Standing, backoff: Backoff) ->
                 event.kind is EventKind.DELETE or event.kv.lease_id != session  # or overwritten
                 for event in batch.events
             ):
-                await _check(context, standing)
+                await _check(context, member)
     finally:
         await watch.close()
 
 
-async def _check(context: NodeContext, standing: Standing) -> None:
-    async with standing.presence_lock:  # what this node does to its presence itself is no news
+async def _check(context: NodeContext, member: Member) -> None:
+    async with context.presence_lock:  # what this node does to its presence itself is no news
         session = context.session.lease_id
-        if not session or not _should_be_there(standing):
+        if not session or not _should_be_there(member):
             return
         # If etcd went back, what a waiting node said at an earlier arrival may be there again.
-        arrived = standing.info if standing.phase is Phase.WAITING else None
+        arrived = member.info if member.phase is Phase.WAITING else None
         if await is_present(context, session, arrived):
             return
-        if standing.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
-            standing.forget_arrival()
+        if member.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
+            member.forget_arrival()
             context.pulse.beat()
         else:
             context.session.lost(session)
 
 
-def _should_be_there(standing: Standing) -> bool:
-    waits = standing.phase is Phase.WAITING and standing.arrived_with != 0
-    return waits or standing.phase is Phase.MEMBER
+def _should_be_there(member: Member) -> bool:
+    waits = member.phase is Phase.WAITING and member.arrived_with != 0
+    return waits or member.phase is Phase.MEMBER
 
 
 async def is_present(context: NodeContext, session: int, info: NodeInfo | None = None) -> bool:

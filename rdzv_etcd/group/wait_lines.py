@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.telling import tell_round, tell_seat
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.patience import JoinPatience
-from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from
 
@@ -21,9 +21,9 @@ _ANSWER_S = 5.0
 class WaitLines:
     """The lines of one join, logged at WARNING: the level that torchrun shows by default."""
 
-    def __init__(self, context: NodeContext, standing: Standing, patience: JoinPatience) -> None:
+    def __init__(self, context: NodeContext, member: Member, patience: JoinPatience) -> None:
         self._context = context
-        self._standing = standing
+        self._member = member
         self._patience = patience
 
     async def run(self) -> None:
@@ -47,7 +47,7 @@ class WaitLines:
         patience = self._patience
         if patience.is_spare():
             return True, patience.began_s
-        return False, max(patience.began_s, self._standing.opened_s)
+        return False, max(patience.began_s, self._member.opened_s)
 
     def _is_other(self, known: tuple[bool, float]) -> bool:
         return self._waits_for() != known

@@ -17,8 +17,8 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from rdzv_etcd.core.member import World
 from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.torch_plugin.store import EtcdStore
 
 _ROLE_INFO = "torchelastic/role_info/"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rdzv_etcd.group.standing import World
+from rdzv_etcd.core.member import World
 
 
 class InvariantError(AssertionError):

@@ -41,10 +41,10 @@ def test_nobody_writes_another_objects_fields() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "standing.info = info",
+        "member.info = info",
         "self._context.control.problem = problem",
         "world, part.bound = part.bound, None",
-        "standing.regressions += 1",
+        "member.regressions += 1",
     ],
 )
 def test_a_write_from_outside_is_found(source: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rdzv_etcd.core.member import Phase
 from rdzv_etcd.etcd.api import Delete, Txn
-from rdzv_etcd.group.standing import Phase
 from tests.sim.matching import puts
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 

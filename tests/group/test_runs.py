@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import JobClosedError, JoinTimeoutError
-from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.settings import AfterEnd
 from tests.sim.matching import noted, puts
 from tests.sim.work import Work

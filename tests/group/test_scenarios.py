@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
     EtcdUnavailableError,
@@ -20,7 +21,6 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import Applied

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Change, Closure, Leader, Round
 from rdzv_etcd.core.slicing import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store import StoreKeys, number_of

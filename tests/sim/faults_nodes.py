@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, EtcdTlsError
-from rdzv_etcd.group.standing import Phase
 from rdzv_etcd.testing import SimClock
 from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Change, Closure, Control, Round
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.commits import COUNTER, Commits
 from tests.sim.invariants import Invariant, InvariantError

@@ -14,10 +14,10 @@ import pytest
 
 from rdzv_etcd.core import changes, closing
 from rdzv_etcd.core.closing import Close
+from rdzv_etcd.core.member import Member
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group import drafting, presence
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.standing import Standing
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import decode_node
 from rdzv_etcd.testing.link import Match
@@ -194,7 +194,7 @@ def test_a_member_that_came_back_too_late_is_named() -> None:
     )
 
 
-async def _looks_away(context: NodeContext, standing: Standing) -> None:
+async def _looks_away(context: NodeContext, member: Member) -> None:
     """Never hear that one's own presence is gone."""
 
 

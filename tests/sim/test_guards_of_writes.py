@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from rdzv_etcd.core import member
 from rdzv_etcd.core.model import Control
 from rdzv_etcd.etcd.api import Delete, Txn, prefix_end
-from rdzv_etcd.group import prepared_lease, standing
+from rdzv_etcd.group import job_lease
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.testing import Applied
@@ -77,8 +78,8 @@ def test_a_round_whose_rank_0_has_given_up_its_socket() -> None:
 
     assert_noticed(
         scenario,
-        standing.Standing,
-        "admit",
+        member.Member,
+        "seat_in",
         admits_rank_0_anywhere,
         Invariant.SEATS,
         min_nodes=2,
@@ -172,7 +173,7 @@ def test_a_record_put_back_when_its_run_is_over_and_forgotten() -> None:
     )
 
 
-def forgets_the_doubt(original: Any, self: prepared_lease.PreparedLease) -> None:
+def forgets_the_doubt(original: Any, self: job_lease.PreparedLease) -> None:
     """Take a lease that a round may live on for one that nobody uses."""
 
 
@@ -193,7 +194,7 @@ def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it() -> None:
 
     assert_noticed(
         scenario,
-        prepared_lease.PreparedLease,
+        job_lease.PreparedLease,
         "in_doubt",
         forgets_the_doubt,
         Invariant.KEPT,

@@ -15,20 +15,21 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import closing
-from rdzv_etcd.core.changes import Publish, Recovery
+from rdzv_etcd.core import closing, member
+from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Loss
+from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
 from rdzv_etcd.group import (
     drafting,
     healing,
+    job_lease,
     leadership,
     leaving,
     node,
     patience,
     roster,
     session,
-    standing,
 )
 from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import barrier_requests, requests
@@ -245,9 +246,9 @@ MUTANTS = [
     Mutant("a lead taken from another", requests, "claim", steals_the_lead, (I.LEADER,)),
     Mutant("a rank given twice", closing, "assign_ranks", double_rank, (I.RANKS,),
            two_or_more),
-    Mutant("told another rank", standing.Standing, "admit", wrong_rank, (I.RANKS, I.SEATS),
+    Mutant("told another rank", member.Member, "enter", wrong_rank, (I.RANKS, I.SEATS),
            two_or_more),
-    Mutant("told another master", standing.Standing, "admit", wrong_master, (I.AGREEMENT,)),
+    Mutant("told another master", member.Member, "enter", wrong_master, (I.AGREEMENT,)),
     Mutant("larger than max", leadership, "decide_close",
            closes(lambda s: replace(s, max_nodes=s.max_nodes + s.node_unit)),
            (I.SIZE,)),
@@ -257,7 +258,7 @@ MUTANTS = [
            closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
     Mutant("a record put back gets a new epoch", requests, "restore_record", forms_again,
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
-    Mutant("an older round is entered again", standing.Standing, "admit", admits_late,
+    Mutant("an older round is entered again", member.Member, "seat_in", admits_late,
            (I.EPOCH,), wiped, noticed_by=213),
     Mutant("back in spite of a change", healing, "decide_recovery", ignores_changes, (I.EVICTED,),
            noticed_by=6),
@@ -277,7 +278,7 @@ MUTANTS = [
            (I.BARRIER,), two_or_more),
     Mutant("the job is removed under those who are there", requests, "remove_job",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),
-    Mutant("a background task ends", healing.Healing, "keep_job_lease", does_nothing, (I.TASKS,)),
+    Mutant("a background task ends", job_lease, "keep", does_nothing, (I.TASKS,)),
     Mutant("a newcomer becomes rank 0", closing, "assign_ranks",
            lambda original, chosen, *rest: tuple(reversed(original(chosen, *rest))),
            (I.SURVIVORS,), lambda p: p.min_nodes < p.max_nodes),
@@ -356,7 +357,7 @@ def test_slices_that_are_gone_are_put_back() -> None:
         assert [node.joins for node in nodes] == [1, 1, 1, 1], job.tell()
 
     simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=1)
-    lacking = swapped(standing.Standing, "may_lack_slice", returns(False))
+    lacking = swapped(member.Member, "may_lack_slice", returns(False))
     with lacking, pytest.raises(AssertionError):
         simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=1)
 

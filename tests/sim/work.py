@@ -9,10 +9,10 @@ import asyncio
 from collections import Counter
 from itertools import count
 
+from rdzv_etcd.core.member import World
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.node import Node
-from rdzv_etcd.group.standing import World
 from rdzv_etcd.kv.store import KeyValueStore
 from tests.sim.history import COUNTER, History
 
@@ -49,11 +49,11 @@ class Work:
         node = self._node
         for step in count(1):
             await asyncio.sleep(STEP_S)
-            record = node._standing.record
+            record = node._member.record
             if node.waiting_count() or record is None:
                 continue  # the agent is about to stop this work
             self._history.act(
-                self._node_id, record, node.control, node._standing.evicted, node.closure()
+                self._node_id, record, node.control, node._member.evicted, node.closure()
             )
             if node.closure() is not None:
                 return

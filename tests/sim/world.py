@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rdzv_etcd.clock import wait_for
+from rdzv_etcd.core.member import Phase, World
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
-from rdzv_etcd.group.standing import Phase, World
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES

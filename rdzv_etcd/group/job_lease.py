@@ -1,13 +1,63 @@
-"""A lease that is granted before it is needed, for what a job leaves in etcd."""
+"""The job's shared leases: granted before the first round, kept alive, put back, given up.
+
+All that belongs to the job as a whole lives on the job lease, and what its epochs count from on the
+epoch lease, which outlives it. No node owns them: whoever is there keeps them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
-from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.core.member import Member
+from rdzv_etcd.core.model import Round
+from rdzv_etcd.core.steps import kept_record
+from rdzv_etcd.errors import EtcdError, LeaseExistsError
 from rdzv_etcd.etcd.api import LeaseGrant
 from rdzv_etcd.group.context import NodeContext
+
+
+async def keep(context: NodeContext, member: Member) -> None:
+    """Renew the job's leases at a slow rate while this node is a member, or waits.
+
+    A round that lost a member may wait for a replacement longer than the lease lives. The leader
+    renews at once, because the lease may have aged while the round was being closed; the others
+    have time, and better things to do in the moment a round is formed.
+    """
+    period_s = context.settings.timing.job_ttl_s / 3
+    renewed = False
+    while True:
+        record = kept_record(member, context.control.view)
+        if record is None:
+            await context.pulse.wait(
+                when=lambda: kept_record(member, context.control.view) is not None
+            )
+            continue
+        control = context.control.view
+        leads = control.leader is not None and control.leader.node_id == member.node_id
+        with contextlib.suppress(EtcdError):  # the others do it too; a loss is repaired
+            if renewed or leads:
+                await context.etcd.keep_alive(record.job_lease)
+            if leads and control.epoch_lease:
+                await context.etcd.keep_alive(control.epoch_lease)
+        renewed = True
+        await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
+
+
+async def put_back(context: NodeContext, record: Round) -> None:
+    """Grant the record's lease again, under its id. Raises EtcdError."""
+    with contextlib.suppress(LeaseExistsError):  # another member was first
+        await context.etcd.grant(
+            context.settings.timing.job_ttl_s,
+            lease_id=record.job_lease,
+            timeout_s=context.urgent_limit_s,
+        )
+
+
+async def give_up(context: NodeContext, record: Round | None) -> None:
+    """Revoke the record's lease, and all that lives on it: nobody is left. Raises EtcdError."""
+    if record is not None and record.job_lease:
+        await context.etcd.revoke(record.job_lease, timeout_s=context.farewell_limit_s)
 
 
 class PreparedLease:

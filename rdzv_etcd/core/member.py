@@ -1,10 +1,9 @@
-"""Where a node stands: its phase, its arrival, its world. Mutable, in one place, without I/O."""
+"""What one node is and knows: its phase, its arrival, its world. Mutable, in one place; no I/O."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round, Slice, Slices
@@ -43,8 +42,9 @@ class World:
 
 
 @dataclass(slots=True)
-class Standing:
-    """The state that joining, healing and leaving share. Used on one event loop only."""
+class Member:
+    """The state of one node, and its transitions; what follows from it is in
+    :mod:`rdzv_etcd.core.steps`. Used on one event loop only."""
 
     node_id: str
     phase: Phase = Phase.IDLE
@@ -96,8 +96,8 @@ class Standing:
     """Names the open round that those times belong to."""
     failure: tuple[str, BaseException] | None = None
     """The background task that failed unexpectedly, and how: this node cannot go on."""
-    presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the presence is written: arriving, healing and leaving exclude each other."""
+    met_end: Closure | None = None
+    """How the run ended after which this node was started, if a join has told about that."""
 
     def check_not_gone(self) -> None:
         """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
@@ -240,6 +240,11 @@ class Standing:
         self.forget_arrival()
         self.record = None
         self.evicted = False
+        self.met_end = None
+
+    def meet_end(self, closure: Closure) -> None:
+        """Note that the join goes on, though a run ended before this node was started."""
+        self.met_end = closure
 
     def plan_arrival(self, control: Control, epoch_floor: int, wall_s: float) -> NodeInfo | None:
         """Return the presence to arrive with as things are; ``None`` if no join is under way."""
@@ -293,8 +298,8 @@ class Standing:
         was, self.phase = self.phase, Phase.GONE
         return was
 
-    def admit(self, control: Control) -> World | None:
-        """Become a member if a round was formed for which this node had arrived.
+    def seat_in(self, control: Control) -> int | None:
+        """This node's rank in a round that was formed for it: one for which it had arrived.
 
         A record numbered as the arrival (or later) that names this node can only have been formed
         from that arrival, even if the arrival's outcome is not known yet. (Or from one that was
@@ -305,12 +310,17 @@ class Standing:
             return None
         rank = self.rank_in(record)
         if rank is None or control.epoch <= self.epoch:
-            return (
-                None  # not in it, or it is the round that was left, put back after a loss of data
-            )
+            return None  # not in it, or it is the round that was left, put back after a loss
         master = (record.master_address, record.master_port)
         if rank == 0 and master != (info.address, info.port):
             return None
+        return rank
+
+    def enter(self, control: Control) -> World:
+        """Become a member of the formed round, in which this node has a seat."""
+        record, rank = control.formed, self.seat_in(control)
+        if record is None or rank is None:
+            raise ValueError(f"{self.node_id} has no seat in {record}")
         self.phase = Phase.MEMBER
         self.closes_by_s = math.inf
         self.record = replace(record, epoch_fixed=control.epoch)
