@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rdzv_etcd.errors import EtcdRefusedError
 
-FIRST_S = 0.5
-"""Also how long to wait after a request that got no answer: that has taken its time already."""
+RETRY_S = 0.5
+"""How long to wait before the next try: after a request that got no answer, which has taken its
+time already, after the first refusal, and where nothing says how long it will last."""
 
 
 class Backoff:
@@ -16,8 +17,8 @@ class Backoff:
     """
 
     def __init__(self, longest_s: float) -> None:
-        self._longest_s = max(FIRST_S, longest_s)
-        self._next_s = FIRST_S
+        self._longest_s = max(RETRY_S, longest_s)
+        self._next_s = RETRY_S
         self._refused = False
 
     def is_news(self, error: Exception) -> bool:
@@ -27,7 +28,7 @@ class Backoff:
     def after(self, error: Exception) -> float:
         """Return how many seconds to wait after ``error``."""
         if not isinstance(error, EtcdRefusedError):
-            return FIRST_S
+            return RETRY_S
         self._refused = True
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._longest_s)
@@ -35,5 +36,5 @@ class Backoff:
 
     def reset(self) -> None:
         """Note that etcd does what it is asked."""
-        self._next_s = FIRST_S
+        self._next_s = RETRY_S
         self._refused = False

@@ -29,12 +29,12 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.etcd.puts import puts_after
+from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.schema import barrier_requests as requests
 from rdzv_etcd.schema.keys import BarrierKeys
 
-_RETRY_S = 0.5
 _LAST_WORD_S = 5.0
 """How long etcd may take to say who is missing, or that all are there after all."""
 
@@ -144,7 +144,7 @@ class _Barrier:
             except (EtcdUnavailableError, LeaseNotFoundError, WatchLostError):
                 # The session, the job's lease or the data are being put back; or etcd is away, and
                 # with it nobody's arrival is lost: this node's own limit is the caller's.
-                await self._context.clock.sleep(_RETRY_S)
+                await self._context.clock.sleep(RETRY_S)
 
     async def _arrive(self, turn: int) -> bool:
         """Arrive; tell whether the turn was passed. ``False``: arrive again."""

@@ -23,11 +23,10 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Watch, WatchBatch
+from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.pulse import Pulse
 
 V = TypeVar("V")
-
-_RETRY_S = 0.5
 
 
 class Feed(Generic[V]):
@@ -61,7 +60,7 @@ class Feed(Generic[V]):
         self._notice = notice
         self._complain = complain
         self._longest_retry_s = longest_retry_s
-        self._retry_s = _RETRY_S
+        self._retry_s = RETRY_S
         self._runs = False
         self._on_regress = on_regress
         self._view: V | None = None
@@ -110,7 +109,7 @@ class Feed(Generic[V]):
             except WatchLostError as error:  # etcd has gone back or was compacted in this moment
                 if isinstance(error, RevisionRegressedError):
                     self._tell_regress()
-                await self._clock.sleep(_RETRY_S)
+                await self._clock.sleep(RETRY_S)
                 if until_s is not None and self._clock.now_s() >= until_s:
                     raise EtcdUnavailableError(f"etcd did not keep the watch: {error}") from error
 
@@ -163,7 +162,7 @@ class Feed(Generic[V]):
         except RdzvEtcdError as error:
             self._report(error)
             raise
-        self._revision, self.problem, self._retry_s = result.revision, None, _RETRY_S
+        self._revision, self.problem, self._retry_s = result.revision, None, RETRY_S
         self._in_doubt = False
         self._show(view)
         return view
@@ -181,7 +180,7 @@ class Feed(Generic[V]):
             except WatchLostError:
                 pass  # a new watch and a read behind it close the gap
             except EtcdUnavailableError:
-                await self._clock.sleep(_RETRY_S)
+                await self._clock.sleep(RETRY_S)
             except RdzvEtcdError as error:
                 self._report(error)
                 if self._watch is None:

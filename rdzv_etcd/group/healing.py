@@ -15,7 +15,7 @@ from rdzv_etcd.core.steps import Recovery, WorkingStep, decide_recovery, working
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.group import job_lease
-from rdzv_etcd.group.backoff import Backoff
+from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.presence import is_present
 from rdzv_etcd.schema import requests
@@ -44,7 +44,7 @@ class Healing:
                 context.narrator.say(text, warn=backoff.is_news(error))
                 await context.clock.sleep(backoff.after(error))
             except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
-                await context.clock.sleep(_RETRY_S)
+                await context.clock.sleep(RETRY_S)
                 until_s = context.clock.now_s() + context.session.renewal_period_s
                 await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
 

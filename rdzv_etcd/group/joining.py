@@ -36,6 +36,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
 )
 from rdzv_etcd.etcd.api import TxnResult
+from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.conflict import Conflict
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
@@ -45,8 +46,6 @@ from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
 from rdzv_etcd.settings import AfterEnd
 from rdzv_etcd.text import shown
-
-_RETRY_S = 0.5
 
 
 class Joining:
@@ -219,7 +218,7 @@ class Joining:
             if record.epoch_fixed is not None:
                 await self._arrive()
             else:
-                await context.clock.sleep(_RETRY_S)
+                await context.clock.sleep(RETRY_S)
 
     async def _look_again(self) -> None:
         context = self._context

@@ -31,7 +31,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
 )
 from rdzv_etcd.etcd.api import TxnResult
-from rdzv_etcd.group.backoff import Backoff
+from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
 from rdzv_etcd.group.feed import Feed
@@ -41,7 +41,6 @@ from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 from rdzv_etcd.text import shown
 
-_RETRY_S = 0.5
 _QUICK_S = 0.001
 """A decision that took no longer is made at every change."""
 
@@ -212,11 +211,11 @@ class Leadership:
         self._strangers.look_at(nodes)
         record = self._member.record
         if record is not None and control.is_behind(record):
-            return now_s + _RETRY_S  # etcd went back: healing puts this node's round into its place
+            return now_s + RETRY_S  # etcd went back: healing puts this node's round into its place
         if context.control.view is not seen:
             return now_s
         if now_s < usable_s:
-            return min(usable_s, now_s + _RETRY_S)
+            return min(usable_s, now_s + RETRY_S)
         trust_s = context.session.trust_absence_s()
         change = decide_change(
             control,
@@ -239,7 +238,7 @@ class Leadership:
         # If it was refused, somebody came (back) in this very moment, or the lead is gone: the
         # watches will tell, if they have not done so already.
         news = feed.view is not nodes or not _same_keys(context.control.view, seen)
-        return now_s if done or news else now_s + _RETRY_S
+        return now_s if done or news else now_s + RETRY_S
 
     def _decide_close(
         self, control: Control, nodes: Nodes, now_s: float
@@ -357,7 +356,7 @@ class Leadership:
 
     # -- trouble --------------------------------------------------------------------------------
 
-    async def _recover(self, feed: Feed[Nodes], wait_s: float = _RETRY_S) -> None:
+    async def _recover(self, feed: Feed[Nodes], wait_s: float = RETRY_S) -> None:
         """After a failed or unknown write: wait a little, then look at how things are."""
         await self._context.clock.sleep(wait_s)
         with contextlib.suppress(RdzvEtcdError):  # the loop comes back here until etcd answers
@@ -369,7 +368,7 @@ class Leadership:
         context = self._context
         self._stumble(problem)
         if context.control.problem is None:  # nothing will tell that it is over
-            await context.clock.sleep(_RETRY_S)
+            await context.clock.sleep(RETRY_S)
             return
         until_s = context.clock.now_s() + context.session.renewal_period_s
         await context.pulse.wait(until_s, when=lambda: context.control.problem is None)

@@ -10,12 +10,12 @@ from rdzv_etcd.core.model import Closure, Control, Ended, NodeInfo, Round
 from rdzv_etcd.core.steps import WorkingStep, working_step
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
 from rdzv_etcd.group import job_lease
+from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.schema import requests
 
 _ROOM_FOR_RANK_0_S = 1.0
-_RETRY_S = 0.5
 _REASON_LENGTH = 500
 _RUNS_REMEMBERED = 8
 """A node that was cut off for longer than this many runs of one id counts as new."""
@@ -168,7 +168,7 @@ async def step_aside(context: NodeContext, member: Member) -> None:
                     context, info, "the job is closed", session, context.farewell_limit_s
                 )
                 return
-        await context.clock.sleep(_RETRY_S)
+        await context.clock.sleep(RETRY_S)
 
 
 async def remove_job(context: NodeContext, member: Member) -> None:
