@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from rdzv_etcd.core.changes import Publish, decide_change
-from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.changes import Publish
+from rdzv_etcd.core.closing import Close, KeepWaiting
+from rdzv_etcd.core.leading import Times, leader_step
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import (
     Change,
@@ -216,68 +217,27 @@ class Leadership:
             return now_s
         if now_s < usable_s:
             return min(usable_s, now_s + RETRY_S)
-        trust_s = context.session.trust_absence_s()
-        change = decide_change(
-            control,
-            nodes,
-            now_s,
-            trust_absence_s=trust_s,
-            unknown_until_s=self._roster.incomplete_since_s
-            + context.settings.timing.rejoin_timeout_s,
-        )
-        if isinstance(change, Publish):
-            done = await self._publish(control, nodes, change)
+        step = leader_step(self._member, control, nodes, context.settings, self._times(now_s))
+        if isinstance(step, Publish):
+            done = await self._publish(control, nodes, step)
+        elif isinstance(step, Close):
+            done = await self._close(control, nodes, step)
+        elif isinstance(step, KeepWaiting):
+            return _earliest(step.until_s, context.narrator.progress(step.reason, now_s))
         else:
-            closing = self._decide_close(control, nodes, now_s)
-            if closing is None:
-                return change.until_s
-            if isinstance(closing, KeepWaiting):
-                progress_s = context.narrator.progress(closing.reason, now_s)
-                return _earliest(change.until_s, closing.until_s, progress_s)
-            done = await self._close(control, nodes, closing)
+            return step.until_s
         # If it was refused, somebody came (back) in this very moment, or the lead is gone: the
         # watches will tell, if they have not done so already.
         news = feed.view is not nodes or not _same_keys(context.control.view, seen)
         return now_s if done or news else now_s + RETRY_S
 
-    def _decide_close(
-        self, control: Control, nodes: Nodes, now_s: float
-    ) -> Close | KeepWaiting | None:
-        context = self._context
-        formed = control.formed
-        if formed is not None and control.open_change is None:
-            return None
-        if control.round is None and self._member.record is not None:
-            return None  # the record of this node's round was lost: the members put it back
-        trust_s = context.session.trust_absence_s()
-        if now_s < trust_s and self._may_be_put_back(control, nodes):
-            return KeepWaiting(trust_s, "the round record was lost; its members may put it back")
-        settings = context.settings.job if formed is None else formed.settings
-        return decide_close(control, nodes, settings, self._patience(), now_s)
-
-    def _may_be_put_back(self, control: Control, nodes: Nodes) -> bool:
-        """Whether the round record is gone and its members may be there, to put it back.
-
-        The last node removes it, when no other is there. Then all presences are younger, and etcd
-        still remembers the job.
-        """
-        member = self._member
-        if control.round is not None or not member.epoch_seen:
-            return False
-        gone = member.gone_revision
-        remembers = control.epoch_base > 0 or self._context.settings.embed
-        older = any(node.create_revision <= gone for node in nodes.present.values())
-        return not gone or not remembers or older
-
-    def _patience(self) -> Patience:
-        """Say how long the open round stays so; it does not begin again with each leader."""
-        member, timing = self._member, self._context.settings.timing
-        return Patience(
-            timing.last_call_timeout_s,
-            timing.settle_s,
-            timing.rejoin_timeout_s,
-            max(member.arrivable_s, self._context.session.in_contact_since_s()),
-            member.closes_by_s,
+    def _times(self, now_s: float) -> Times:
+        session = self._context.session
+        return Times(
+            now_s,
+            session.in_contact_since_s(),
+            session.trust_absence_s(),
+            self._roster.incomplete_since_s,
         )
 
     async def _publish(self, control: Control, nodes: Nodes, decision: Publish) -> bool:

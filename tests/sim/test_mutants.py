@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import closing, member
+from rdzv_etcd.core import closing, leading, member
 from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.core.steps import Recovery
@@ -249,12 +249,12 @@ MUTANTS = [
     Mutant("told another rank", member.Member, "enter", wrong_rank, (I.RANKS, I.SEATS),
            two_or_more),
     Mutant("told another master", member.Member, "enter", wrong_master, (I.AGREEMENT,)),
-    Mutant("larger than max", leadership, "decide_close",
+    Mutant("larger than max", leading, "decide_close",
            closes(lambda s: replace(s, max_nodes=s.max_nodes + s.node_unit)),
            (I.SIZE,)),
-    Mutant("smaller than min", leadership, "decide_close",
+    Mutant("smaller than min", leading, "decide_close",
            closes(lambda s: replace(s, min_nodes=1)), (I.SIZE,), lambda p: p.min_nodes > 1),
-    Mutant("no multiple of unit", leadership, "decide_close",
+    Mutant("no multiple of unit", leading, "decide_close",
            closes(lambda s: replace(s, node_unit=1)), (I.SIZE,), lambda p: p.node_unit > 1),
     Mutant("a record put back gets a new epoch", requests, "restore_record", forms_again,
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
@@ -265,7 +265,7 @@ MUTANTS = [
     Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
     Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
            lambda p: p.closes_midway, noticed_by=110),
-    Mutant("a living member is declared lost", leadership, "decide_change", always_lost,
+    Mutant("a living member is declared lost", leading, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
     Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
     Mutant("free seats stay empty", closing, "sort_crowd", leaves_some_out,
