@@ -283,6 +283,8 @@ class Commits:
                 self._promises.check_epoch(record, epoch)
             self.formed.append(Formed(record, epoch, applied.at_s))
             for node_id in record.members:
-                if node_id in state.nodes:
-                    state.nodes[node_id] = replace(state.nodes[node_id], seated=True)
+                here = state.nodes.get(node_id)
+                # Who had arrived for a later round stays outside one that is put back.
+                if here is not None and not (back and here.info.arrived_for > record.number):
+                    state.nodes[node_id] = replace(here, seated=True)
         state.round, state.round_revision = record, revision
