@@ -72,9 +72,11 @@ def _closing_step(
     settings: Settings,
     times: Times,
 ) -> Close | KeepWaiting:
-    trust_s = times.trust_absence_s
-    if times.now_s < trust_s and _may_be_put_back(member, control, nodes, embed=settings.embed):
-        return KeepWaiting(trust_s, "the round record was lost; its members may put it back")
+    # Also if this leader was in contact all the time and only the job lease ran out: members that
+    # cannot reach etcd for a TTL lose their own leases, too.
+    until_s = max(times.trust_absence_s, member.opened_s + settings.timing.lease_ttl_s)
+    if times.now_s < until_s and _may_be_put_back(member, control, nodes, embed=settings.embed):
+        return KeepWaiting(until_s, "the round record was lost; its members may put it back")
     formed, timing = control.formed, settings.timing
     patience = Patience(
         timing.last_call_timeout_s,

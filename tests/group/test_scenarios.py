@@ -19,13 +19,14 @@ from rdzv_etcd.errors import (
     JoinTimeoutError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.api import Delete, Put, Txn
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.link import Match
 from rdzv_etcd.testing.requests import Grant
+from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
 from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate
 
@@ -667,6 +668,46 @@ def test_the_record_is_put_back_when_only_the_job_lease_was_lost(slice_nodes: in
         await job.until_works("bc", SOON_S)
 
     simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+
+
+async def has_a_spare_that_leads(job: SimJob) -> SimNode:
+    """Three members that work, slow to put the lead or the record, and a spare that leads."""
+    members = job.start_all("abc")
+    await job.until_works("abc")
+    spare = job.start("d")
+    await job.pass_time(TTL_S)
+    for node in members:
+        for key in (job.keys.leader, job.keys.round):
+            node.connection.link.hold_requests(1.0, 2, puts(key))
+    job.server.apply(Txn((), (Delete(job.keys.leader),)), OPERATOR)
+    await job.until(lambda: spare.node.leads, "the spare leads")
+    return spare
+
+
+@LARGE_AND_SMALL
+def test_a_spare_that_leads_leaves_it_to_the_members_to_put_their_record_back(
+    slice_nodes: int,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        spare = await has_a_spare_that_leads(job)
+        job.server.expire(job.history.formed[0].record.job_lease)
+        await job.pass_time(60)
+        assert job.works("abc"), job.tell()
+        assert all(node.joins == 1 for node in job.nodes.values()), job.tell()
+        job.crash("a")
+        await job.until(lambda: spare.is_working, "the spare works", DETECTION_S + SOON_S)
+
+    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+
+
+def test_a_spare_that_leads_goes_on_when_nobody_puts_the_record_back() -> None:
+    async def scenario(job: SimJob) -> None:
+        await has_a_spare_that_leads(job)
+        job.crash("a", "b", "c")
+        job.server.expire(job.history.formed[0].record.job_lease)
+        await job.until_works("d", TTL_S + TIMING.last_call_timeout_s + SOON_S)
+
+    simulate(scenario, min_nodes=1, max_nodes=3)
 
 
 # --- the end ------------------------------------------------------------------------------------
