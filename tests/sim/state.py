@@ -157,9 +157,10 @@ class State:
     def _is_seated(self, info: NodeInfo, before: Here | None) -> bool:
         """Whether a presence that was just put is that of a node at work, not of one that arrives.
 
-        A member that puts its presence back says that it arrived for the round it works in.
+        A member that puts its presence back says that it arrived for the round it works in, and
+        where it listened then; each join has another port.
         """
-        if before is not None and before.info.arrived_for == info.arrived_for:
+        if before is not None and _arrival(before.info) == _arrival(info):
             return before.seated
         record = self.round
         return (
@@ -168,3 +169,7 @@ class State:
             and info.node_id in record.members
             and info.arrived_for <= record.number
         )
+
+
+def _arrival(info: NodeInfo) -> tuple[int, str, int]:
+    return info.arrived_for, info.address, info.port
