@@ -65,7 +65,8 @@ class MemoryWatch:
         self._attached = False
         self._confirmed: int | None = None
         """The server's revision when the confirmation reached the client."""
-        self._told: asyncio.Future[None] | None = None
+        self._told: list[asyncio.Future[None]] = []
+        """Of those who wait for the confirmation."""
         self._cuts = connection.link.cuts
         connection.link.listen(self._link_changed)
         server.call_later(connection.link.draw_delay_s(), self._attach)
@@ -95,8 +96,9 @@ class MemoryWatch:
                 raise self._queue[0].content
             if self._closed:
                 raise EtcdUnavailableError("the watch was closed before etcd confirmed it")
-            self._told = asyncio.get_running_loop().create_future()
-            await self._told
+            told = asyncio.get_running_loop().create_future()
+            self._told.append(told)
+            await told
         return self._confirmed
 
     async def close(self) -> None:
@@ -202,6 +204,7 @@ class MemoryWatch:
         self._wake()
 
     def _wake(self) -> None:
-        for waiter in (self._wakeup, self._told):
+        for waiter in (self._wakeup, *self._told):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
+        self._told.clear()

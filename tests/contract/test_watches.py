@@ -85,6 +85,16 @@ async def test_a_watch_that_cannot_begin_says_so_to_who_waits_for_it(lab: Lab) -
         await soon(closed.ready())
 
 
+async def test_several_may_wait_for_a_watch_to_be_confirmed(lab: Lab) -> None:
+    watch = lab.watch(start_revision=0)
+    waiting = [asyncio.create_task(watch.ready()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting.pop().cancel()
+    first, second = await soon(asyncio.gather(*waiting))
+    assert first == second == await watch.ready()
+    await watch.close()
+
+
 async def _write(lab: Lab, count: int) -> None:
     for number in range(count):
         await lab.put(f"{number:03}")
