@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -67,17 +67,22 @@ async def wait_for(awaitable: Awaitable[T], timeout_s: float | None) -> T:
     try:
         await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
-        await _abandon(task)
+        await abandon(task)
         raise
     if not task.done():
-        await _abandon(task)
+        await abandon(task)
         if task.cancelled():
             raise TimeoutError(f"not done within {timeout_s} s")
     return task.result()
 
 
-async def _abandon(task: asyncio.Future[T]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # retrieved: nobody will ask for it any more
+async def abandon(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what nobody will ask for any more, and wait until it has ended."""
+    for task in tasks:
+        task.cancel()
+    running = {task for task in tasks if not task.done()}
+    if running:
+        await asyncio.wait(running)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved: otherwise asyncio would report it

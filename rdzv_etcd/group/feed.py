@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
-from rdzv_etcd.clock import Clock
+from rdzv_etcd.clock import Clock, abandon
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdPermissionError,
@@ -118,10 +118,13 @@ class Feed(Generic[V]):
         watch = self._watch = self._etcd.watch(
             self._request.key, self._request.range_end, start_revision=0, tell_resumes=True
         )
+        confirming = asyncio.ensure_future(self._confirmation(watch, timeout_s))
+        reading = asyncio.ensure_future(self.refresh(timeout_s))
         try:
-            confirmed, view = await asyncio.gather(
-                self._confirmation(watch, timeout_s), self.refresh(timeout_s)
-            )
+            try:
+                confirmed, view = await asyncio.gather(confirming, reading)
+            finally:
+                await abandon(confirming, reading)  # if one fails, the other would go on alone
             if self._revision < confirmed:  # the read was first, and something was written since
                 view = await self.refresh(timeout_s)
             return view
