@@ -7,7 +7,7 @@ how waiting works :mod:`rdzv_etcd.kv.reads`'.
 ``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store` for how a counter is kept
 in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
 Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by its
-revision; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
+number; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
 
 Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
 counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
@@ -153,7 +153,7 @@ class KeyValueStore:
                 body = self._put_if_unchanged(name, encode_value(desired), seen)
             else:
                 body = requests.put_if_expected(name, expected, desired, self._lease_id)
-            written = await self._apply(key, len(desired), body, deadline)
+            written = await self._apply(key, len(expected) + len(desired), body, deadline)
             if written.wrote:
                 return desired
             seen = await self._seen(name, written, deadline)
@@ -165,14 +165,15 @@ class KeyValueStore:
             deadline.require(f"compare_set of {key!r}")
 
     async def append(self, key: str, value: bytes, timeout_s: float | None) -> None:
-        """Append to the value; a missing key is set."""
+        """Append to the value; a missing key is set. What was there before is sent twice."""
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
         seen: KeyValue | None = None
         while True:
             before = b"" if seen is None else content_of(seen)
             body = self._put_if_unchanged(name, encode_value(before + value), seen)
-            written = await self._apply(key, len(before + value), body, deadline)
+            size = len(before) + len(before + value)
+            written = await self._apply(key, size, body, deadline)
             if written.wrote:
                 return
             seen = await self._seen(name, written, deadline)
@@ -236,12 +237,12 @@ class KeyValueStore:
         await self._apply(key, len(largest), body, deadline)
 
     async def _apply(self, key: str, size: int, body: Body, deadline: Deadline) -> Written:
-        """Apply a write; ``size`` is that of its largest value, which is ``key``'s."""
+        """Apply a write; ``size``: the bytes it sends for ``key``, which are most of it."""
         try:
             return await self._writes.apply(body, deadline)
         except RequestTooLargeError as error:
             raise RequestTooLargeError(
-                f"the value of store key {key!r} has {size} bytes, more than etcd "
+                f"the write to store key {key!r} has {size} bytes, more than etcd "
                 "accepts in one request: 1.5 MiB unless its --max-request-bytes is raised"
             ) from error
 

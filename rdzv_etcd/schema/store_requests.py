@@ -76,11 +76,16 @@ def take(item: KeyValue) -> Body:
 
 
 def put_if_unchanged(key: bytes, value: bytes, lease_id: int, seen: KeyValue | None) -> Body:
-    """Put if the key is as it was seen (``None``: missing); in any case read it."""
-    revision = 0 if seen is None else seen.mod_revision
-    unchanged = Compare(key, Target.MOD, Relation.EQUAL, revision)
+    """Put if the key holds what was seen (``None``: nothing); in any case read it.
+
+    That is its value and its version, which is the other half of a counter's number. A revision
+    would not tell: if etcd has lost data since, it may be another write's.
+    """
+    unchanged = [Compare(key, Target.VERSION, Relation.EQUAL, 0 if seen is None else seen.version)]
+    if seen is not None:
+        unchanged.append(Compare(key, Target.VALUE, Relation.EQUAL, seen.value))
     put = Put(key, value, lease_id)
-    return lambda wrote, kept: Txn((unchanged,), (put, wrote, Get(key)), (kept, Get(key)))
+    return lambda wrote, kept: Txn(tuple(unchanged), (put, wrote, Get(key)), (kept, Get(key)))
 
 
 def put_if_expected(key: bytes, expected: bytes, desired: bytes, lease_id: int) -> Body:
