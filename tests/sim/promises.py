@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round, is_unknown
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.testing import Applied
@@ -180,24 +182,21 @@ class Promises:
 
         If etcd went back, who survived what it holds now has perhaps missed rounds since: rank 0
         is then somebody's who was told of the latest one. An heir that was told of one is no more.
+        A presence that came back with the snapshot tells only what was so when it was put.
         """
-        before = self._state.round
+        state, before = self._state, self._state.round
         if before is None or before.closure is not None:
             return
-        survivors = set(before.members) & set(record.members)
-        told = {node_id: self._state.highest.get(node_id, 0) for node_id in record.members}
-        later = {node_id for node_id in told if told[node_id] > self._state.epoch}
-        latest = {node_id for node_id in later if told[node_id] == max(told.values())}
-        trained = {node_id for node_id in survivors if told[node_id] == self._state.epoch}
-        if survivors and not trained:  # they were named in it, but somebody else has come further
-            trained = survivors | {name for name in told if told[name] == max(told.values())}
-        claim = (set(before.heirs) & set(record.members)) - later or latest or trained
+        claim = self._claim(before, {name: state.highest.get(name, 0) for name in record.members})
+        known = self._claim(
+            before, {name: state.told_according_to_etcd(name) for name in record.members}
+        )
         keyed = any(
             node_id in self._state.nodes and self._state.nodes[node_id].info.rank_key is not None
             for node_id in record.members
         )
         self._demand(
-            not claim or keyed or record.members[0] in claim,
+            not claim or not known or keyed or record.members[0] in claim | known,
             Invariant.SURVIVORS,
             f"rank 0 of {record} is new, though {sorted(claim)} are not",
         )
@@ -213,6 +212,16 @@ class Promises:
             Invariant.SURVIVORS,
             f"nobody in {record} was in {before}, but {expected} are alive",
         )
+
+    def _claim(self, before: Round, told: Mapping[str, int]) -> set[str]:
+        """Whose rank 0 is. ``told``: the highest epoch that each member was told of."""
+        survivors = set(before.members) & set(told)
+        later = {node_id for node_id in told if told[node_id] > self._state.epoch}
+        latest = {node_id for node_id in later if told[node_id] == max(told.values())}
+        trained = {node_id for node_id in survivors if told[node_id] == self._state.epoch}
+        if survivors and not trained:  # they were named in it, but somebody else has come further
+            trained = survivors | {name for name in told if told[name] == max(told.values())}
+        return (set(before.heirs) & set(told)) - later or latest or trained
 
     def check_not_ended(self, record: Round, lost_s: float | None) -> None:
         """A run that was closed has no more rounds, and who was in it is in no other run.

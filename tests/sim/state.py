@@ -24,6 +24,11 @@ class Here:
     mod_revision: int
     seated: bool = False
     """Whether a round was formed with it since this node arrived: then it works there."""
+    told: int = 0
+    """The highest epoch of a round that its node had been told it is in when it put this."""
+    is_back: bool = False
+    """Whether it came back with an older snapshot, and its node has put nothing since: then it
+    tells no more than was so when it was put."""
 
 
 @dataclass(slots=True)
@@ -85,7 +90,8 @@ class State:
             self.came[info.node_id] = at_s
         else:
             self.went[info.node_id] = (before.info, at_s)
-        self.nodes[info.node_id] = Here(info, mod_revision, self._is_seated(info, before))
+        seated, told = self._is_seated(info, before), self.highest.get(info.node_id, 0)
+        self.nodes[info.node_id] = Here(info, mod_revision, seated, told)
         self.forgotten.pop(info.node_id, None)
 
     def drop_node(self, node_id: str, at_s: float) -> None:
@@ -104,15 +110,19 @@ class State:
         self.forgotten |= {node_id: here.info for node_id, here in self.nodes.items()}
         for node_id in set(self.nodes) - set(saved.nodes):
             self.drop_node(node_id, at_s)
+        nodes = dict(saved.nodes)
         for node_id, here in saved.nodes.items():
             before = self.nodes.get(node_id)
+            if before is not None and before.info == here.info:
+                continue
+            nodes[node_id] = replace(here, is_back=True)
             if before is None:
                 self.came[node_id] = at_s
-            elif before.info != here.info:
+            else:
                 # Overwritten, as by a put: a leader may have seen it, and what the node said then
                 # is still so. Who waits has come back, whatever etcd says.
                 self.went[node_id] = (before.info, at_s)
-        self.nodes, self.slices = dict(saved.nodes), dict(saved.slices)
+        self.nodes, self.slices = nodes, dict(saved.slices)
         self.store = set(saved.store)
         self.round, self.round_revision = saved.round, saved.round_revision
         self.leader, self.change = saved.leader, saved.change
@@ -126,6 +136,11 @@ class State:
         self.slices.clear()
         self.healthy_s = None
         self.store.clear()
+
+    def told_according_to_etcd(self, node_id: str) -> int:
+        """The highest epoch of a round that a node was told it is in, as far as etcd can tell."""
+        here, highest = self.nodes.get(node_id), self.highest.get(node_id, 0)
+        return here.told if here is not None and here.is_back else highest
 
     def works_on(self, node_id: str) -> bool:
         """Whether a present node has not come back from a round of its own, the last or an earlier
