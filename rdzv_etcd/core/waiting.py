@@ -110,12 +110,13 @@ def _arrival(presence: Presence) -> tuple[int, str]:
 def _asks_again(presence: Presence, control: Control) -> bool:
     """Whether the node asks for a seat in the next round of what the record tells.
 
-    Under a closed marker only who arrived after it does, for a new run of the job: a spare of the
-    run that ended had asked for the same number, and is about to hear of the end.
+    After the end of a run only who arrived since does, for a new run of the job: a spare of the run
+    that ended had asked for the same number, and is about to hear of the end. Its members may still
+    be there, too, when the marker has gone.
     """
     record = control.round
     if record is None:  # the next round is the first; a higher number is from a run that is over
-        return presence.info.arrived_for <= 1
+        return presence.info.arrived_for <= 1 and presence.mod_revision > control.ended_revision
     if record.closure is not None:
         return presence.mod_revision > control.round_revision
     return presence.info.arrived_for > record.number

@@ -13,7 +13,17 @@ from dataclasses import replace
 
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
-from rdzv_etcd.core.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round, Slices
+from rdzv_etcd.core.model import (
+    Change,
+    Closure,
+    Control,
+    Ended,
+    NodeInfo,
+    Nodes,
+    Presence,
+    Round,
+    Slices,
+)
 from rdzv_etcd.settings import JobSettings
 
 NOW_S = 1000.0
@@ -133,7 +143,18 @@ class Scene:
         closure = Closure("a", "done", succeeded, 0.0)
         record = replace(self.control.round, closure=closure)
         self._revision += 1
-        self.control = replace(self.control, round=record, round_revision=self._revision)
+        self.control = replace(
+            self.control,
+            round=record,
+            round_revision=self._revision,
+            ended=(Ended(record.origin, closure, self.control.epoch),),
+            ended_revision=self._revision,
+        )
+        return self
+
+    def marker_gone(self) -> Scene:
+        """The closed marker is no more; etcd remembers the end."""
+        self.control = replace(self.control, round=None, round_revision=0)
         return self
 
     def _put(

@@ -279,6 +279,15 @@ def test_a_new_run_begins_while_the_marker_of_the_old_one_stands() -> None:
     assert set(decision.expelled) == {"a", "b", "s"}
 
 
+def test_who_is_still_there_when_the_marker_has_gone_waits_for_no_new_run() -> None:
+    scene = Scene(2, 2, members="a b", at=1).spare("s").closed().marker_gone()
+    assert isinstance(scene.close(NOW_S + 1e6), KeepWaiting)
+    decision = scene.new("c d").close()
+    assert isinstance(decision, Close)
+    assert [node.node_id for node in decision.world] == ["c", "d"]
+    assert set(decision.expelled) == {"a", "b", "s"}
+
+
 def test_a_new_run_does_not_skip_the_last_call() -> None:
     scene = Scene(2, 4, members="a b").gone("a b").closed().new("c d", NOW_S - 1)
     assert scene.waits_until() == NOW_S - 1 + LAST_CALL_S

@@ -159,6 +159,25 @@ def test_a_member_that_arrives_again_when_its_run_is_over_is_no_waiter_of_the_ne
     simulate(scenario, range(3), min_nodes=1, max_nodes=2)
 
 
+def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker_goes_early() -> None:
+    """The lease of the marker is revoked, but etcd remembers the end."""
+
+    async def scenario(job: SimJob) -> None:
+        a, slow = job.start_all("ab")
+        await job.until_works("ab")
+        await job.on(a, a.node.close_job(succeeded=True, reason="done"))
+        await job.leave("a")
+        (marker,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.round]
+        job.server.expire(marker.lease_id)
+        job.start_all("cd")
+        await job.until_works("cd")
+        assert slow.node.closure() is not None
+        await job.pass_time(2 * TTL_S)
+        assert all(job.nodes[name].joins == 1 for name in "cd"), job.tell()
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
 def test_many_runs_of_one_id_leave_one_memory_and_its_lease() -> None:
     async def scenario(job: SimJob) -> None:
         for _ in range(12):

@@ -148,6 +148,8 @@ class Commits:
             else:
                 self._note(applied.at_s, "the round record is gone")
                 state.round, state.round_revision = None, 0
+        elif kv.key == keys.ended:
+            state.ended_revision = kv.mod_revision if put else 0
         elif kv.key == keys.change:
             state.change = (
                 self._take_change(applied, values.decode_change(kv.key, kv.value)) if put else None

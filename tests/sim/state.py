@@ -51,6 +51,8 @@ class State:
     """When a node's presence appeared last."""
     store: set[bytes] = field(default_factory=set)
     """The keys of the rounds' stores."""
+    ended_revision: int = 0
+    """The revision at which etcd was told what has ended, 0 if it does not remember."""
     ended: dict[str, float] = field(default_factory=dict)
     """When each run was closed …"""
     retired: dict[str, float] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class State:
         self.store = set(saved.store)
         self.round, self.round_revision = saved.round, saved.round_revision
         self.leader, self.change = saved.leader, saved.change
+        self.ended_revision = saved.ended_revision
         self.healthy_s = None
 
     def lose_all(self, at_s: float) -> None:
@@ -133,6 +136,7 @@ class State:
         for node_id in list(self.nodes):
             self.drop_node(node_id, at_s)
         self.round, self.round_revision, self.leader, self.change = None, 0, None, None
+        self.ended_revision = 0
         self.slices.clear()
         self.healthy_s = None
         self.store.clear()
@@ -157,7 +161,7 @@ class State:
         if here.info.leaving is not None or self.works_on(node_id):
             return False
         if before is None:
-            return here.info.arrived_for <= 1
+            return here.info.arrived_for <= 1 and here.mod_revision > self.ended_revision
         since_then = here.mod_revision > self.round_revision
         if before.closure is not None:
             return since_then
