@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class LoopThread:
+class LoopHold:
     """Runs until :meth:`freeze` or the end of the process."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, Counters, choose_binary, running_etcd
 from benchmarks.fleet import Fleet, FleetError, Run
-from benchmarks.loop_thread import LoopThread
+from benchmarks.loop_thread import LoopHold
 from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
 from benchmarks.plots import plot_scale
 from benchmarks.recording import recording
@@ -233,7 +233,7 @@ def _loss(meter: _Meter, phase: str) -> dict[str, Any]:
     meter.alive -= lost
     before = meter.read()
     begin_s = time.monotonic()
-    LoopThread().run(_revoke(meter.plan, leases))
+    LoopHold().run(_revoke(meter.plan, leases))
     revoked_s = time.monotonic() - begin_s
     answers = meter.call("hold_ranks")
     after = meter.read()

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc.aio
 
-from benchmarks.loop_thread import LoopThread
+from benchmarks.loop_thread import LoopHold
 from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
 from benchmarks.shared_streams import SharedWatch, keep_alive
 from benchmarks.simulated import SimulatedNode
@@ -39,7 +39,7 @@ class ScaleProcess:
         self._process = process
 
     def prepare(self) -> None:
-        self._loop = LoopThread()
+        self._loop = LoopHold()
         self._loop.run(self._prepare())
         # The objects of thousands of nodes stay: no collection shall go through them again.
         gc.collect()
@@ -135,7 +135,7 @@ class RealNodes(ScaleProcess):
         await arrivals.close()
         leader = self._nodes.get(0)
         while leader is not None and not leader.leads:
-            await leader.context.pulse.wait()
+            await leader.context.wakeup.wait()
 
     async def _live(self, index: int, node: Node) -> None:
         told_s = time.monotonic()

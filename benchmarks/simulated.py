@@ -138,7 +138,7 @@ class SimulatedNode:
         return self._control.leader is not None
 
     def _look(self) -> None:
-        """Do what is to be done now, as the drivers of a real node do after each beat."""
+        """Do what is to be done now, as the drivers of a real node do after each change."""
         member, control = self._member, self._control
         if member.phase is Phase.MEMBER and waiting_count(
             control, member.record, member.evicted, member.closure

@@ -19,29 +19,29 @@ class OurClients:
 
     def __init__(self, endpoint: str, job: str, timeout: timedelta) -> None:
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - only who uses it pays
-        from rdzv_etcd.group.runtime import Runtime  # noqa: PLC0415
+        from rdzv_etcd.group.loop_thread import LoopHold  # noqa: PLC0415
         from rdzv_etcd.schema.keys import JobKeys  # noqa: PLC0415
         from rdzv_etcd.settings.model import Connection, Endpoint  # noqa: PLC0415
-        from rdzv_etcd.torch_plugin.store import EtcdStore  # noqa: PLC0415
+        from rdzv_etcd.torch_plugin.torch_store import EtcdStore  # noqa: PLC0415
 
         host, _, port = endpoint.rpartition(":")
-        self._runtime = Runtime.acquire()
+        self._loop_thread = LoopHold.acquire()
 
         async def connect() -> tuple[EtcdClient, int]:
             client = EtcdClient(Connection((Endpoint(host, int(port)),)))
             await client.connect()
             return client, (await client.grant(_LEASE_TTL_S)).lease_id
 
-        self._etcd, lease_id = self._runtime.run(connect())
+        self._etcd, lease_id = self._loop_thread.run(connect())
         keys = JobKeys("/bench", job).store(1, "bench")
-        self._store = EtcdStore(self._etcd, self._runtime, keys, lease_id, timeout=timeout)
+        self._store = EtcdStore(self._etcd, self._loop_thread, keys, lease_id, timeout=timeout)
 
     def open(self) -> Any:
         return self._store
 
     def close(self) -> None:
-        self._runtime.run(self._etcd.close())
-        self._runtime.release()
+        self._loop_thread.run(self._etcd.close())
+        self._loop_thread.release()
 
 
 class TorchEtcdClients:

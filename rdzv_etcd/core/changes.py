@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from rdzv_etcd.core.census import take_census
 from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round, is_unknown
-from rdzv_etcd.core.waiting import sort_crowd
 
 ABSENCE_GRACE_S = 0.3
 """How long a member may be without presence before that counts: now and then etcd revokes the lease
@@ -54,23 +54,23 @@ def decide_change(
     formed = control.formed
     if formed is None or control.open_change is not None:
         return Healthy()
-    crowd = sort_crowd(control, nodes, formed.settings)
-    lost = dict.fromkeys(crowd.leaving, Loss.LEFT.value)
+    census = take_census(control, nodes, formed.settings)
+    lost = dict.fromkeys(census.leaving, Loss.LEFT.value)
     may_return: list[float] = []
-    for node_id in crowd.absent:
+    for node_id in census.absent:
         until_s = max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)
-        if crowd.unplaced and is_unknown(node_id):
+        if census.unplaced and is_unknown(node_id):
             until_s = max(until_s, unknown_until_s)
         if now_s < until_s:
             may_return.append(until_s)
         else:
             lost[node_id] = Loss.EXPIRED.value
-    live = len(crowd.expected) + len(crowd.returning) + len(may_return)
+    live = len(census.expected) + len(census.returning) + len(may_return)
     settings = formed.settings
-    possible = min(settings.max_nodes, live + len(crowd.newcomers))
+    possible = min(settings.max_nodes, live + len(census.newcomers))
     grows = possible // settings.node_unit * settings.node_unit > formed.size
-    if lost or crowd.returning or grows:
-        waiters = crowd.pool if grows or lost else crowd.returning
+    if lost or census.returning or grows:
+        waiters = census.pool if grows or lost else census.returning
         return Publish(
             _named_in_part(formed, [presence.info.node_id for presence in waiters], lost)
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names
 from rdzv_etcd.core.ranks import assign_ranks
 from rdzv_etcd.core.telling import needed
-from rdzv_etcd.core.waiting import Crowd, sort_crowd
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -71,21 +71,21 @@ def decide_close(
         return KeepWaiting(
             None, f"{round_label}: {len(nodes.present)} of {needed(settings)} nodes here"
         )
-    crowd = sort_crowd(control, nodes, settings)
-    pool = crowd.pool
+    census = take_census(control, nodes, settings)
+    pool = census.pool
     size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
     here = f"{round_label}: {len(pool)} of {needed(settings)} nodes here"
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
     if size < settings.min_nodes or size == 0:
-        return KeepWaiting(None, here + _missing(crowd, control))
+        return KeepWaiting(None, here + _missing(census, control))
     full = size == settings.max_nodes // settings.node_unit * settings.node_unit
     enough_s = _enough_since(pool, settings, patience.opened_s)
-    if crowd.expected or crowd.unplaced:
+    if census.expected or census.unplaced:
         until_s = max(patience.opened_s + patience.rejoin_s, enough_s)
         why = "live members were not back in time"
     elif full:
-        return _close(control, crowd, size, "all seats are taken")
+        return _close(control, census, size, "all seats are taken")
     elif control.formed is not None:
         last_s = max(patience.opened_s, *(presence.seen_s for presence in pool))
         until_s = min(last_s + patience.settle_s, enough_s + patience.last_call_s)
@@ -96,8 +96,8 @@ def decide_close(
     if patience.give_up_s < until_s:
         until_s, why = patience.give_up_s, "the leader's join timeout is about to end"
     if now_s >= until_s:
-        return _close(control, crowd, size, why)
-    return KeepWaiting(until_s, here + _missing(crowd, control))
+        return _close(control, census, size, why)
+    return KeepWaiting(until_s, here + _missing(census, control))
 
 
 def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
@@ -108,45 +108,45 @@ def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: f
     return max(opened_s, arrivals[least - 1])
 
 
-def _missing(crowd: Crowd, control: Control) -> str:
+def _missing(census: Census, control: Control) -> str:
     parts = []
-    if crowd.expected:
-        parts.append(f"waiting for {display_names(crowd.expected)}")
+    if census.expected:
+        parts.append(f"waiting for {display_names(census.expected)}")
     change = control.open_change
     lost = dict(change.lost) if change is not None else {}
-    lost.update(dict.fromkeys(crowd.leaving, "left"))
-    for node_id in crowd.absent:
+    lost.update(dict.fromkeys(census.leaving, "left"))
+    for node_id in census.absent:
         lost.setdefault(node_id, "gone")
     for node_id, how in lost.items():
-        if node_id in crowd.absent or node_id in crowd.leaving:
+        if node_id in census.absent or node_id in census.leaving:
             parts.append(f"lost {display_names([node_id])} ({shown(how)})")
-    if crowd.strangers:
-        strangers = [presence.info.node_id for presence in crowd.strangers]
+    if census.strangers:
+        strangers = [presence.info.node_id for presence in census.strangers]
         parts.append(f"not counting {display_names(strangers)} (other settings)")
     return "".join(f", {part}" for part in parts)
 
 
-def _close(control: Control, crowd: Crowd, size: int, reason: str) -> Close:
-    chosen = [presence.info for presence in crowd.pool[:size]]
+def _close(control: Control, census: Census, size: int, reason: str) -> Close:
+    chosen = [presence.info for presence in census.pool[:size]]
     formed = control.formed
     previous = (
         {} if formed is None else {node_id: rank for rank, node_id in enumerate(formed.members)}
     )
-    heirs = _heirs(control, crowd)
+    heirs = _heirs(control, census)
     here = {node.node_id for node in chosen}
     # If etcd went back, who trained a later world than its record's does not begin again.
     went_on = any(node.epoch_trained > control.epoch for node in chosen)
     if not heirs and here.isdisjoint(previous) and not went_on:
-        heirs = (crowd.expected + crowd.unplaced)[:_HEIRS]
+        heirs = (census.expected + census.unplaced)[:_HEIRS]
     return Close(
         assign_ranks(chosen, previous, heirs),
-        crowd.expected + crowd.idle,
+        census.expected + census.idle,
         reason,
         heirs if here.isdisjoint(heirs) else (),
     )
 
 
-def _heirs(control: Control, crowd: Crowd) -> tuple[str, ...]:
+def _heirs(control: Control, census: Census) -> tuple[str, ...]:
     """Who of the heirs that the last round left out is still alive.
 
     If etcd went back, one that has trained a later world has come back since: it was rank 0 then,
@@ -155,6 +155,6 @@ def _heirs(control: Control, crowd: Crowd) -> tuple[str, ...]:
     formed = control.formed
     if formed is None or not formed.heirs:
         return ()
-    pool = (presence.info for presence in crowd.pool)
-    alive = {*crowd.idle, *(info.node_id for info in pool if info.epoch_trained <= control.epoch)}
+    pool = (presence.info for presence in census.pool)
+    alive = {*census.idle, *(info.node_id for info in pool if info.epoch_trained <= control.epoch)}
     return tuple(heir for heir in formed.heirs if heir in alive)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.model import Control, Nodes, Presence, display_name, display_names
-from rdzv_etcd.core.waiting import Crowd, sort_crowd
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -33,13 +33,13 @@ def tell_round(control: Control, nodes: Nodes | None, count: int, settings: JobS
     head = f"for round {control.next_number}"
     if nodes is None:
         return f"{head}: {count} of {needed(settings)} nodes are there"
-    crowd = sort_crowd(control, nodes, settings)
-    here = [presence.info.node_id for presence in crowd.pool]
+    census = take_census(control, nodes, settings)
+    here = [presence.info.node_id for presence in census.pool]
     named = f" ({display_names(here)})" if here else ""
     parts = [f"{head}: {len(here)} of {needed(settings)} nodes{named}"]
-    parts += _missing(control, nodes, crowd)
-    if crowd.strangers:
-        strangers = [presence.info.node_id for presence in crowd.strangers]
+    parts += _missing(control, nodes, census)
+    if census.strangers:
+        strangers = [presence.info.node_id for presence in census.strangers]
         parts.append(f"not counting {display_names(strangers)}, started with other settings")
     if len(parts) == 1 and len(here) >= settings.min_nodes:
         parts.append("more may come until the last call is over")
@@ -54,17 +54,17 @@ def needed(settings: JobSettings) -> str:
     return f"{settings.min_nodes} to {settings.max_nodes}{unit}"
 
 
-def _missing(control: Control, nodes: Nodes, crowd: Crowd) -> list[str]:
+def _missing(control: Control, nodes: Nodes, census: Census) -> list[str]:
     formed = control.formed
     if formed is None:
         return []
     change = control.open_change
     how = {} if change is None else change.lost
     missing = [
-        *(_with_address(nodes.present[node_id]) for node_id in crowd.expected),
+        *(_with_address(nodes.present[node_id]) for node_id in census.expected),
         *(
             f"{display_name(node_id)} ({shown(how.get(node_id, 'gone'))})"
-            for node_id in crowd.absent + crowd.leaving
+            for node_id in census.absent + census.leaving
         ),
     ]
     if not missing:

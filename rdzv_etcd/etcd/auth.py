@@ -14,7 +14,7 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import Server
 from rdzv_etcd.settings.model import Credentials
 from rdzv_etcd.settings.secrets import read_again

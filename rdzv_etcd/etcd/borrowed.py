@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rdzv_etcd.etcd.channels import Metadata, bind
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import ClosedError, Stream
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.forks import note_use
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 
 Credentials: TypeAlias = Callable[[], "grpc.ChannelCredentials | None"]
 """Tells with which credentials the next connection is to be made; the same object: no others."""

@@ -26,10 +26,10 @@ from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.channels import Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.descriptors import require_free
+from rdzv_etcd.etcd.failover import Failover
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.etcd.homecoming import HOME_AFTER_S
 from rdzv_etcd.etcd.keepalive import KeepAlive
-from rdzv_etcd.etcd.link import Link
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import TlsFiles
@@ -105,9 +105,9 @@ class EtcdClient:
         self._connection = connection
         self._codec = Codec()
         probe = ("Range", self._codec.get(_ANY_READ))
-        self._link = Link(servers, auth, clock, probe, home_after_s)
-        self._keep_alive = KeepAlive(self._link)
-        self._streams = WatchStreams(self._link)
+        self._failover = Failover(servers, auth, clock, probe, home_after_s)
+        self._keep_alive = KeepAlive(self._failover)
+        self._streams = WatchStreams(self._failover)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
 
     async def connect(self) -> None:
@@ -125,7 +125,7 @@ class EtcdClient:
     async def get(self, request: api.Get, *, timeout_s: float | None = None) -> api.GetResult:
         message = self._codec.get(request)
         try:
-            response = await self._link.call(
+            response = await self._failover.call(
                 retry.READ, "Range", message, self._timeout_s(timeout_s)
             )
         except EtcdPermissionError as denied:
@@ -136,10 +136,10 @@ class EtcdClient:
         self, request: api.Txn, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> api.TxnResult:
         kind = retry.REPEATABLE_WRITE if repeatable else retry.GUARDED_WRITE
-        deadline = Deadline(self._link.clock, self._timeout_s(timeout_s))
+        deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
         message = self._codec.txn(request)
         try:
-            response = await self._link.call(kind, "Txn", message, deadline.timeout_s)
+            response = await self._failover.call(kind, "Txn", message, deadline.timeout_s)
         except LeaseNotFoundError:
             raise LeaseNotFoundError(await self._missing_lease(request, deadline)) from None
         except EtcdPermissionError as denied:
@@ -149,11 +149,11 @@ class EtcdClient:
     async def grant(
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> api.LeaseGrant:
-        deadline = Deadline(self._link.clock, self._timeout_s(timeout_s))
+        deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
         # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
         lease_id = lease_id or 1 + secrets.randbits(62)
         message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
-        outcome = await self._link.call_noting_doubt(
+        outcome = await self._failover.call_noting_doubt(
             retry.REPEATABLE_WRITE, "LeaseGrant", message, deadline.timeout_s
         )
         if isinstance(outcome.error, LeaseExistsError):
@@ -166,7 +166,7 @@ class EtcdClient:
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
         message = self._codec.rpc.LeaseRevokeRequest(ID=lease_id)
-        outcome = await self._link.call_noting_doubt(
+        outcome = await self._failover.call_noting_doubt(
             retry.REPEATABLE_WRITE, "LeaseRevoke", message, self._timeout_s(timeout_s)
         )
         if isinstance(outcome.error, LeaseNotFoundError):
@@ -186,7 +186,7 @@ class EtcdClient:
         puts_only: bool = False,
         tell_resumes: bool = False,
     ) -> EtcdWatch:
-        if self._link.closed:
+        if self._failover.closed:
             raise EtcdUnavailableError(_CLOSED)
         watch = EtcdWatch(
             self._streams,
@@ -201,12 +201,12 @@ class EtcdClient:
         return watch
 
     async def close(self) -> None:
-        self._link.closed = True  # nothing that fails from here on is tried again
+        self._failover.closed = True  # nothing that fails from here on is tried again
         for watch in tuple(self._watches):
             await watch.close()
         await self._streams.close()
         await self._keep_alive.close()
-        await self._link.close()
+        await self._failover.close()
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._connection.request_timeout_s if timeout_s is None else timeout_s
@@ -217,7 +217,7 @@ class EtcdClient:
 
     async def _own_grant(self, lease_id: int, deadline: Deadline) -> api.LeaseGrant:
         message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
-        response = await self._link.call(
+        response = await self._failover.call(
             retry.READ, "LeaseTimeToLive", message, deadline.remaining_s()
         )
         if response.TTL < 0:
@@ -229,7 +229,7 @@ class EtcdClient:
         candidates = sorted({put.lease_id for put in request.puts() if put.lease_id})
         for lease_id in candidates[:-1]:
             message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
-            response = await self._link.call(
+            response = await self._failover.call(
                 retry.READ, "LeaseTimeToLive", message, deadline.remaining_s()
             )
             if response.TTL < 0:

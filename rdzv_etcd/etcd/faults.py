@@ -24,7 +24,7 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     RequestTooLargeError,
 )
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 
 
 class Verdict(Enum):

@@ -12,9 +12,9 @@ from typing import Any
 
 from rdzv_etcd.errors import EtcdRefusedError, EtcdUnavailableError
 from rdzv_etcd.etcd import retry, stubs
+from rdzv_etcd.etcd.failover import Failover, OpenStream
 from rdzv_etcd.etcd.faults import AttemptError, Verdict, told, unavailable
-from rdzv_etcd.etcd.link import Link, OpenStream
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import ClosedError
 
@@ -24,8 +24,8 @@ _log = logging.getLogger("rdzv_etcd")
 class KeepAlive:
     """Renews leases over one stream, which is opened on demand and again where it broke."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, failover: Failover) -> None:
+        self._failover = failover
         self._opening = asyncio.Lock()
         self._live: _Exchange | None = None
         self._refused = False
@@ -35,11 +35,15 @@ class KeepAlive:
 
         Raises :class:`EtcdUnavailableError` if no reply came in time, and authentication errors.
         """
-        deadline = Deadline(self._link.clock, timeout_s)
+        deadline = Deadline(self._failover.clock, timeout_s)
 
         def policy() -> retry.Policy:
             return retry.bounded(
-                retry.KEEP_ALIVE, deadline, self._link.pause(), self._link.clock, lambda: False
+                retry.KEEP_ALIVE,
+                deadline,
+                self._failover.pause(),
+                self._failover.clock,
+                lambda: False,
             )
 
         try:
@@ -48,7 +52,7 @@ class KeepAlive:
             return ttl_s
         except AttemptError as failed:
             if failed.fault.verdict is Verdict.FINAL:
-                raise told(failed, self._link.user) from None
+                raise told(failed, self._failover.user) from None
             raise EtcdUnavailableError(
                 f"keep-alive of lease {lease_id:016x} not answered within {timeout_s:g} s: {failed}"
             ) from None
@@ -70,14 +74,14 @@ class KeepAlive:
             )
 
     async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
-        limit_s = self._link.attempt_limit_s(retry.KEEP_ALIVE, deadline)
+        limit_s = self._failover.attempt_limit_s(retry.KEEP_ALIVE, deadline)
         try:
             exchange = await self._exchange(limit_s)
         except AttemptError as failed:
             self._note_refusal(failed)
             raise
         try:
-            return await self._link.clock.wait_for(
+            return await self._failover.clock.wait_for(
                 exchange.ask(lease_id), min(limit_s, deadline.remaining_s())
             )
         except TimeoutError:
@@ -86,7 +90,7 @@ class KeepAlive:
             if exchange is self._live:
                 self._live = None
                 await exchange.close()
-                self._link.leave(exchange.opened.server)
+                self._failover.leave(exchange.opened.server)
                 await exchange.opened.server.renew()
             raise AttemptError(fault, exchange.opened.server.name) from None
         except AttemptError as failed:
@@ -96,8 +100,8 @@ class KeepAlive:
     async def _exchange(self, limit_s: float) -> _Exchange:
         async with self._opening:
             if self._live is None or self._live.ended:
-                opened = await self._link.open("LeaseKeepAlive", limit_s)
-                self._live = _Exchange(self._link, opened)
+                opened = await self._failover.open("LeaseKeepAlive", limit_s)
+                self._live = _Exchange(self._failover, opened)
             return self._live
 
 
@@ -108,9 +112,9 @@ class _Exchange:
     the next reply, even if it has given up: a reply must not be taken for a later request's.
     """
 
-    def __init__(self, link: Link, opened: OpenStream) -> None:
+    def __init__(self, failover: Failover, opened: OpenStream) -> None:
         self.opened = opened
-        self._link = link
+        self._failover = failover
         self._waiting: defaultdict[int, deque[asyncio.Future[int]]] = defaultdict(deque)
         self._failure: AttemptError | None = None
         self.ended = False
@@ -145,7 +149,7 @@ class _Exchange:
                     raise ClosedError("etcd ended the keep-alive stream")
                 self._dispatch(message)
         except (grpc.RpcError, ClosedError) as error:
-            self._fail(self._link.failed(self.opened.server, error, self.opened.metadata))
+            self._fail(self._failover.failed(self.opened.server, error, self.opened.metadata))
         finally:
             self.ended = True
             stream.cancel()

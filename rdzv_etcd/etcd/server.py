@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.etcd.channels import Credentials, Metadata, bind, open_channel
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 
 
 class ClosedError(Exception):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rdzv_etcd.errors import EtcdTlsError, SettingsError
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.settings.model import Tls
 
 # Where distributions keep their bundle when OpenSSL's compiled-in path does not exist here (as in
@@ -59,7 +59,7 @@ class TlsFiles:
 
 
 def _version(tls: Tls) -> _Version:
-    """Tell versions of the files apart. Kubernetes replaces a folder's link, others rename."""
+    """Tell versions of the files apart. Kubernetes replaces a folder's failover, others rename."""
     return tuple(
         _file_version(path) for path in (tls.ca_cert, tls.cert, tls.key) if path is not None
     )

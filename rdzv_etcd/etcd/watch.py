@@ -22,9 +22,9 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd import codec, retry
 from rdzv_etcd.etcd.api import WatchBatch, keys_text
 from rdzv_etcd.etcd.codec import Codec
+from rdzv_etcd.etcd.failover import OpenStream
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told
-from rdzv_etcd.etcd.link import OpenStream
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import ClosedError
 from rdzv_etcd.etcd.watch_stream import (
     UNREAD_LIMIT,
@@ -61,7 +61,7 @@ class EtcdWatch:
         puts_only: bool,
         tell_resumes: bool = False,
     ) -> None:
-        self._link = streams.link
+        self._failover = streams.failover
         self._streams = streams
         self._codec = messages
         self._key, self._range_end = key_range
@@ -70,7 +70,7 @@ class EtcdWatch:
         self._puts_only = puts_only
         self._tell_resumes = tell_resumes
         self._denials = 0
-        self._pause = self._link.pause()
+        self._pause = self._failover.pause()
         self._batches: deque[WatchBatch] = deque()
         self._changed = asyncio.Event()
         self._read_up = asyncio.Event()
@@ -120,9 +120,11 @@ class EtcdWatch:
 
     async def _run(self) -> None:
         try:
-            await retry.attempts(lambda: retry.endless(self._pause, self._link.clock), self._follow)
+            await retry.attempts(
+                lambda: retry.endless(self._pause, self._failover.clock), self._follow
+            )
         except AttemptError as failed:
-            self._failure = told(failed, self._link.user)
+            self._failure = told(failed, self._failover.user)
             if isinstance(self._failure, EtcdPermissionError):
                 keys = keys_text(self._key, self._range_end)
                 self._failure = EtcdPermissionError(f"{self._failure}: watch {keys}")
@@ -174,7 +176,7 @@ class EtcdWatch:
         except WatchCancelledError as cancelled:
             raise self._judge_cancel(opened, str(cancelled)) from None
         except (grpc.RpcError, ClosedError) as error:
-            raise self._link.failed(opened.server, error, opened.metadata) from error
+            raise self._failover.failed(opened.server, error, opened.metadata) from error
         finally:
             subscription.close()
 
@@ -228,13 +230,13 @@ class EtcdWatch:
         self._changed.set()
 
     def _judge_cancel(self, opened: OpenStream, reason: str) -> AttemptError:
-        fault = judge_text(None, reason, authenticated=self._link.can_renew_token)
+        fault = judge_text(None, reason, authenticated=self._failover.can_renew_token)
         # etcd 3.4 and 3.5 say "permission denied" for a stale token as well: ask with a new one,
         # and more than once, as a change of users makes tokens stale as soon as they are issued.
-        denied = "permission denied" in reason and self._link.can_renew_token
+        denied = "permission denied" in reason and self._failover.can_renew_token
         self._denials += denied
         if denied and self._denials < _DENIALS:
             fault = Fault(Verdict.STALE_TOKEN, fault.reason, fault.error)
-        return self._link.failed(
+        return self._failover.failed(
             opened.server, AttemptError(fault, opened.server.name), opened.metadata
         )

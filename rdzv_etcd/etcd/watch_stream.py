@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import CompactedError
 from rdzv_etcd.etcd import stubs
-from rdzv_etcd.etcd.link import Link, OpenStream
-from rdzv_etcd.etcd.quiet import grpc
+from rdzv_etcd.etcd.failover import Failover, OpenStream
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import ClosedError
 
 UNREAD_LIMIT = 2_000
@@ -45,8 +45,8 @@ class WatchCancelledError(Exception):
 class WatchStreams:
     """All watch streams of a client; one, unless the endpoint or the token has changed."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, failover: Failover) -> None:
+        self.failover = failover
         self._opening = asyncio.Lock()
         self._current: _SharedStream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,9 +55,9 @@ class WatchStreams:
         """Ask for a watch. Raises :class:`AttemptError` if no stream can be opened."""
         async with self._opening:
             shared = self._current
-            if shared is None or not shared.usable or not self.link.is_current(shared.opened):
-                opened = await self.link.open("Watch", limit_s)
-                shared = self._current = _SharedStream(opened, self.link.clock, self._tasks)
+            if shared is None or not shared.usable or not self.failover.is_current(shared.opened):
+                opened = await self.failover.open("Watch", limit_s)
+                shared = self._current = _SharedStream(opened, self.failover.clock, self._tasks)
             return shared.subscribe(request)
 
     async def close(self) -> None:

@@ -27,8 +27,8 @@ from rdzv_etcd.errors import (
     RevisionRegressedError,
     WatchLostError,
 )
+from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
@@ -131,7 +131,7 @@ class _Barrier:
 
     async def _closed(self) -> None:
         while self._node.closure() is None:
-            await self._context.pulse.wait(when=lambda: self._node.closure() is not None)
+            await self._context.wakeup.wait(when=lambda: self._node.closure() is not None)
 
     # -- arriving ---------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class _Barrier:
         context, world = self._context, self._world
         session = context.session.lease_id
         if not session:  # without a lease the arrival would outlive its node
-            await context.pulse.wait(when=lambda: context.session.lease_id != 0)
+            await context.wakeup.wait(when=lambda: context.session.lease_id != 0)
             return False
         record = context.control.view.round_revision
         try:
@@ -194,7 +194,7 @@ class _Barrier:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            await self._context.pulse.wait(when=condition)
+            await self._context.wakeup.wait(when=condition)
 
     async def _told(self, turn: int, revision: int) -> None:
         """Return when all have been there ``turn`` times, which was not so at ``revision``."""

@@ -47,10 +47,10 @@ class Conflict:
                 "same --nnodes"
             )
         if not patience.conflict:
-            context.narrator.warn(f"{problem}; {why}")
+            context.log.warn(f"{problem}; {why}")
         patience.note_conflict(f"for the job id to become free: {problem}")
         seen = _keys(control)
-        await context.pulse.wait(
+        await context.wakeup.wait(
             until_s, when=lambda: patience.is_gone() or _keys(context.control.view) != seen
         )
 

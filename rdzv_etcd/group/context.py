@@ -9,10 +9,10 @@ from typing import Any
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.model import Control
 from rdzv_etcd.etcd.api import Etcd, GetResult, TxnResult
-from rdzv_etcd.group.feed import Feed
-from rdzv_etcd.group.narrator import Narrator
-from rdzv_etcd.group.pulse import Pulse
 from rdzv_etcd.group.session import Session
+from rdzv_etcd.group.status_log import StatusLog
+from rdzv_etcd.group.view_watch import ViewWatch
+from rdzv_etcd.group.wakeup import Wakeup
 from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
@@ -40,10 +40,10 @@ class NodeContext:
     keys: JobKeys
     etcd: Etcd
     clock: Clock
-    pulse: Pulse
+    wakeup: Wakeup
     session: Session
-    control: Feed[Control]
-    narrator: Narrator
+    control: ViewWatch[Control]
+    log: StatusLog
     presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the presence is written: arriving, repairing and leaving exclude each other."""
 

@@ -11,7 +11,7 @@ from heapq import nlargest
 from rdzv_etcd.core.closing import Close
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Control, Nodes, Round
-from rdzv_etcd.core.slicing import slices_for
+from rdzv_etcd.core.rank_slices import slices_for
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.job_lease import PreparedLease
 from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM

@@ -21,10 +21,10 @@ from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap, loopback_problem, master_problem
 from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
 from rdzv_etcd.group.roster import members_of
-from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
@@ -87,18 +87,18 @@ class Group:
         place = (str(settings.connection), self._keys)
         warn_of_others(place)
         self._embed()
-        self._runtime = Runtime.acquire()
+        self._loop_thread = LoopHold.acquire()
         try:
             self._etcd = self._connect(connect)
         except BaseException:
-            self._runtime.release()
+            self._loop_thread.release()
             raise
         self._node = Node(self._etcd, settings, make_identity(), self._clock)
-        self._part = Participation(self._runtime, self._etcd, self._node, place)
+        self._part = Participation(self._loop_thread, self._etcd, self._node, place)
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
-            self._runtime.run(self._node.start(self._granted))
+            self._loop_thread.run(self._node.start(self._granted))
             bound = self._bind()
             self._part.reserve(bound)
             if settings.job.max_nodes > 1:
@@ -115,13 +115,13 @@ class Group:
 
     def _connect(self, connect: Connect | None) -> Etcd:
         try:
-            return self._runtime.run(self._open(connect))
+            return self._loop_thread.run(self._open(connect))
         except EtcdUnavailableError:
             if not self._settings.embed:
                 raise
             # An embedded etcd that nobody used any more may have ended in this very moment.
             self._embed()
-            return self._runtime.run(self._open(connect))
+            return self._loop_thread.run(self._open(connect))
 
     async def _open(self, connect: Connect | None) -> Etcd:
         if connect is not None:
@@ -256,11 +256,11 @@ class Group:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it; raises RendezvousFailedError if this group has left, or leaves meanwhile."""
         try:
-            return self._runtime.run(work)
+            return self._loop_thread.run(work)
         except RuntimeError:
             if not self._part.has_left:
                 raise
-            # The runtime was released before the work could end by itself.
+            # The loop thread was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
 
     # -- the end ----------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ class Group:
         return self._keys
 
     @property
-    def runtime(self) -> Runtime:
-        return self._runtime
+    def loop_thread(self) -> LoopHold:
+        return self._loop_thread
 
 
 def make_identity() -> Identity:

@@ -29,7 +29,7 @@ async def keep(context: NodeContext, member: Member) -> None:
     while True:
         record = kept_record(member, context.control.view)
         if record is None:
-            await context.pulse.wait(
+            await context.wakeup.wait(
                 when=lambda: kept_record(member, context.control.view) is not None
             )
             continue

@@ -104,11 +104,11 @@ class Joining:
     def _enter(self) -> World:
         context = self._context
         world = self._member.enter(context.control.view)
-        context.narrator.say(
+        context.log.say(
             f"round {world.round}: rank {world.rank} of {world.size}, "
             f"master {world.master_address}:{world.master_port}, epoch {world.epoch}"
         )
-        context.pulse.beat()
+        context.wakeup.notify()
         return world
 
     async def _carry_out(self, step: JoiningStep) -> None:
@@ -140,7 +140,7 @@ class Joining:
         patience.relieved()  # there is nothing to ask etcd for, whatever it refused
         deadline_s = patience.deadline_s()
         until_s = None if deadline_s == math.inf else deadline_s
-        if not await context.pulse.wait(until_s) and self._is_over():
+        if not await context.wakeup.wait(until_s) and self._is_over():
             raise JoinTimeoutError(await self._timeout_message())
 
     def _is_over(self) -> bool:
@@ -188,8 +188,8 @@ class Joining:
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
                     self._leadership.note(Leader(info.node_id, info.settings), claimed)
-                context.pulse.beat()  # if the leader has gone meanwhile, this node may claim
-                context.narrator.say(f"arrived for round {info.arrived_for}, waiting for others")
+                context.wakeup.notify()  # if the leader has gone meanwhile, this node may claim
+                context.log.say(f"arrived for round {info.arrived_for}, waiting for others")
                 return
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
@@ -249,14 +249,14 @@ class Joining:
         self._member.meet_end(closure)
         after_end, text = context.settings.after_end, self._closed_text(closure)
         if after_end is AfterEnd.NEW_RUN:
-            context.narrator.warn(
+            context.log.warn(
                 f"{text}. This node was started after that and begins a new run of the job, for "
                 f"which it waits for {context.settings.job} (with after_end=refuse or "
                 "after_end=finish it would end instead)"
             )
             return
         if after_end is AfterEnd.FINISH:
-            context.narrator.warn(f"{text}. There is nothing left to do here (after_end=finish)")
+            context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
         raise JobClosedError(
             f"{text}. This node was started after that (after_end={after_end.value}, "
             f"closed_ttl={context.settings.timing.closed_ttl_s})",

@@ -35,9 +35,9 @@ from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
-from rdzv_etcd.group.feed import Feed
 from rdzv_etcd.group.roster import Roster
 from rdzv_etcd.group.strangers import Strangers
+from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 from rdzv_etcd.text import shown
@@ -55,7 +55,7 @@ class Leadership:
         self._roster = Roster(context)
         self._backoff = Backoff(context.session.renewal_period_s)
         self._drafting = Drafting(context, member)
-        self._strangers = Strangers(context.narrator)
+        self._strangers = Strangers(context.log)
 
     @property
     def is_mine(self) -> bool:
@@ -72,7 +72,7 @@ class Leadership:
         while True:
             step = self._possible()
             if step is LeadStep.LEAVE:
-                await self._context.pulse.wait(when=self._is_asked)
+                await self._context.wakeup.wait(when=self._is_asked)
                 continue
             try:
                 if step is LeadStep.LEAD:
@@ -139,25 +139,25 @@ class Leadership:
     async def _lead(self, fence: int) -> None:
         context = self._context
         keys, clock = context.keys, context.clock
-        feed: Feed[Nodes] = Feed(
+        presences: ViewWatch[Nodes] = ViewWatch(
             context.etcd,
             clock,
-            context.pulse,
+            context.wakeup,
             request=requests.read_nodes(keys),
-            build=lambda result: nodes_from(keys, result, clock.now_s(), feed.seen),
+            build=lambda result: nodes_from(keys, result, clock.now_s(), presences.seen),
             fold=lambda nodes, batch: nodes_after(
                 keys, nodes, batch.revision, batch.events, clock.now_s()
             ),
         )
         following: asyncio.Task[None] | None = None
-        # If etcd went back, its revision may have passed what this feed has seen before the watch
-        # is there again, which then does not notice it: the control feed's word counts for both.
+        # If etcd went back, its revision may have passed what this watch has seen before the watch
+        # is there again, which then does not notice it: that on the control keys speaks for both.
         regressions = self._member.regressions
         try:
             self._drafting.prepare(context.control.view)
-            await feed.open()
-            following = asyncio.ensure_future(feed.run())
-            following.add_done_callback(lambda _: context.pulse.beat())
+            await presences.open()
+            following = asyncio.ensure_future(presences.run())
+            following.add_done_callback(lambda _: context.wakeup.notify())
             while (
                 self._lead_step() is LeadStep.LEAD
                 and context.control.view.leader_revision == fence
@@ -165,7 +165,7 @@ class Leadership:
                 and not context.control.is_blind
                 and not following.done()
             ):
-                await self._step(feed)
+                await self._step(presences)
             if following.done():
                 following.result()
         except EtcdError as error:
@@ -175,44 +175,44 @@ class Leadership:
             if following is not None:
                 following.cancel()
                 await asyncio.wait({following})
-            await feed.close()
+            await presences.close()
             await self.drop_prepared_leases()
 
-    async def _step(self, feed: Feed[Nodes]) -> None:
+    async def _step(self, presences: ViewWatch[Nodes]) -> None:
         """Decide once and act, or wait for something to change."""
         context = self._context
-        if feed.problem is not None:
-            self._stumble(feed.problem)
-            await context.pulse.wait()
+        if presences.problem is not None:
+            self._stumble(presences.problem)
+            await context.wakeup.wait()
             return
         began_s = context.clock.now_s()
         try:
-            until_s = await self._act(feed)
+            until_s = await self._act(presences)
         except LeaseNotFoundError:
             await self._drafting.lease_lost()  # the members put back what lived on it
-            await self._recover(feed)
+            await self._recover(presences)
         except EtcdError as error:
-            context.narrator.say(f"as leader: {error}", warn=self._backoff.is_news(error))
+            context.log.say(f"as leader: {error}", warn=self._backoff.is_news(error))
             self._member.note_trouble(context.clock.now_s())
-            await self._recover(feed, self._backoff.after(error))
+            await self._recover(presences, self._backoff.after(error))
         else:
             self._backoff.reset()
             now_s = context.clock.now_s()
             if until_s is None or until_s > now_s:
-                await context.pulse.wait(until_s)
+                await context.wakeup.wait(until_s)
                 if now_s - began_s > _QUICK_S:
                     # While thousands arrive, deciding at each arrival would take all the time.
                     await context.clock.sleep(3 * (now_s - began_s))
 
-    async def _act(self, feed: Feed[Nodes]) -> float | None:
+    async def _act(self, presences: ViewWatch[Nodes]) -> float | None:
         """Decide and act; return until when there is nothing to do if nothing changes."""
         context, seen = self._context, self._context.control.view
         control, usable_s = await self._roster.fill(seen)
-        nodes, now_s = feed.view, context.clock.now_s()
+        nodes, now_s = presences.view, context.clock.now_s()
         self._strangers.look_at(nodes)
         record = self._member.record
         if record is not None and control.is_behind(record):
-            return now_s + RETRY_S  # etcd went back: healing puts this node's round into its place
+            return now_s + RETRY_S  # etcd went back: repair puts this node's round into its place
         if context.control.view is not seen:
             return now_s
         if now_s < usable_s:
@@ -223,12 +223,12 @@ class Leadership:
         elif isinstance(step, Close):
             done = await self._close(control, nodes, step)
         elif isinstance(step, KeepWaiting):
-            return _earliest(step.until_s, context.narrator.progress(step.reason, now_s))
+            return _earliest(step.until_s, context.log.progress(step.reason, now_s))
         else:
             return step.until_s
         # If it was refused, somebody came (back) in this very moment, or the lead is gone: the
         # watches will tell, if they have not done so already.
-        news = feed.view is not nodes or not _same_keys(context.control.view, seen)
+        news = presences.view is not nodes or not _same_keys(context.control.view, seen)
         return now_s if done or news else now_s + RETRY_S
 
     def _times(self, now_s: float) -> Times:
@@ -257,7 +257,7 @@ class Leadership:
             parts.append(f"{display_names(change.waiters)} waiting")
         if change.unnamed:
             parts.append(f"{change.unnamed} more")
-        context.narrator.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
+        context.log.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
         return True
 
     async def drop_prepared_leases(self) -> None:
@@ -309,19 +309,17 @@ class Leadership:
         if epoch_lease:
             news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
         context.show_written(result.revision, **news)
-        context.narrator.say(
-            f"closed round {record.number} with {record.size} nodes: {decision.reason}"
-        )
+        context.log.say(f"closed round {record.number} with {record.size} nodes: {decision.reason}")
         return True
 
     # -- trouble --------------------------------------------------------------------------------
 
-    async def _recover(self, feed: Feed[Nodes], wait_s: float = RETRY_S) -> None:
+    async def _recover(self, presences: ViewWatch[Nodes], wait_s: float = RETRY_S) -> None:
         """After a failed or unknown write: wait a little, then look at how things are."""
         await self._context.clock.sleep(wait_s)
         with contextlib.suppress(RdzvEtcdError):  # the loop comes back here until etcd answers
             await self._context.control.refresh()
-            await feed.refresh()
+            await presences.refresh()
 
     async def _rest(self, problem: RdzvEtcdError) -> None:
         """Do nothing until what keeps this node from leading may have been mended."""
@@ -331,7 +329,7 @@ class Leadership:
             await context.clock.sleep(RETRY_S)
             return
         until_s = context.clock.now_s() + context.session.renewal_period_s
-        await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
+        await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
         if context.control.problem is not None:
             with contextlib.suppress(RdzvEtcdError):  # then it is still there
                 await context.control.refresh()
@@ -339,10 +337,10 @@ class Leadership:
     def _stumble(self, problem: RdzvEtcdError) -> None:
         """Let a join that waits on this node's lead fail with the cause."""
         if isinstance(problem, EtcdUnavailableError):
-            self._context.narrator.say(f"cannot lead at the moment: {problem}")
+            self._context.log.say(f"cannot lead at the moment: {problem}")
             return
         if not isinstance(problem, EtcdRefusedError) or self._backoff.is_news(problem):
-            self._context.narrator.warn(f"cannot lead: {problem}")
+            self._context.log.warn(f"cannot lead: {problem}")
         self._context.control.note_problem(problem)
 
 

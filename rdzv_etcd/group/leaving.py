@@ -25,9 +25,9 @@ async def close_job(
     context: NodeContext, member: Member, *, succeeded: bool, reason: str, anyones: bool
 ) -> None:
     """Put the closed marker; see :meth:`rdzv_etcd.group.node.Node.close_job`."""
-    clock, feed = context.clock, context.control
+    clock, watched = context.clock, context.control
     if anyones:
-        record = (await feed.refresh(context.settings.timing.close_timeout_s)).formed
+        record = (await watched.refresh(context.settings.timing.close_timeout_s)).formed
     else:
         record = member.record if member.phase is Phase.MEMBER else None
     if record is None:
@@ -35,11 +35,11 @@ async def close_job(
     if succeeded and member.rank_in(record) != 0:
         # All members finish together: let one of them do it, and do it if it does not.
         until_s = clock.now_s() + _ROOM_FOR_RANK_0_S
-        while member.closure is None and await context.pulse.wait(until_s):
+        while member.closure is None and await context.wakeup.wait(until_s):
             pass
     until_s = clock.now_s() + context.settings.timing.close_timeout_s
     while member.closure is None and clock.now_s() < until_s:
-        control = feed.view if feed.view.round is not None else await feed.refresh()
+        control = watched.view if watched.view.round is not None else await watched.refresh()
         if control.formed is None or not (anyones or control.formed.same_world(record)):
             return  # all is gone, or the others went on without this node
         await _put_marker(
@@ -93,7 +93,7 @@ async def _put_marker(
             ended_revision=result.revision,
             ended_lease=ended_lease,
         )
-        context.narrator.say(f"closed the job: {reason}")
+        context.log.say(f"closed the job: {reason}")
     else:
         context.take_control(result)
         for lease in {grant.lease_id, ended_lease} - {control.ended_lease, control.epoch_lease}:
@@ -130,7 +130,7 @@ async def say_goodbye(
                 else:
                     await _mark_leaving(context, info, reason, session, limit_s)
         except EtcdError as error:
-            context.narrator.say(f"etcd did not take the goodbye: {error}")
+            context.log.say(f"etcd did not take the goodbye: {error}")
         finally:
             await context.session.end(limit_s)
 
@@ -156,7 +156,7 @@ async def step_aside(context: NodeContext, member: Member) -> None:
         return step is WorkingStep.FINISH
 
     while not finishes():
-        await context.pulse.wait(when=finishes)
+        await context.wakeup.wait(when=finishes)
     await context.clock.sleep(context.settings.timing.closed_ttl_s / 2)
     while True:
         async with context.presence_lock:

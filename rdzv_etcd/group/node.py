@@ -1,4 +1,4 @@
-"""One node: composes joining, leading, healing and leaving over one session and one view.
+"""One node: composes joining, leading, repair and leaving over one session and one view.
 
 Everything here runs on one event loop; :mod:`rdzv_etcd.group.group` is its blocking face.
 """
@@ -18,13 +18,13 @@ from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
 from rdzv_etcd.group import job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
-from rdzv_etcd.group.feed import Feed
-from rdzv_etcd.group.healing import Healing
 from rdzv_etcd.group.joining import Joining
 from rdzv_etcd.group.leadership import Leadership
-from rdzv_etcd.group.narrator import Narrator
-from rdzv_etcd.group.pulse import Pulse
+from rdzv_etcd.group.repair import Repair
 from rdzv_etcd.group.session import Session
+from rdzv_etcd.group.status_log import StatusLog
+from rdzv_etcd.group.view_watch import ViewWatch
+from rdzv_etcd.group.wakeup import Wakeup
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -42,7 +42,7 @@ class Node:
         self._member = Member(identity.node_id)
         self._context = _context(etcd, settings, identity, clock, self._member)
         self._leadership = Leadership(self._context, self._member)
-        self._healing = Healing(self._context, self._member)
+        self._repair = Repair(self._context, self._member)
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- what others ask ------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Node:
             if condition():
                 return
             member.check_not_gone()
-            await self._context.pulse.wait(
+            await self._context.wakeup.wait(
                 when=lambda: condition() or member.phase is Phase.GONE or member.failure is not None
             )
 
@@ -131,7 +131,7 @@ class Node:
             self._spawn(context.session.run(), "session"),
             self._spawn(context.control.run(), "control"),
             self._spawn(self._leadership.run(), "leadership"),
-            self._spawn(self._healing.run(), "healing"),
+            self._spawn(self._repair.run(), "repair"),
             self._spawn(job_lease.keep(context, self._member), "job lease"),
             self._spawn(presence.watch_own(context, self._member), "presence"),
             self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
@@ -149,8 +149,8 @@ class Node:
         if error is None or self._member.failure is not None:
             return  # the first one is the cause
         self._member.fail(name, error)
-        self._context.narrator.fail(f"cannot go on: its task {name!r} failed", error)
-        self._context.pulse.beat()
+        self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
+        self._context.wakeup.notify()
 
     async def join(self, address: str, port: int, timeout_s: float) -> World:
         """Arrive for the next round and wait until it is formed with this node in it.
@@ -190,7 +190,7 @@ class Node:
         if member.phase is Phase.GONE:
             return
         was = member.leave()
-        context.pulse.beat()  # other threads' calls that wait end now
+        context.wakeup.notify()  # other threads' calls that wait end now
         try:
             if self._tasks:
                 farewell = self._farewell(shown(reason, _REASON), was)
@@ -198,7 +198,7 @@ class Node:
             else:  # it never started; a lease may be there all the same
                 await context.session.end(context.farewell_limit_s)
         except (RdzvEtcdError, TimeoutError) as error:
-            context.narrator.say(f"left without etcd's confirmation: {error}")
+            context.log.say(f"left without etcd's confirmation: {error}")
         finally:
             await self._stop_tasks()
             await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
@@ -218,26 +218,26 @@ class Node:
 def _context(
     etcd: Etcd, settings: Settings, identity: Identity, clock: Clock, member: Member
 ) -> NodeContext:
-    pulse = Pulse(clock)
+    wakeup = Wakeup(clock)
     keys = JobKeys(settings.prefix, settings.job_id)
     timing = settings.timing
-    narrator = Narrator(settings.job_id, identity.name)
-    session = Session(etcd, clock, pulse, timing.lease_ttl_s, timing.keep_alive_deadline_s)
+    log = StatusLog(settings.job_id, identity.name)
+    session = Session(etcd, clock, wakeup, timing.lease_ttl_s, timing.keep_alive_deadline_s)
 
     def went_back() -> None:
         member.note_regress()
         session.shake()
 
-    control = Feed(
+    control = ViewWatch(
         etcd,
         clock,
-        pulse,
+        wakeup,
         request=requests.read_control(keys),
         build=lambda result: control_from(keys, result),
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
         notice=lambda view: member.notice(view, clock.now_s()),
-        complain=lambda error: narrator.warn(f"goes by what it read before: {error}"),
+        complain=lambda error: log.warn(f"goes by what it read before: {error}"),
         on_regress=went_back,
         longest_retry_s=timing.lease_ttl_s / 3,
     )
-    return NodeContext(identity, settings, keys, etcd, clock, pulse, session, control, narrator)
+    return NodeContext(identity, settings, keys, etcd, clock, wakeup, session, control, log)

@@ -17,8 +17,8 @@ import threading
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.bootstrap import Bootstrap
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
-from rdzv_etcd.group.runtime import Runtime
 from rdzv_etcd.schema.keys import JobKeys
 
 _log = logging.getLogger("rdzv_etcd")
@@ -30,10 +30,10 @@ class Participation:
     """One node of this process, from its first contact with etcd until it has left."""
 
     def __init__(
-        self, runtime: Runtime, etcd: Etcd, node: Node, place: tuple[str, JobKeys]
+        self, loop_thread: LoopHold, etcd: Etcd, node: Node, place: tuple[str, JobKeys]
     ) -> None:
         """``place`` is the etcd and the job in it."""
-        self.runtime = runtime
+        self.loop_thread = loop_thread
         self.etcd = etcd
         self.node = node
         self.place = place
@@ -84,15 +84,15 @@ class Participation:
         if not self._begin_to_leave():
             return
         try:
-            self.runtime.run(self._leave(reason))
+            self.loop_thread.run(self._leave(reason))
         finally:
-            self.runtime.release()
+            self.loop_thread.release()
 
     def drop(self) -> None:
         """Begin to leave, without waiting for it: may be called anywhere, by the garbage collector
         in the midst of anything."""
         if self._begin_to_leave():
-            self.runtime.release_after(self._leave("was dropped by the program"))
+            self.loop_thread.release_after(self._leave("was dropped by the program"))
 
     def describe(self) -> str:
         """Tell who it is and for how long it has been there."""
@@ -127,7 +127,7 @@ class Participation:
         try:
             if self.has_left:  # some other thread sees to it, or the loop's own
                 with contextlib.suppress(RuntimeError):  # and has just done it
-                    self.runtime.run(self._leave(""))
+                    self.loop_thread.run(self._leave(""))
             else:
                 self.leave("the process ended")
         except RdzvEtcdError as error:

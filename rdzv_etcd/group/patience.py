@@ -110,7 +110,7 @@ class JoinPatience:
         self.trouble = error
         wait_s = self._backoff.after(error)
         if not isinstance(error, EtcdRefusedError):
-            context.narrator.say(f"cannot reach etcd, trying again: {error}")
+            context.log.say(f"cannot reach etcd, trying again: {error}")
             await context.clock.sleep(wait_s)
             return
         if not self.belongs:
@@ -120,9 +120,9 @@ class JoinPatience:
             raise self.last_word(error) from error
         if type(error) not in self._told:
             self._told.add(type(error))
-            context.narrator.warn(f"waiting up to {deadline_s - now_s:.0f} s to arrive: {error}")
+            context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s to arrive: {error}")
         seen = context.control.view.round_revision
-        await context.pulse.wait(
+        await context.wakeup.wait(
             retry_at_s,
             when=lambda: self.is_gone() or context.control.view.round_revision != seen,
         )

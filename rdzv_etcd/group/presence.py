@@ -28,7 +28,7 @@ async def watch_own(context: NodeContext, member: Member) -> None:
     when a round is formed there are better things to do.
     """
     while not _should_be_there(member):
-        await context.pulse.wait(when=lambda: _should_be_there(member))
+        await context.wakeup.wait(when=lambda: _should_be_there(member))
     await context.clock.sleep(context.session.renewal_period_s)
     backoff = Backoff(context.session.renewal_period_s)
     while True:
@@ -38,7 +38,7 @@ async def watch_own(context: NodeContext, member: Member) -> None:
             pass  # etcd may have lost the presence, too: it is looked for at once
         except EtcdError as error:  # if etcd is away, the keep-alives say so
             if backoff.is_news(error):
-                context.narrator.warn(f"cannot check that this node's presence is in etcd: {error}")
+                context.log.warn(f"cannot check that this node's presence is in etcd: {error}")
             await context.clock.sleep(max(_RETRY_S, backoff.after(error)))
 
 
@@ -71,7 +71,7 @@ async def _check(context: NodeContext, member: Member) -> None:
             return
         if member.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
             member.forget_arrival()
-            context.pulse.beat()
+            context.wakeup.notify()
         else:
             context.session.lost(session)
 

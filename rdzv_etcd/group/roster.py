@@ -9,7 +9,7 @@ from functools import partial
 
 from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Control, Round, Slices
-from rdzv_etcd.core.slicing import assemble, cut
+from rdzv_etcd.core.rank_slices import assemble, cut
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import slices_from

@@ -8,7 +8,7 @@ import logging
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd, LeaseGrant
-from rdzv_etcd.group.pulse import Pulse
+from rdzv_etcd.group.wakeup import Wakeup
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -27,11 +27,11 @@ class Session:
     """
 
     def __init__(
-        self, etcd: Etcd, clock: Clock, pulse: Pulse, ttl_s: int, reply_timeout_s: float
+        self, etcd: Etcd, clock: Clock, wakeup: Wakeup, ttl_s: int, reply_timeout_s: float
     ) -> None:
         self._etcd = etcd
         self._clock = clock
-        self._pulse = pulse
+        self._wakeup = wakeup
         self._ttl_s = ttl_s
         self._reply_timeout_s = reply_timeout_s
         self._last_reply_s: float | None = None
@@ -64,7 +64,7 @@ class Session:
                 self._last_contact_s = self._clock.now_s()
                 self._shaken_until_s = self._last_contact_s + self._ttl_s
             self._note_contact()
-            self._pulse.beat()  # :meth:`run` waits for a lease
+            self._wakeup.notify()  # :meth:`run` waits for a lease
         return self.lease_id
 
     def lost(self, lease_id: int) -> None:
@@ -74,7 +74,7 @@ class Session:
             # What took this lease may have taken the others' (data wiped, a long outage), even if
             # contact was there all the time.
             self._shaken_until_s = self._clock.now_s() + self._ttl_s
-            self._pulse.beat()
+            self._wakeup.notify()
 
     def shake(self) -> None:
         """Note that others may have lost their leases though they live: etcd's data went back."""
@@ -105,7 +105,7 @@ class Session:
         return now_s if cut_off else self._in_contact_since_s
 
     async def run(self) -> None:
-        """Renew the lease until cancelled; sets ``lease_id`` to 0 and beats when it is gone.
+        """Renew the lease until cancelled; sets ``lease_id`` to 0 and notifies when it is gone.
 
         A renewal begins a third of a TTL after the one before, whether or not that is answered by
         then: a slow or lost reply must not delay the next request.
@@ -114,7 +114,7 @@ class Session:
             while True:
                 await self._clock.sleep(self.renewal_period_s)
                 if not self.lease_id:
-                    await self._pulse.wait(when=lambda: self.lease_id != 0)
+                    await self._wakeup.wait(when=lambda: self.lease_id != 0)
                 elif not (self._failures and self._renewals):  # one that failed is tried again
                     renewal = asyncio.ensure_future(self._renew())
                     self._renewals.add(renewal)

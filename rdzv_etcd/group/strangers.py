@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rdzv_etcd.core.model import Nodes
-from rdzv_etcd.group.narrator import Narrator
+from rdzv_etcd.group.status_log import StatusLog
 
 _TOLD = 8
 """More than this are one mistake, or one attack: they are only counted."""
@@ -12,8 +12,8 @@ _TOLD = 8
 class Strangers:
     """Remembers what was reported, so that each is reported once."""
 
-    def __init__(self, narrator: Narrator) -> None:
-        self._narrator = narrator
+    def __init__(self, status_log: StatusLog) -> None:
+        self._log = status_log
         self._known: dict[str, int] = {}
         self._told = 0
 
@@ -25,9 +25,9 @@ class Strangers:
         new = [it for node_id, it in nodes.unreadable.items() if node_id not in self._known]
         self._known = known
         for stranger in new[: max(0, _TOLD - self._told)]:
-            self._narrator.warn(f"not counted among the nodes: {stranger.problem}")
+            self._log.warn(f"not counted among the nodes: {stranger.problem}")
         if self._told < _TOLD < self._told + len(new):
-            self._narrator.warn(
+            self._log.warn(
                 f"there are {len(known)} keys among the nodes that this library did not write; no "
                 "more of them are reported"
             )

@@ -33,11 +33,11 @@ class WaitLines:
         waits_for, told = self._waits_for(), 0
         while True:
             due_s = waits_for[1] + _after_s(told)
-            if await context.pulse.wait(due_s, when=partial(self._is_other, waits_for)):
+            if await context.wakeup.wait(due_s, when=partial(self._is_other, waits_for)):
                 waits_for, told = self._waits_for(), 0
                 continue
             waited_s = context.clock.now_s() - waits_for[1]
-            context.narrator.warn(f"waiting {waited_s:.0f} s {await self._what()}")
+            context.log.warn(f"waiting {waited_s:.0f} s {await self._what()}")
             told += 1
             while _after_s(told) <= waited_s:  # it was stopped for a while
                 told += 1

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
+from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
-from rdzv_etcd.etcd.puts import puts_after
 from rdzv_etcd.kv.writes import Deadline
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange, span

@@ -19,7 +19,7 @@ from typing import Any
 
 from rdzv_etcd.core.member import World
 from rdzv_etcd.group.group import Group
-from rdzv_etcd.torch_plugin.store import EtcdStore
+from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
@@ -32,7 +32,7 @@ class AgentStore(EtcdStore):
 
     def __init__(self, group: Group, world: World) -> None:
         place = group.keys.store(world.round, world.run)
-        super().__init__(group.etcd, group.runtime, place, world.job_lease)
+        super().__init__(group.etcd, group.loop_thread, place, world.job_lease)
         self._world = world
         self._when_over = group.round_over
         self._own_info: dict[str, Any] = {}

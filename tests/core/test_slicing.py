@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdzv_etcd.core.census import take_census
 from rdzv_etcd.core.model import Slices, is_unknown
-from rdzv_etcd.core.slicing import assemble, cut, slices_for
-from rdzv_etcd.core.waiting import sort_crowd
+from rdzv_etcd.core.rank_slices import assemble, cut, slices_for
 from tests.core.scenes import Scene
 
 MEMBERS = st.lists(st.text(min_size=1, max_size=12), unique=True, min_size=1, max_size=60).map(
@@ -68,10 +68,10 @@ def test_who_has_not_asked_again_may_be_an_unknown_member(members: str) -> None:
     record = scene.control.round
     assert record is not None
     record = replace(record, slices=Slices(2, 2, "e"))
-    crowd = sort_crowd(replace(scene.control, round=record), scene.nodes, scene.settings)
-    newcomers = [presence.info.node_id for presence in crowd.newcomers]
+    census = take_census(replace(scene.control, round=record), scene.nodes, scene.settings)
+    newcomers = [presence.info.node_id for presence in census.newcomers]
     if "nobody~1" in members:
-        assert (list(crowd.idle), newcomers) == (["s"], [])
-        assert crowd.absent == ("nobody~1",)
+        assert (list(census.idle), newcomers) == (["s"], [])
+        assert census.absent == ("nobody~1",)
     else:
-        assert (list(crowd.idle), newcomers) == ([], ["s"])
+        assert (list(census.idle), newcomers) == ([], ["s"])

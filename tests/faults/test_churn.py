@@ -40,7 +40,7 @@ class Usage:
             return cls(process.num_threads(), process.num_fds(), rss / 2**20)
 
 
-class Crowd:
+class Census:
     """The nodes that live; the first stays to the end."""
 
     def __init__(self, nodes: Nodes, chance: random.Random) -> None:
@@ -89,17 +89,17 @@ class Crowd:
 
 def churn(nodes: Nodes, rounds: int, seed: int) -> tuple[Usage, Usage]:
     """Return what the oldest node held after a few rounds, and in the end."""
-    crowd = Crowd(nodes, random.Random(seed))
-    crowd.grow(_MOST)
+    census = Census(nodes, random.Random(seed))
+    census.grow(_MOST)
     early = None
     for number in range(rounds):
-        nodes.wait_until(f"the world of round {number}", crowd.is_settled)
+        nodes.wait_until(f"the world of round {number}", census.is_settled)
         if number == _WARM_UP:
-            early = Usage.of(crowd.living[0])
-        print(f"{number}: {len(crowd.living)} nodes, {crowd.shake()}")
-    nodes.wait_until("the last world", crowd.is_settled)
+            early = Usage.of(census.living[0])
+        print(f"{number}: {len(census.living)} nodes, {census.shake()}")
+    nodes.wait_until("the last world", census.is_settled)
     assert early is not None
-    return early, Usage.of(crowd.living[0])
+    return early, Usage.of(census.living[0])
 
 
 def run(etcd: EtcdServer, job: Job, rounds: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rdzv_etcd import group
 
 PLACE = Path(group.__file__).parent
-THREADS = "runtime.py"
+THREADS = "loop_thread.py"
 """Its three classes are one thread, its calls and the count of who holds it, under one lock."""
 FINALIZER = "atexit"
 """The standard library's: :class:`weakref.finalize` is set up by assigning to it."""

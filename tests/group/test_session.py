@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.group.pulse import Pulse
 from rdzv_etcd.group.session import Session
+from rdzv_etcd.group.wakeup import Wakeup
 from rdzv_etcd.testing import (
     Applied,
     MemoryConnection,
@@ -34,7 +34,7 @@ class Lab:
         self.server = server
         self.etcd: MemoryConnection = server.connect("node")
         clock = SimClock(loop)
-        self.session = Session(self.etcd, clock, Pulse(clock), TTL_S, REPLY_S)
+        self.session = Session(self.etcd, clock, Wakeup(clock), TTL_S, REPLY_S)
         self.arrivals_s: list[float] = []
         server.observers.append(self._observe)
 

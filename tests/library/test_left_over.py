@@ -15,7 +15,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd.errors import RendezvousFailedError, StateCorruptError
 from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.runtime import THREAD_NAME
+from rdzv_etcd.group.loop_thread import THREAD_NAME
 from tests.library.nodes import ALONE, LIMIT_S, groups, node_options, node_settings, wait_until
 from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
@@ -86,14 +86,14 @@ def test_a_group_dropped_on_the_loops_own_thread_leaves(
     """The garbage collector runs wherever it is due."""
     node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
     node.join()
-    runtime, held = node.runtime, [node]
+    loop_thread, held = node.loop_thread, [node]
 
     async def drop() -> None:
         held.clear()
         gc.collect()
 
     del node
-    runtime.run(drop())
+    loop_thread.run(drop())
     wait_for_leaving(etcd_server, job_id)
     assert not left_of_job(etcd_server.gateway, job_id)
 

@@ -20,7 +20,7 @@ from rdzv_etcd.core.model import (
     Slice,
     Slices,
 )
-from rdzv_etcd.core.slicing import assemble, cut
+from rdzv_etcd.core.rank_slices import assemble, cut
 from rdzv_etcd.etcd.api import (
     Compare,
     Delete,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Change, Closure, Leader, Round
-from rdzv_etcd.core.slicing import assemble
+from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind
 from rdzv_etcd.schema import values

@@ -22,12 +22,12 @@ from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
 from rdzv_etcd.group import (
     drafting,
-    healing,
     job_lease,
     leadership,
     leaving,
     node,
     patience,
+    repair,
     roster,
     session,
 )
@@ -195,14 +195,14 @@ def ignores_failure(original: Any, control: Any, world: Any, evicted: bool, clos
 
 def seats_the_absent(original: Any, control: Any, nodes: Any, settings: Any) -> Any:
     """Take members that have not come back for waiters."""
-    crowd = original(control, nodes, settings)
-    busy = tuple(nodes.present[node_id] for node_id in crowd.expected)
-    return replace(crowd, returning=crowd.returning + busy, expected=())
+    census = original(control, nodes, settings)
+    busy = tuple(nodes.present[node_id] for node_id in census.expected)
+    return replace(census, returning=census.returning + busy, expected=())
 
 
 def leaves_some_out(original: Any, control: Any, nodes: Any, settings: Any) -> Any:
-    crowd = original(control, nodes, settings)
-    return replace(crowd, newcomers=crowd.newcomers[:1])
+    census = original(control, nodes, settings)
+    return replace(census, newcomers=census.newcomers[:1])
 
 
 def last_may_be_late(original: Any, node: Any, world: Any) -> Any:
@@ -260,15 +260,15 @@ MUTANTS = [
            (I.ONE_WORLD, I.SUCCESSION, I.LEADER, I.RANKS), wiped),
     Mutant("an older round is entered again", member.Member, "seat_in", admits_late,
            (I.EPOCH,), wiped, noticed_by=213),
-    Mutant("back in spite of a change", healing, "decide_recovery", ignores_changes, (I.EVICTED,),
+    Mutant("back in spite of a change", repair, "decide_recovery", ignores_changes, (I.EVICTED,),
            noticed_by=6),
     Mutant("changes and newer rounds overlooked", node, "waiting_count", never_over, (I.STALE,)),
     Mutant("a failed job overlooked", node, "waiting_count", ignores_failure, (I.STALE,),
            lambda p: p.closes_midway, noticed_by=110),
     Mutant("a living member is declared lost", leading, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
-    Mutant("who works on is seated", closing, "sort_crowd", seats_the_absent, (I.SEATS,)),
-    Mutant("free seats stay empty", closing, "sort_crowd", leaves_some_out,
+    Mutant("who works on is seated", closing, "take_census", seats_the_absent, (I.SEATS,)),
+    Mutant("free seats stay empty", closing, "take_census", leaves_some_out,
            (I.SEATS, I.CONVERGENCE)),
     Mutant("an add is sent again blindly", writes.OnceWriter, "apply", retries_blindly,
            (I.COUNTED_ONCE,), noticed_by=6),
@@ -287,7 +287,7 @@ MUTANTS = [
     Mutant("a large world without one of its slices", roster, "cut",
            lambda original, *args: [*original(*args)[:-1], {}], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
-           lambda original, self: self._context.pulse.wait(), (I.CONVERGENCE,), noticed_by=44),
+           lambda original, self: self._context.wakeup.wait(), (I.CONVERGENCE,), noticed_by=44),
     Mutant("a spare gives up", patience.JoinPatience, "is_spare", returns(False),
            (I.CONVERGENCE,), noticed_by=8, kinds=("join_timeout",)),
     Mutant("a join ends early", patience.JoinPatience, "deadline_s",

@@ -11,11 +11,11 @@ import pytest
 
 from rdzv_etcd.etcd.api import Etcd, Get
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.settings.model import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
-from rdzv_etcd.torch_plugin.store import EtcdStore
+from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
 
@@ -29,14 +29,14 @@ BRIEF = timedelta(milliseconds=50)
 class Place:
     """An etcd, the loop it lives on, and where in it the store is."""
 
-    runtime: Runtime
+    loop_thread: LoopHold
     etcd: Etcd
     keys: KeyRange
     lease_id: int
 
     def open(self, timeout: timedelta = GENEROUS) -> EtcdStore:
         """Open a store on the place's keys, as one node does."""
-        return EtcdStore(self.etcd, self.runtime, self.keys, self.lease_id, timeout=timeout)
+        return EtcdStore(self.etcd, self.loop_thread, self.keys, self.lease_id, timeout=timeout)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,13 +70,13 @@ def server(
 def place(server: EtcdServer | None, job_id: str) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
     with ExitStack() as stack:
-        runtime = stack.enter_context(Runtime.acquire())
-        etcd = stack.enter_context(_connected(runtime, server))
+        loop_thread = stack.enter_context(LoopHold.acquire())
+        etcd = stack.enter_context(_connected(loop_thread, server))
         job = JobKeys("/rdzv_etcd", job_id)
-        lease_id = runtime.run(etcd.grant(600)).lease_id
-        yield Place(runtime, etcd, job.store(1, "run"), lease_id)
-        assert runtime.run(etcd.revoke(lease_id))
-        left = runtime.run(etcd.get(Get(job.all.start, job.all.end, keys_only=True)))
+        lease_id = loop_thread.run(etcd.grant(600)).lease_id
+        yield Place(loop_thread, etcd, job.store(1, "run"), lease_id)
+        assert loop_thread.run(etcd.revoke(lease_id))
+        left = loop_thread.run(etcd.get(Get(job.all.start, job.all.end, keys_only=True)))
         assert left.kvs == ()
 
 
@@ -91,16 +91,16 @@ def store(place: Place) -> EtcdStore:
 
 
 @contextmanager
-def _connected(runtime: Runtime, server: EtcdServer | None) -> Iterator[Etcd]:
+def _connected(loop_thread: LoopHold, server: EtcdServer | None) -> Iterator[Etcd]:
     if server is None:
-        memory, etcd = runtime.run(_memory())
+        memory, etcd = loop_thread.run(_memory())
         yield etcd
-        runtime.run(memory.close())
+        loop_thread.run(memory.close())
     else:
         where = Connection((Endpoint(server.host, server.port),))
         client = EtcdClient(where)
         yield client
-        runtime.run(client.close())
+        loop_thread.run(client.close())
 
 
 async def _memory() -> tuple[MemoryEtcd, MemoryConnection]:

@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings.model import Connection, Endpoint
-from rdzv_etcd.torch_plugin.store import EtcdStore
+from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.store.conftest import GENEROUS
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
@@ -30,12 +30,12 @@ def server(fresh_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture
 def store(leak_check: LeakCheck, server: EtcdServer, job_id: str) -> Iterator[EtcdStore]:
-    with Runtime.acquire() as runtime:
+    with LoopHold.acquire() as loop_thread:
         client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
-        lease_id = runtime.run(client.grant(600)).lease_id
+        lease_id = loop_thread.run(client.grant(600)).lease_id
         keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
-        yield EtcdStore(client, runtime, keys, lease_id, timeout=GENEROUS)
-        runtime.run(client.close())
+        yield EtcdStore(client, loop_thread, keys, lease_id, timeout=GENEROUS)
+        loop_thread.run(client.close())
 
 
 OPERATIONS: dict[str, Callable[[EtcdStore], object]] = {

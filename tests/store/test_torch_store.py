@@ -18,10 +18,10 @@ import torch.distributed.elastic.utils.store as store_util
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store import StoreKeys
-from rdzv_etcd.torch_plugin.store import EtcdStore
+from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.store.conftest import BRIEF, GENEROUS, Place
 from tests.support.signals import handling
 
@@ -95,7 +95,7 @@ def test_a_value_too_large_for_etcd_is_refused_with_its_size_and_the_limit(
 
 def test_stores_of_two_rounds_do_not_see_each_other(place: Place, store: EtcdStore) -> None:
     other_keys = KeyRange(place.keys.end, place.keys.end + b"\xff")
-    other = EtcdStore(place.etcd, place.runtime, other_keys, place.lease_id, timeout=GENEROUS)
+    other = EtcdStore(place.etcd, place.loop_thread, other_keys, place.lease_id, timeout=GENEROUS)
     store.set("key", "here")
     assert not other.check(["key"])
     other.set("key", "there")
@@ -141,9 +141,9 @@ def test_a_missing_key_times_out_and_the_error_names_it(store: EtcdStore) -> Non
 
 
 def test_timeouts_are_torchs(store: EtcdStore, place: Place) -> None:
-    assert EtcdStore(place.etcd, place.runtime, place.keys, place.lease_id).timeout == timedelta(
-        seconds=300
-    )
+    assert EtcdStore(
+        place.etcd, place.loop_thread, place.keys, place.lease_id
+    ).timeout == timedelta(seconds=300)
     store.set_timeout(timedelta(seconds=7))
     assert store.timeout == timedelta(seconds=7)
     with store_util.store_timeout(store, 3):
@@ -248,7 +248,7 @@ def test_a_counter_of_thousands_of_digits_is_none_of_this_library(
     place: Place, store: EtcdStore, value: bytes
 ) -> None:
     key = StoreKeys(place.keys).value("n")
-    place.runtime.run(place.etcd.txn(Txn((), (Put(key, value, place.lease_id),))))
+    place.loop_thread.run(place.etcd.txn(Txn((), (Put(key, value, place.lease_id),))))
     for operation in (store.get, lambda key: store.add(key, 1), lambda key: store.add(key, 0)):
         with pytest.raises(dist.DistStoreError, match=key.decode()):
             operation("n")
@@ -519,11 +519,11 @@ def test_torchs_own_test_of_stores_in_python(store: EtcdStore) -> None:
 
 
 def test_clones_live_no_longer_than_the_hold_on_the_runtime(place: Place) -> None:
-    runtime = Runtime.acquire()
-    store = EtcdStore(place.etcd, runtime, place.keys, place.lease_id)
+    loop_thread = LoopHold.acquire()
+    store = EtcdStore(place.etcd, loop_thread, place.keys, place.lease_id)
     clone = weakref.ref(store.clone())
     assert clone() is not None
-    runtime.release()
+    loop_thread.release()
     assert clone() is None
 
 

@@ -12,7 +12,7 @@ PROGRESS_EVERY_S = 2.0
 """Progress (3 of 64 nodes here, 4 of 64 …) is told at most this often; the last state always."""
 
 
-class Narrator:
+class StatusLog:
     """Says a thing once, in one line. ``who`` names the node in each of them."""
 
     def __init__(self, job_id: str, who: str) -> None:

@@ -10,7 +10,7 @@ from rdzv_etcd.settings import JobSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class Census:
     """Who is there, seen from the next round."""
 
     returning: tuple[Presence, ...]
@@ -40,7 +40,7 @@ class Crowd:
         return self.returning + self.newcomers
 
 
-def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
+def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census:
     """Sort the present nodes; ``settings`` are the job's."""
     record = control.round
     formed = control.formed
@@ -91,7 +91,7 @@ def sort_crowd(control: Control, nodes: Nodes, settings: JobSettings) -> Crowd:
     # If etcd went back, its record may not name the members of the latest world: they come first.
     later = [presence for presence in newcomers if _is_ahead(presence, control)]
     newcomers = [presence for presence in newcomers if not _is_ahead(presence, control)]
-    return Crowd(
+    return Census(
         (*later, *returning),
         tuple(newcomers),
         tuple(expected),

@@ -24,19 +24,19 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Watch, WatchBatch
 from rdzv_etcd.group.backoff import RETRY_S
-from rdzv_etcd.group.pulse import Pulse
+from rdzv_etcd.group.wakeup import Wakeup
 
 V = TypeVar("V")
 
 
-class Feed(Generic[V]):
+class ViewWatch(Generic[V]):
     """A live view of a range. :attr:`view` is memory; reading it never blocks or raises."""
 
     def __init__(
         self,
         etcd: Etcd,
         clock: Clock,
-        pulse: Pulse,
+        wakeup: Wakeup,
         *,
         request: Get,
         build: Callable[[GetResult], V],
@@ -53,7 +53,7 @@ class Feed(Generic[V]):
         restored."""
         self._etcd = etcd
         self._clock = clock
-        self._pulse = pulse
+        self._wakeup = wakeup
         self._request = request
         self._build = build
         self._fold = fold
@@ -75,7 +75,7 @@ class Feed(Generic[V]):
     @property
     def view(self) -> V:
         if self._view is None:
-            raise RuntimeError("the feed was not refreshed before its first use")
+            raise RuntimeError("the view was not read before its first use")
         return self._view
 
     @property
@@ -95,7 +95,7 @@ class Feed(Generic[V]):
     def note_problem(self, problem: RdzvEtcdError) -> None:
         """Note that the view is of no use, because of something else that went wrong."""
         self.problem = self.problem or problem
-        self._pulse.beat()
+        self._wakeup.notify()
 
     async def open(self, timeout_s: float | None = None) -> V:
         """Begin to watch, and read: the first view. Follow it with :meth:`run`.
@@ -245,14 +245,14 @@ class Feed(Generic[V]):
         self._view = view
         if self._notice is not None:
             self._notice(view)
-        self._pulse.beat()
+        self._wakeup.notify()
 
     def _tell_regress(self) -> None:
         if self._on_regress is not None:
             self._on_regress()
 
     async def close(self) -> None:
-        """Give the watch back; for a feed whose :meth:`run` was never started, or has ended."""
+        """Give the watch back; for one whose :meth:`run` was never started, or has ended."""
         await self._stop_watch()
 
     async def _stop_watch(self) -> None:
@@ -267,4 +267,4 @@ class Feed(Generic[V]):
                 return
             if self._complain is not None and self._runs:
                 self._complain(error)
-        self._pulse.beat()
+        self._wakeup.notify()

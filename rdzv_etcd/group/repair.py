@@ -1,4 +1,4 @@
-"""Healing: puts back what an outage took from a member – session, presence, round record.
+"""Repair: puts back what an outage took from a member – session, presence, round record.
 
 Being lost is an act, not a state: a member is out when the leader has published it, not when its
 lease ran out. Until then it comes back without anybody's noticing.
@@ -21,7 +21,7 @@ from rdzv_etcd.group.presence import is_present
 from rdzv_etcd.schema import requests
 
 
-class Healing:
+class Repair:
     """Runs beside a node's work; acts only while it is a member of a job that goes on."""
 
     def __init__(self, context: NodeContext, member: Member) -> None:
@@ -35,25 +35,27 @@ class Healing:
         while True:
             if not self._is_needed():
                 backoff.reset()
-                await context.pulse.wait(when=self._is_needed)
+                await context.wakeup.wait(when=self._is_needed)
                 continue
             try:
-                await self._heal()
+                await self._put_back()
             except EtcdError as error:
                 text = f"coming back after an outage: {error}"
-                context.narrator.say(text, warn=backoff.is_news(error))
+                context.log.say(text, warn=backoff.is_news(error))
                 await context.clock.sleep(backoff.after(error))
-            except RdzvEtcdError:  # a corrupt record: reported by the feed, raised by the next join
+            except (
+                RdzvEtcdError
+            ):  # a corrupt record: reported by the watch, raised by the next join
                 await context.clock.sleep(RETRY_S)
                 until_s = context.clock.now_s() + context.session.renewal_period_s
-                await context.pulse.wait(until_s, when=lambda: context.control.problem is None)
+                await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
 
     def _is_needed(self) -> bool:
         context = self._context
         step = working_step(self._member, context.control.view, context.session.lease_id)
         return step is WorkingStep.REPAIR
 
-    async def _heal(self) -> None:
+    async def _put_back(self) -> None:
         context, member = self._context, self._member
         control = await context.control.refresh()
         async with context.presence_lock:
@@ -63,8 +65,8 @@ class Healing:
             recovery = decide_recovery(control, record)
             if recovery is Recovery.REJOIN:
                 member.evict()
-                context.narrator.say(f"round {record.number} went on without this node: re-joining")
-                context.pulse.beat()
+                context.log.say(f"round {record.number} went on without this node: re-joining")
+                context.wakeup.notify()
                 return
             if control.is_behind(record):
                 context.session.shake()  # others' leases may be lost with what etcd has forgotten
@@ -93,7 +95,7 @@ class Healing:
                 )
             if await self._write(txn, session):
                 member.note_slice_there(control)
-                context.narrator.say(f"back in round {record.number} ({recovery.value})")
+                context.log.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
 
     async def _record(self, control: Control, record: Round, info: NodeInfo, session: int) -> Txn:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.group.runtime import THREAD_NAME, Runtime
+from rdzv_etcd.group.loop_thread import THREAD_NAME, LoopHold
 from tests.support.signals import handling
 
 
@@ -24,8 +24,8 @@ def loop_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def runtime() -> Iterator[Runtime]:
-    with Runtime.acquire() as held:
+def loop_thread() -> Iterator[LoopHold]:
+    with LoopHold.acquire() as held:
         yield held
 
 
@@ -52,46 +52,46 @@ def run_script(script: str) -> str:
     return process.stdout
 
 
-def test_results_and_errors_reach_the_caller(runtime: Runtime) -> None:
+def test_results_and_errors_reach_the_caller(loop_thread: LoopHold) -> None:
     async def fail() -> None:
         raise KeyError("lost")
 
-    assert runtime.run(double(21)) == 42
+    assert loop_thread.run(double(21)) == 42
     with pytest.raises(KeyError, match="lost"):
-        runtime.run(fail())
+        loop_thread.run(fail())
 
 
 def test_all_holders_share_one_thread_and_the_last_release_ends_it() -> None:
     before = len(loop_threads())
-    first = Runtime.acquire()
-    second = Runtime.acquire()
+    first = LoopHold.acquire()
+    second = LoopHold.acquire()
     assert len(loop_threads()) == before + 1
     first.release()
     first.release()  # idempotent: it must not take the second holder's share
     assert second.run(double(1)) == 2
     second.release()
     assert len(loop_threads()) == before
-    with Runtime.acquire() as third:
+    with LoopHold.acquire() as third:
         assert third.run(double(2)) == 4
     assert len(loop_threads()) == before
 
 
 def test_a_released_hold_refuses_to_run() -> None:
-    released = Runtime.acquire()
+    released = LoopHold.acquire()
     released.release()
     with pytest.raises(RuntimeError, match="released"):
         released.run(double(1))
 
 
-def test_run_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
+def test_run_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
     async def nested() -> int:
-        return runtime.run(double(1))
+        return loop_thread.run(double(1))
 
     with pytest.raises(RuntimeError, match="event-loop thread"):
-        runtime.run(nested())
+        loop_thread.run(nested())
 
 
-def test_many_threads_run_at_the_same_time(runtime: Runtime) -> None:
+def test_many_threads_run_at_the_same_time(loop_thread: LoopHold) -> None:
     """No call waits for another one: the calls of all threads meet on the loop."""
     count = 32
     arrived = 0
@@ -107,7 +107,7 @@ def test_many_threads_run_at_the_same_time(runtime: Runtime) -> None:
 
     results: list[int] = []
     threads = [
-        threading.Thread(target=lambda: results.append(runtime.run(meet(), 60)))
+        threading.Thread(target=lambda: results.append(loop_thread.run(meet(), 60)))
         for _ in range(count)
     ]
     for thread in threads:
@@ -117,7 +117,7 @@ def test_many_threads_run_at_the_same_time(runtime: Runtime) -> None:
     assert results == [count] * count
 
 
-def test_a_timeout_cancels_the_coroutine_and_waits_for_its_tidying(runtime: Runtime) -> None:
+def test_a_timeout_cancels_the_coroutine_and_waits_for_its_tidying(loop_thread: LoopHold) -> None:
     tidied = []
 
     async def endless() -> None:
@@ -128,13 +128,13 @@ def test_a_timeout_cancels_the_coroutine_and_waits_for_its_tidying(runtime: Runt
             tidied.append(True)
 
     with pytest.raises(TimeoutError, match=r"0\.01 s"):
-        runtime.run(endless(), timeout_s=0.01)
+        loop_thread.run(endless(), timeout_s=0.01)
     assert tidied == [True]
 
 
 @pytest.mark.parametrize("raised", [Interruption, KeyboardInterrupt])
 def test_an_exception_from_a_signal_handler_cancels_and_goes_on(
-    runtime: Runtime, raised: type[BaseException]
+    loop_thread: LoopHold, raised: type[BaseException]
 ) -> None:
     started = threading.Event()
     tidied = []
@@ -158,13 +158,13 @@ def test_an_exception_from_a_signal_handler_cancels_and_goes_on(
         sender = threading.Thread(target=interrupt)
         sender.start()
         with pytest.raises(raised):
-            runtime.run(endless())
+            loop_thread.run(endless())
         sender.join()
     assert tidied == [True]
-    assert runtime.run(double(3)) == 6
+    assert loop_thread.run(double(3)) == 6
 
 
-def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
+def test_a_signal_handler_may_use_the_runtime_itself(loop_thread: LoopHold) -> None:
     """A handler that leaves the job runs inside an interrupted wait of the same thread."""
     started = threading.Event()
     released = asyncio.Event()
@@ -178,7 +178,7 @@ def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
         released.set()
 
     def handler(number: int, frame: object) -> None:
-        with Runtime.acquire() as second:
+        with LoopHold.acquire() as second:
             second.run(release())
 
     def interrupt() -> None:
@@ -188,12 +188,12 @@ def test_a_signal_handler_may_use_the_runtime_itself(runtime: Runtime) -> None:
     with handling(signal.SIGUSR1, handler):
         sender = threading.Thread(target=interrupt)
         sender.start()
-        assert runtime.run(wait(), 60) == "done"
+        assert loop_thread.run(wait(), 60) == "done"
         sender.join()
 
 
 def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
-    runtime: Runtime,
+    loop_thread: LoopHold,
 ) -> None:
     """So is one that comes between the last look for signals and the wait's beginning."""
 
@@ -205,14 +205,14 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_is_handled_all_the_same(
         raise Interruption
 
     with handling(signal.SIGUSR1, handler), pytest.raises(Interruption):
-        runtime.run(signal_this_thread())
+        loop_thread.run(signal_this_thread())
 
 
 def test_only_the_main_thread_looks_for_signals(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    loop_thread: LoopHold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handlers run in no other; of 512 threads that looked each took the interpreter in turn."""
-    monkeypatch.setattr("rdzv_etcd.group.runtime._SIGNAL_DELAY_S", 0.001)
+    monkeypatch.setattr("rdzv_etcd.group.loop_thread._SIGNAL_DELAY_S", 0.001)
     started = threading.Event()
     released = asyncio.Event()
 
@@ -223,19 +223,19 @@ def test_only_the_main_thread_looks_for_signals(
     async def release() -> None:
         released.set()
 
-    waiting = threading.Thread(target=lambda: runtime.run(wait(), 60))
+    waiting = threading.Thread(target=lambda: loop_thread.run(wait(), 60))
     waiting.start()
 
     def sleeps_through() -> bool:
         before = times_asleep(waiting)
-        runtime.run(asyncio.sleep(0.1))
+        loop_thread.run(asyncio.sleep(0.1))
         return times_asleep(waiting) == before
 
     assert started.wait(60)
     try:
         assert any(sleeps_through() for _ in range(100))  # from when its wait has begun
     finally:
-        runtime.run(release())
+        loop_thread.run(release())
         waiting.join()
 
 
@@ -246,7 +246,7 @@ def times_asleep(thread: threading.Thread) -> int:
 
 
 def test_the_last_release_frees_a_waiting_thread() -> None:
-    runtime = Runtime.acquire()
+    loop_thread = LoopHold.acquire()
     started = threading.Event()
     errors: list[RuntimeError] = []
 
@@ -256,22 +256,22 @@ def test_the_last_release_frees_a_waiting_thread() -> None:
 
     def wait() -> None:
         try:
-            runtime.run(endless())
+            loop_thread.run(endless())
         except RuntimeError as error:
             errors.append(error)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     assert started.wait(60)
-    runtime.release()
+    loop_thread.release()
     waiter.join(60)
     assert [str(error) for error in errors] == [
-        "the call was cancelled because its Runtime was stopped"
+        "the call was cancelled because its LoopHold was stopped"
     ]
 
 
 def test_an_error_while_an_interrupted_call_tidies_up_is_logged(
-    runtime: Runtime, caplog: pytest.LogCaptureFixture
+    loop_thread: LoopHold, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def clumsy() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -288,7 +288,7 @@ def test_an_error_while_an_interrupted_call_tidies_up_is_logged(
         caplog.at_level(logging.ERROR),
         pytest.raises(Interruption),
     ):
-        runtime.run(clumsy())
+        loop_thread.run(clumsy())
     assert "the interrupted call <coroutine object" in caplog.text
     assert "clumsy" in caplog.text
     assert "nobody waits for me" in caplog.text
@@ -310,25 +310,25 @@ def test_the_last_release_cancels_the_tasks_that_calls_have_started() -> None:
         tasks.append(asyncio.create_task(endless(started)))
         await started.wait()
 
-    with Runtime.acquire() as runtime:
-        runtime.run(start())
+    with LoopHold.acquire() as loop_thread:
+        loop_thread.run(start())
     assert cancelled == [True]
 
 
-def test_release_on_the_loop_thread_is_refused(runtime: Runtime) -> None:
+def test_release_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
     async def release() -> None:
-        runtime.release()
+        loop_thread.release()
 
     with pytest.raises(RuntimeError, match="event-loop thread"):
-        runtime.run(release())
-    assert runtime.run(double(1)) == 2
+        loop_thread.run(release())
+    assert loop_thread.run(double(1)) == 2
 
 
 def test_it_works_from_atexit_and_the_interpreter_ends_cleanly_without_a_release() -> None:
     printed = run_script(
         """
         import asyncio, atexit
-        from rdzv_etcd.group.runtime import Runtime
+        from rdzv_etcd.group.loop_thread import LoopHold
 
         async def start():
             return asyncio.create_task(asyncio.sleep(3600))
@@ -337,9 +337,9 @@ def test_it_works_from_atexit_and_the_interpreter_ends_cleanly_without_a_release
             await asyncio.sleep(0.01)
             return "left"
 
-        runtime = Runtime.acquire()
-        task = runtime.run(start())
-        atexit.register(lambda: print(runtime.run(leave())))
+        loop_thread = LoopHold.acquire()
+        task = loop_thread.run(start())
+        atexit.register(lambda: print(loop_thread.run(leave())))
         """
     )
     assert printed == "left\n"
@@ -349,7 +349,7 @@ def test_a_forked_child_gets_its_own_thread_and_leaves_the_parents_alone() -> No
     printed = run_script(
         """
         import asyncio, gc, os, sys, warnings
-        from rdzv_etcd.group.runtime import Runtime
+        from rdzv_etcd.group.loop_thread import LoopHold
 
         warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from 3.12 on
 
@@ -357,25 +357,25 @@ def test_a_forked_child_gets_its_own_thread_and_leaves_the_parents_alone() -> No
             await asyncio.sleep(0.01)
             return text
 
-        runtime = Runtime.acquire()
-        assert runtime.run(answer("before")) == "before"
+        loop_thread = LoopHold.acquire()
+        assert loop_thread.run(answer("before")) == "before"
         child = os.fork()
         if child == 0:
             try:
-                runtime.run(answer("never"))
+                loop_thread.run(answer("never"))
             except RuntimeError as error:
                 assert "forked child" in str(error), error
             else:
-                raise SystemExit("the parent's runtime was used")
-            runtime.release()
-            del runtime
+                raise SystemExit("the parent's loop thread was used")
+            loop_thread.release()
+            del loop_thread
             gc.collect()
-            with Runtime.acquire() as own:
+            with LoopHold.acquire() as own:
                 assert own.run(answer("child")) == "child"
             sys.exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        print(runtime.run(answer("parent")))
-        runtime.release()
+        print(loop_thread.run(answer("parent")))
+        loop_thread.release()
         """
     )
     assert printed == "parent\n"

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group.runtime import Runtime
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import KeyRange
 
@@ -39,7 +39,7 @@ class EtcdStore(Store):
     Every method blocks for at most the store's timeout (300 s unless ``set_timeout`` says
     otherwise; as in torch zero means no limit), also when etcd is away, and raises
     ``torch.distributed.DistStoreError``, which names the missing keys when it waited for some.
-    It must not be called on the runtime's own thread.
+    It must not be called on the loop's own thread.
     """
 
     timeout: timedelta  # the base class's property, which torch's type stubs do not mention
@@ -47,7 +47,7 @@ class EtcdStore(Store):
     def __init__(
         self,
         etcd: Etcd,
-        runtime: Runtime,
+        loop_thread: LoopHold,
         keys: KeyRange,
         lease_id: int,
         *,
@@ -55,12 +55,12 @@ class EtcdStore(Store):
     ) -> None:
         """Open the store on ``keys``; everything it writes lives as long as the lease.
 
-        ``etcd`` must live on ``runtime``'s loop, and the caller keeps both as long as the store is
-        used. Nothing is sent yet.
+        ``etcd`` must live on ``loop_thread``'s loop, and the caller keeps both as long as the store
+        is used. Nothing is sent yet.
         """
         super().__init__()
         self._etcd = etcd
-        self._runtime = runtime
+        self._loop_thread = loop_thread
         self._keys = keys
         self._lease_id = lease_id
         if timeout is not None:
@@ -152,10 +152,10 @@ class EtcdStore(Store):
     def clone(self) -> EtcdStore:
         """Return another store on the same keys, with a timeout of its own."""
         other = EtcdStore(
-            self._etcd, self._runtime, self._keys, self._lease_id, timeout=self.timeout
+            self._etcd, self._loop_thread, self._keys, self._lease_id, timeout=self.timeout
         )
         # C++ code that asks for a clone keeps the C++ object only, which is nothing without this.
-        self._runtime.keep(other)
+        self._loop_thread.keep(other)
         return other
 
     def deleteKey(self, key: str) -> bool:
@@ -174,7 +174,7 @@ class EtcdStore(Store):
         limit_s = _seconds(self.timeout if timeout is None else timeout)
         backstop_s = None if limit_s is None else limit_s + _BACKSTOP_S
         try:
-            return self._runtime.run(operation(limit_s), backstop_s)
+            return self._loop_thread.run(operation(limit_s), backstop_s)
         except StoreTimeoutError as error:
             raise dist.DistStoreError(str(error)) from error
         except (RdzvEtcdError, TimeoutError) as error:

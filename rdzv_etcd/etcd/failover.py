@@ -15,8 +15,8 @@ from rdzv_etcd.etcd import retry
 from rdzv_etcd.etcd.auth import REQUIRE_LEADER, Authenticator
 from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, told, unavailable
+from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.homecoming import HOME_AFTER_S, Homecoming
-from rdzv_etcd.etcd.quiet import grpc
 from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
 from rdzv_etcd.etcd.server import ClosedError, Server, Stream
 
@@ -87,7 +87,7 @@ class OpenStream:
     stream: Stream
 
 
-class Link:
+class Failover:
     """Calls go to the current endpoint until it fails, then to the next one.
 
     The order is drawn, so that a fleet spreads over the members, whichever of them fails. The first

@@ -1,4 +1,4 @@
-"""A feed by itself, on an in-memory etcd."""
+"""A watched view by itself, on an in-memory etcd."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, StateCorruptError
 from rdzv_etcd.etcd.api import Get, GetResult, Put, Txn
-from rdzv_etcd.group.feed import Feed
-from rdzv_etcd.group.pulse import Pulse
+from rdzv_etcd.group.view_watch import ViewWatch
+from rdzv_etcd.group.wakeup import Wakeup
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 
 KEY = b"/here/key"
@@ -22,12 +22,12 @@ def build(result: GetResult) -> bytes:
     return kv.value
 
 
-def feed_of(etcd: MemoryConnection, loop: SimLoop) -> Feed[bytes]:
+def view_of(etcd: MemoryConnection, loop: SimLoop) -> ViewWatch[bytes]:
     clock = SimClock(loop)
-    return Feed(
+    return ViewWatch(
         etcd,
         clock,
-        Pulse(clock),
+        Wakeup(clock),
         request=Get(KEY),
         build=build,
         fold=lambda _, batch: batch.events[-1].kv.value,
@@ -43,15 +43,15 @@ def test_a_feed_that_could_not_open_leaves_nothing_running(seed: int) -> None:
             etcd = server.connect()
             etcd.link.delay(0.0, 1.0)
             server.apply(Txn((), (Put(KEY, b"nonsense"),)))
-            feed = feed_of(etcd, loop)
+            view = view_of(etcd, loop)
             alone = asyncio.all_tasks()
             with pytest.raises(StateCorruptError):
-                await feed.open(30)
+                await view.open(30)
             assert asyncio.all_tasks() == alone
 
             etcd.link.partition(silent=True)
             with pytest.raises(EtcdUnavailableError):
-                await feed.open(seed)
+                await view.open(seed)
             assert asyncio.all_tasks() == alone
 
     run_simulation(scenario, seed)

@@ -8,18 +8,19 @@ from collections.abc import Callable
 from rdzv_etcd.clock import Clock
 
 
-class Pulse:
+class Wakeup:
     """A broadcast without content: waiters look again at the state they care about.
 
-    All methods run on the event loop's thread. A beat between looking and waiting is not lost as
-    long as there is no ``await`` between the two. Whoever changes the state beats afterwards.
+    All methods run on the event loop's thread. A :meth:`notify` between looking and waiting is not
+    lost as long as there is no ``await`` between the two. Whoever changes the state notifies
+    afterwards.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: dict[asyncio.Future[None], Callable[[], bool] | None] = {}
 
-    def beat(self) -> None:
+    def notify(self) -> None:
         for waiter, wanted in tuple(self._waiting.items()):
             if not waiter.done() and (wanted is None or wanted()):
                 waiter.set_result(None)
@@ -27,12 +28,11 @@ class Pulse:
     async def wait(
         self, until_s: float | None = None, *, when: Callable[[], bool] | None = None
     ) -> bool:
-        """Wait for the next beat, at the latest until ``until_s`` on the clock; say if one came.
+        """Wait for the next :meth:`notify`, until ``until_s`` on the clock; say if it came.
 
-        With ``when`` only a beat at which that holds counts, and none is needed if it holds
-        already: then there may have been an ``await`` since the waiter looked. A task that has
-        nothing to do at most beats is not woken by them. ``when`` is asked in the midst of others'
-        work, so it only looks.
+        With ``when`` only one at which that holds counts, and none is needed if it holds already:
+        there may have been an ``await`` since the waiter looked. So a task that has nothing to do
+        at most of them is not woken. ``when`` is asked in the midst of others' work: it only looks.
         """
         if when is not None and when():
             return True

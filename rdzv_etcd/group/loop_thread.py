@@ -38,7 +38,7 @@ interrupt it; only then is its handler called this late."""
 THREAD_NAME = "rdzv-etcd"
 
 
-class Runtime:
+class LoopHold:
     """A counted hold on the process's event-loop thread; thread-safe.
 
     The first :meth:`acquire` starts the thread, the last :meth:`release` stops it and joins it. A
@@ -53,7 +53,7 @@ class Runtime:
         self._kept: list[object] = []
 
     @classmethod
-    def acquire(cls) -> Runtime:
+    def acquire(cls) -> LoopHold:
         """Return a new hold, starting the thread if this is the first one. Does not block."""
         with _state.lock:
             if _state.current is None:
@@ -71,7 +71,7 @@ class Runtime:
         if thread.is_foreign:
             return
         if thread.is_current:
-            raise RuntimeError("Runtime.release() was called on the event-loop thread itself")
+            raise RuntimeError("LoopHold.release() was called on the event-loop thread itself")
         if self._give_up():
             thread.stop()
 
@@ -83,14 +83,14 @@ class Runtime:
         if self._thread.is_foreign or self._released:
             last_work.close()
             return
-        with contextlib.suppress(RuntimeError):  # the runtime has been stopped
+        with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
             self._thread.begin(_Call(self._work_and_release(last_work)))
 
     async def _work_and_release(self, last_work: Coroutine[Any, Any, None]) -> None:
         try:
             await last_work
         except RdzvEtcdError as error:
-            _log.info("the last work for a released Runtime failed: %s", error)
+            _log.info("the last work for a released LoopHold failed: %s", error)
         finally:
             if self._give_up():
                 self._thread.end()
@@ -116,7 +116,7 @@ class Runtime:
         if not self._released:
             self._kept.append(user)
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> LoopHold:
         return self
 
     def __exit__(
@@ -134,14 +134,14 @@ class Runtime:
         handler raises in the waiting thread, ``coro`` is cancelled and given ``CANCEL_GRACE_S`` to
         tidy up before the handler's exception goes on. Raises :class:`RuntimeError` on the loop's
         own thread, after the release, in a forked child
-        (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if the runtime stops meanwhile.
+        (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if the loop thread stops meanwhile.
         """
         thread = self._usable(coro)
         if thread.is_current:
             coro.close()
             raise RuntimeError(
-                "Runtime.run() was called on the event-loop thread, which it would block for ever; "
-                "await the coroutine instead"
+                "LoopHold.run() was called on the event-loop thread, which it would block for "
+                "ever; await the coroutine instead"
             )
         call = _Call(coro)
         try:
@@ -165,7 +165,7 @@ class Runtime:
             raise ForkedProcessError(self._thread.pid)
         if self._released:
             coro.close()
-            raise RuntimeError("this Runtime has been released")
+            raise RuntimeError("this LoopHold has been released")
         return self._thread
 
 
@@ -206,7 +206,7 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         if self.task is None or not self.task.done() or self.task.cancelled():
-            raise RuntimeError("the call was cancelled because its Runtime was stopped")
+            raise RuntimeError("the call was cancelled because its LoopHold was stopped")
         error = self.task.exception()
         if isinstance(error, RdzvEtcdError):
             # Who works on the loop may keep the error. With the caller's frames in its traceback it
@@ -252,7 +252,7 @@ class _LoopThread:
         except RuntimeError as error:  # the loop is closed
             self._calls.discard(call)
             call.coro.close()
-            raise RuntimeError("the Runtime has been stopped") from error
+            raise RuntimeError("the LoopHold has been stopped") from error
 
     def cancel(self, call: _Call[Any]) -> None:
         """Ask the loop to cancel ``call``; harmless if it has ended or never began."""
