@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from rdzv_etcd.settings import Endpoint
-from rdzv_etcd.settings.hosts import is_loopback
+from rdzv_etcd.settings.hosts import is_loopback, is_ours
 
 
 def own_addresses(host: str) -> tuple[str, ...]:
@@ -18,7 +18,7 @@ def own_addresses(host: str) -> tuple[str, ...]:
     except (OSError, UnicodeError):
         return ()
     addresses = {str(entry[4][0]): entry for entry in found}
-    return tuple(name for name, entry in addresses.items() if _can_bind(entry[0], entry[4]))
+    return tuple(name for name, entry in addresses.items() if is_ours(entry[0], entry[4]))
 
 
 def listen_urls(endpoint: Endpoint, addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -35,13 +35,3 @@ def listen_urls(endpoint: Endpoint, addresses: tuple[str, ...]) -> tuple[str, ..
 
 def _url(address: str, port: int) -> str:
     return f"http://{Endpoint(address, port).target}"
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    """The kernel refuses to bind an address that no interface of this machine has."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address[0], 0, *address[2:]))
-        except OSError:
-            return False
-    return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.hosts import is_loopback
+from rdzv_etcd.settings.hosts import is_loopback, is_ours
 from rdzv_etcd.settings.model import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def _check_local_addr(local_addr: str) -> tuple[str, _Place | None]:
     if literal is not None:
         _refuse_unusable(local_addr, literal)
     resolved = _resolve(local_addr, text)
-    ours = [place for place in resolved if _is_ours(*place)]
+    ours = [place for place in resolved if is_ours(*place)]
     if not ours:
         # Behind address translation the others know this node by an address it does not have.
         _log.warning(
@@ -208,15 +208,6 @@ def _resolve(local_addr: str, text: str) -> list[_Place]:
             "workers have to connect to it as well"
         ) from error
     return [(family, target) for family, _, _, _, target in infos]
-
-
-def _is_ours(family: int, address: tuple[object, ...]) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
 
 
 # --- the socket -----------------------------------------------------------------------------------

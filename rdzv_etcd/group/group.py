@@ -16,7 +16,7 @@ from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import EtcdUnavailableError, MisuseError, RendezvousFailedError
-from rdzv_etcd.etcd.api import Etcd, LeaseGrant
+from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap, loopback_problem, master_problem
@@ -82,14 +82,13 @@ class Group:
         self._world: World | None = None
         self._barriers: Barriers | None = None
         self._joining = threading.Lock()
-        self._granted: LeaseGrant | None = None
         refuse_after_fork()
         place = (str(settings.connection), self._keys)
         warn_of_others(place)
         self._embed()
         self._loop_thread = LoopHold.acquire()
         try:
-            self._etcd = self._connect(connect)
+            self._etcd = self._loop_thread.run(self._open(connect))
         except BaseException:
             self._loop_thread.release()
             raise
@@ -98,7 +97,7 @@ class Group:
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
-            self._loop_thread.run(self._node.start(self._granted))
+            self._start()
             bound = self._bind()
             self._part.reserve(bound)
             if settings.job.max_nodes > 1:
@@ -113,33 +112,24 @@ class Group:
 
             ensure_etcd(self._settings)
 
-    def _connect(self, connect: Connect | None) -> Etcd:
-        try:
-            return self._loop_thread.run(self._open(connect))
-        except EtcdUnavailableError:
-            if not self._settings.embed:
-                raise
-            # An embedded etcd that nobody used any more may have ended in this very moment.
-            self._embed()
-            return self._loop_thread.run(self._open(connect))
-
     async def _open(self, connect: Connect | None) -> Etcd:
         if connect is not None:
             made = connect()
             return await made if isinstance(made, Awaitable) else made
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
 
-        client = EtcdClient(self._settings.connection)
+        return EtcdClient(self._settings.connection)
+
+    def _start(self) -> None:
+        limit_s = self._settings.connection.connect_timeout_s
         try:
-            # The first contact is of use, too: it is the session's lease.
-            self._granted = await client.grant(
-                self._settings.timing.lease_ttl_s,
-                timeout_s=self._settings.connection.connect_timeout_s,
-            )
-        except BaseException:
-            await client.close()
-            raise
-        return client
+            self._loop_thread.run(self._node.start(limit_s))
+        except EtcdUnavailableError:
+            if not self._settings.embed:
+                raise
+            # An embedded etcd that nobody used any more may have ended in this very moment.
+            self._embed()
+            self._loop_thread.run(self._node.start(limit_s))
 
     # -- taking part ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from rdzv_etcd.core.member import Member, Phase, World
 from rdzv_etcd.core.model import Closure, Control
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.etcd.api import Etcd, LeaseGrant
+from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group import job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
 from rdzv_etcd.group.joining import Joining
@@ -115,16 +115,17 @@ class Node:
 
     # -- taking part ----------------------------------------------------------------------------
 
-    async def start(self, granted: LeaseGrant | None = None) -> None:
-        """Open the session (on ``granted``, if given) and begin to watch the job. Idempotent.
+    async def start(self, contact_s: float | None = None) -> None:
+        """Open the session and begin to watch the job. Idempotent.
 
-        Raises EtcdError, StateCorruptError.
+        ``contact_s`` bounds the first contact with etcd; without it, it may take as long as any
+        request. Raises EtcdError, StateCorruptError.
         """
         if self._tasks:
             return
         context = self._context
         timeout_s = context.settings.connection.request_timeout_s
-        await context.session.open(timeout_s, granted)
+        await context.session.open(timeout_s if contact_s is None else contact_s)
         self._member.note_start(context.session.first_revision)
         await context.control.open(timeout_s)
         self._tasks = [

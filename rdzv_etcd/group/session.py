@@ -7,7 +7,7 @@ import logging
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.etcd.api import Etcd, LeaseGrant
+from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.wakeup import Wakeup
 
 _log = logging.getLogger("rdzv_etcd")
@@ -48,13 +48,10 @@ class Session:
         self.first_revision: int | None = None
         """The store's revision when the first lease was granted: what came before is the past."""
 
-    async def open(self, timeout_s: float | None = None, granted: LeaseGrant | None = None) -> int:
-        """Grant a lease if there is none (or take ``granted``), and return its id.
-
-        Raises EtcdError.
-        """
+    async def open(self, timeout_s: float | None = None) -> int:
+        """Grant a lease if there is none, and return its id. Raises EtcdError."""
         if not self.lease_id:
-            grant = granted or await self._etcd.grant(self._ttl_s, timeout_s=timeout_s)
+            grant = await self._etcd.grant(self._ttl_s, timeout_s=timeout_s)
             self.lease_id = grant.lease_id
             self._ttl_s = max(self._ttl_s, grant.ttl_s)
             if self.first_revision is None:

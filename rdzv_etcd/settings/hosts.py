@@ -39,6 +39,17 @@ def is_loopback_address(address: str) -> bool:
     return (parsed if mapped is None else mapped).is_loopback
 
 
+def is_ours(family: int, address: tuple[object, ...]) -> bool:
+    """Tell whether an interface of this machine has the address, as :func:`socket.getaddrinfo`
+    gives it: the kernel refuses to bind any other."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
+
+
 def numeric_addresses(host: str) -> tuple[str, ...]:
     """Return the address that ``host`` writes in numbers, however; empty if it is a name."""
     return _look_up(host, socket.AI_NUMERICHOST)
