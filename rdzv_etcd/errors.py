@@ -7,6 +7,7 @@ plugin translates these into torch's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from rdzv_etcd.text import LINE, shown
@@ -63,8 +64,13 @@ class EtcdError(RdzvEtcdError):
 class EtcdUnavailableError(EtcdError):
     """No endpoint answered within the deadline, and nothing was applied.
 
-    A read that failed, or a write that is known not to have reached a server.
+    A read that failed, or a write that is known not to have reached a server. ``endpoints`` are
+    those that were tried, with what the last attempt at each failed with.
     """
+
+    def __init__(self, message: str = "", *, endpoints: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.endpoints: Mapping[str, str] = dict(endpoints or {})
 
 
 class OutcomeUnknownError(EtcdError):
@@ -162,22 +168,39 @@ class MisuseError(RendezvousFailedError):
 class JobClosedError(RendezvousFailedError):
     """The job was closed; its message says by whom, how long ago and why.
 
+    ``closed_by`` is the id of the node that closed it, ``reason`` what it gave as its reason;
     ``succeeded`` tells whether it was closed because its work was done; ``was_member`` whether
     this node belonged to the last round; ``is_refused`` whether it was started afterwards, and may
     not begin a new run (``after_end=refuse``).
     """
 
     def __init__(
-        self, message: str, *, succeeded: bool, was_member: bool, is_refused: bool = False
+        self,
+        message: str,
+        *,
+        closed_by: str = "",
+        reason: str = "",
+        succeeded: bool,
+        was_member: bool,
+        is_refused: bool = False,
     ) -> None:
         super().__init__(message)
+        self.closed_by = closed_by
+        self.reason = reason
         self.succeeded = succeeded
         self.was_member = was_member
         self.is_refused = is_refused
 
 
 class JoinTimeoutError(RendezvousFailedError):
-    """Too few nodes arrived before the join timeout; the message names who did."""
+    """Too few nodes arrived before the join timeout; the message names who did.
+
+    ``arrived`` are their ids, ``None`` if etcd did not say.
+    """
+
+    def __init__(self, message: str, *, arrived: Sequence[str] | None = None) -> None:
+        super().__init__(message)
+        self.arrived = None if arrived is None else tuple(arrived)
 
 
 class JobSettingsMismatchError(RendezvousFailedError):
@@ -226,14 +249,28 @@ class BarrierBrokenError(RendezvousFailedError):
 
 
 class BarrierTimeoutError(RendezvousFailedError):
-    """Not every member reached the barrier in time; the message names who is missing."""
+    """Not every member reached the barrier in time; the message names who is missing.
+
+    ``missing`` are their ids, ``None`` if etcd did not say.
+    """
+
+    def __init__(self, message: str, *, missing: Sequence[str] | None = None) -> None:
+        super().__init__(message)
+        self.missing = None if missing is None else tuple(missing)
 
 
 # --- the round's store ---------------------------------------------------------------------------
 
 
 class StoreTimeoutError(RdzvEtcdError):
-    """A store operation was not done in time; the message names the keys it waited for."""
+    """A store operation was not done in time; the message names the keys it waited for.
+
+    ``keys`` are all of them that were not there; empty for a write that others were quicker than.
+    """
+
+    def __init__(self, message: str, *, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
 
 
 # --- embedded etcd ------------------------------------------------------------------------------

@@ -294,5 +294,6 @@ def _last_word(call: _Call, failed: AttemptError, user: str | None) -> EtcdError
     if fault.is_tls:
         return type(fault.error)(f"TLS handshake failed: {history}")
     return EtcdUnavailableError(
-        f"etcd did not answer within {call.deadline.timeout_s:g} s: {history}"
+        f"etcd did not answer within {call.deadline.timeout_s:g} s: {history}",
+        endpoints={endpoint: fault.reason for endpoint, fault in call.faults.items()},
     )

@@ -121,6 +121,8 @@ class _Barrier:
             return JobClosedError(
                 f"barrier {name!r}: job {self._context.settings.job_id!r} was closed by "
                 f"{display_name(closure.by)}: {closure.reason}",
+                closed_by=closure.by,
+                reason=closure.reason,
                 succeeded=closure.succeeded,
                 was_member=True,
             )
@@ -249,7 +251,9 @@ class _Barrier:
         except EtcdError as error:
             return BarrierTimeoutError(f"{text}, and etcd did not say who is missing: {error}")
         return BarrierTimeoutError(
-            f"{text}: {len(missing)} of {world.size} members are missing ({display_names(missing)})"
+            f"{text}: {len(missing)} of {world.size} members are missing "
+            f"({display_names(missing)})",
+            missing=missing,
         )
 
     async def _missing(self, turn: int) -> list[str]:

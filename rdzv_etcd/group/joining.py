@@ -141,7 +141,7 @@ class Joining:
         deadline_s = patience.deadline_s()
         until_s = None if deadline_s == math.inf else deadline_s
         if not await context.wakeup.wait(until_s) and self._is_over():
-            raise JoinTimeoutError(await self._timeout_message())
+            raise await self._timeout()
 
     def _is_over(self) -> bool:
         return self._context.clock.now_s() >= self._patience.deadline_s()
@@ -260,6 +260,8 @@ class Joining:
         raise JobClosedError(
             f"{text}. This node was started after that (after_end={after_end.value}, "
             f"closed_ttl={context.settings.timing.closed_ttl_s})",
+            closed_by=closure.by,
+            reason=closure.reason,
             succeeded=closure.succeeded,
             was_member=False,
             is_refused=after_end is AfterEnd.REFUSE,
@@ -268,6 +270,8 @@ class Joining:
     def _closed_error(self, closure: Closure) -> JobClosedError:
         return JobClosedError(
             self._closed_text(closure),
+            closed_by=closure.by,
+            reason=closure.reason,
             succeeded=closure.succeeded,
             was_member=self._member.was_member,
         )
@@ -279,7 +283,7 @@ class Joining:
             f"{ago_s:.0f} s ago: {shown(closure.reason)}"
         )
 
-    async def _timeout_message(self) -> str:
+    async def _timeout(self) -> JoinTimeoutError:
         context = self._context
         text = (
             f"round {context.control.view.next_number} was not formed within "
@@ -289,8 +293,10 @@ class Joining:
             result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)
             here = sorted(nodes_from(context.keys, result, 0.0).present)
         except RdzvEtcdError as error:
-            return f"{text}etcd does not answer ({error})"
+            return JoinTimeoutError(f"{text}etcd does not answer ({error})")
         needed = context.settings.job.min_nodes
         text += f"{len(here)} of at least {needed} nodes arrived ({display_names(here)})"
         earlier = self._member.met_end
-        return text if earlier is None else f"{text}. {self._closed_text(earlier)}"
+        if earlier is not None:
+            text += f". {self._closed_text(earlier)}"
+        return JoinTimeoutError(text, arrived=here)

@@ -259,5 +259,6 @@ def _timed_out(deadline: Deadline, names: Sequence[str]) -> StoreTimeoutError:
     shown = ", ".join(names[:_NAMED_KEYS])
     more = f" and {len(names) - _NAMED_KEYS} more" if len(names) > _NAMED_KEYS else ""
     return StoreTimeoutError(
-        f"wait timeout after {round(1000 * (deadline.timeout_s or 0))}ms, keys: {shown}{more}"
+        f"wait timeout after {round(1000 * (deadline.timeout_s or 0))}ms, keys: {shown}{more}",
+        keys=names,
     )

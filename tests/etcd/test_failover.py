@@ -79,6 +79,8 @@ def test_the_first_contact_with_nobody_is_reported_in_one_line(silent_port: int)
         assert "connection refused - is etcd running there?" in message
         assert f"http://127.0.0.1:{silent_port}: no connection within" in message
         assert "\n" not in message
+        assert len(failed.value.endpoints) == 2
+        assert "no connection" in failed.value.endpoints[f"http://127.0.0.1:{silent_port}"]
 
     run(scenario())
 

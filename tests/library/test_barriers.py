@@ -79,6 +79,7 @@ def test_a_time_limit_names_who_is_missing(
         with pytest.raises(BarrierTimeoutError, match="1 of 2 members are missing") as caught:
             nodes[0].barrier("saved", 0.3)
         assert host in str(caught.value)
+        assert caught.value.missing == (nodes[1].node_id,)
         assert f"round {worlds[0].round}" in str(caught.value)
         assert "'saved'" in str(caught.value)
 
@@ -137,8 +138,10 @@ def test_who_waits_hears_at_once_that_the_job_is_closed(
         nodes[1].close(succeeded=True, reason="done")
         with pytest.raises(JobClosedError, match="done"):
             waiting.result(LIMIT_S)
-        with pytest.raises(JobClosedError, match="done"):
+        with pytest.raises(JobClosedError, match="done") as caught:
             nodes[1].barrier("saved")
+        assert caught.value.reason == "done"
+        assert caught.value.closed_by in {node.node_id for node in nodes}
 
 
 def test_an_arrival_stands_again_after_its_lease_was_lost(

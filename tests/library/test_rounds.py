@@ -172,6 +172,7 @@ def test_a_join_gives_up_and_names_who_arrived(
         with pytest.raises(JoinTimeoutError, match=r"1 of at least 2 nodes arrived") as caught:
             node.join(0.5)
         assert node.node_id.split("~")[0] in str(caught.value)
+        assert caught.value.arrived == (node.node_id,)
         with pytest.raises(JoinTimeoutError):  # and it can try again
             node.join(0.5)
 

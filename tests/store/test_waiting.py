@@ -111,8 +111,9 @@ def test_a_wait_that_nobody_ends_names_what_is_missing(answer_s: float) -> None:
         store, etcd = await open_store(server)
         etcd.link.delay(answer_s / 2)
         await store.set("here", b"", LIMIT_S)
-        with pytest.raises(StoreTimeoutError, match=r"keys: gone$"):
+        with pytest.raises(StoreTimeoutError, match=r"keys: gone$") as caught:
             await store.wait(["here", "gone"], 3.0)
+        assert caught.value.keys == ("gone",)
 
     simulate(scenario)
 
