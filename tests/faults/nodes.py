@@ -287,11 +287,7 @@ def assert_nothing_left(store: Store, job_id: str) -> None:
         time.sleep(0.05)  # a lease that expires tells nobody who holds none of its keys
 
 
-def change_after(nodes: Sequence[NodeProcess], at_s: float) -> float:
-    """Return how long after ``at_s`` the last of the nodes was told of a change."""
-    times = []
-    for node in nodes:
-        seen = [entry.at_s for entry in node.all("change") if entry.at_s > at_s]
-        assert seen, f"{node} was told of no change"
-        times.append(seen[0])
-    return max(times) - at_s
+def take_in_another(nodes: Nodes, members: list[NodeProcess]) -> None:
+    """The job is as alive as ever: a node that comes late is taken in."""
+    late = nodes.start("late")
+    nodes.wait_for_world([*members, *late])

@@ -1,22 +1,14 @@
-"""Faults of the etcd cluster: leader killed, quorum lost, rolling restart, all data gone."""
+"""The etcd cluster's leader is killed, at every moment of a round that forms."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-import pytest
-
-from tests.faults.nodes import TTL_S, NodeProcess, Nodes
+from tests.faults.nodes import Nodes
 from tests.support.servers import EtcdCluster
 
 Job = Callable[..., Nodes]
-
-
-def take_in_another(nodes: Nodes, members: list[NodeProcess]) -> None:
-    """The job is as alive as ever: a node that comes late is taken in."""
-    late = nodes.start("late")
-    nodes.wait_for_world([*members, *late])
 
 
 def test_the_etcd_leader_dies_while_nodes_connect(cluster: EtcdCluster, job: Job) -> None:
@@ -82,59 +74,3 @@ def test_the_etcd_leader_dies_while_the_round_is_closed(cluster: EtcdCluster, jo
         print(f"measured: {number}: world {took_s:.1f} s after etcd's leader was killed")
         leader.start()
         nodes.finish(cluster.gateway)
-
-
-def test_the_etcd_leader_dies_while_nodes_work(cluster: EtcdCluster, job: Job) -> None:
-    nodes = job(cluster.endpoints, "3:4")
-    three = nodes.start("a", "b", "c")
-    nodes.wait_for_world(three)
-    cluster.leader().kill()
-    nodes.stay_undisturbed(three, 2 * TTL_S)
-    take_in_another(nodes, three)
-    nodes.finish(cluster.gateway)
-
-
-@pytest.mark.parametrize(
-    "away_s", [3 * TTL_S, pytest.param(60, marks=pytest.mark.slow_faults)], ids=lambda s: f"{s}s"
-)
-def test_quorum_is_lost_while_nodes_work(cluster: EtcdCluster, job: Job, away_s: float) -> None:
-    nodes = job(cluster.endpoints, "3:4")
-    three = nodes.start("a", "b", "c")
-    nodes.wait_for_world(three)
-    for member in cluster.members[:2]:
-        member.kill()
-    nodes.stay_undisturbed(three, away_s)
-    for member in cluster.members[:2]:
-        member.start(wait=False)
-    nodes.stay_undisturbed(three, 2 * TTL_S)
-    take_in_another(nodes, three)
-    nodes.finish(cluster.gateway)
-
-
-def test_a_rolling_restart_disturbs_nobody(cluster: EtcdCluster, job: Job) -> None:
-    nodes = job(cluster.endpoints, "3:4")
-    three = nodes.start("a", "b", "c")
-    nodes.wait_for_world(three)
-    before = [len(node.entries()) for node in three]
-    for member in cluster.members:
-        member.restart()
-    nodes.assert_undisturbed(three, before)
-    nodes.stay_undisturbed(three, TTL_S)
-    take_in_another(nodes, three)
-    nodes.finish(cluster.gateway)
-
-
-def test_all_data_is_wiped_while_nodes_work(cluster: EtcdCluster, job: Job) -> None:
-    """The members put themselves and their round back into the new cluster; epochs still grow."""
-    nodes = job(cluster.endpoints, "3:4")
-    three = nodes.start("a", "b", "c")
-    nodes.wait_for_world(three)
-    before = [len(node.entries()) for node in three]
-    cluster.wipe()
-    wiped_s = time.monotonic()
-    nodes.wait_present(cluster.gateway, three)
-    print(f"measured: all present {time.monotonic() - wiped_s:.1f} s after the cluster was ready")
-    nodes.assert_undisturbed(three, before)
-    nodes.stay_undisturbed(three, 2 * TTL_S)
-    take_in_another(nodes, three)
-    nodes.finish(cluster.gateway)

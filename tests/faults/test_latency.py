@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.faults.nodes import TTL_S
-from tests.faults.test_server import Job
+from tests.faults.servers import Job
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
 

@@ -1,6 +1,6 @@
 """A real etcd is out of space when a member has to join again: it waits for the operator.
 
-That newcomers are refused at once is in ``test_server.py``.
+Newcomers are refused at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.nodes import TTL_S, NodeProcess, Nodes
-from tests.faults.test_server import Job, ended_with, fill, make_room, running
+from tests.faults.servers import Job, ended_with, fill, make_room, running
 from tests.support.servers import EtcdBinary, EtcdServer
 
 _QUOTA = 2 * 1024 * 1024
@@ -41,7 +41,8 @@ def lose_one_then_fill(
 
 
 def test_a_member_that_joins_again_waits_for_the_cure(small_etcd: EtcdServer, job: Job) -> None:
-    """It says once what it waits for; the others work on; then all work together."""
+    """It says once what it waits for; the others work on; a newcomer is refused at once. Then all
+    work together."""
     nodes = job(small_etcd.endpoint, "2:3")
     three = nodes.start("a", "b", "late")
     rest = lose_one_then_fill(nodes, three, small_etcd)
@@ -50,6 +51,10 @@ def test_a_member_that_joins_again_waits_for_the_cure(small_etcd: EtcdServer, jo
     nodes.stay_undisturbed(three, 2 * TTL_S)
     assert nodes.wait_for_world(rest).size == 2
     assert late.output.read_text().count(_CURE) == 1
+    (newcomer,) = nodes.start("newcomer")
+    kind, message = ended_with(newcomer)
+    assert kind == "EtcdNoSpaceError"
+    assert "over its quota" in message
     make_room(small_etcd.gateway)
     nodes.wait_for_world(three)
     nodes.finish(small_etcd.gateway)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.faults.nodes import TTL_S
-from tests.faults.test_server import Compactor
+from tests.faults.servers import Compactor
 from tests.faults.training import Training
 from tests.support import netns
 from tests.support.bridge import FaultBridge

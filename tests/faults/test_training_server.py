@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.nodes import TTL_S
-from tests.faults.test_server import fill, make_room
+from tests.faults.servers import fill, make_room
 from tests.faults.training import Training
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.gateway import GatewayError
