@@ -29,7 +29,7 @@ class Repair:
         self._member = member
 
     async def run(self) -> None:
-        """Heal whenever it is needed, until cancelled."""
+        """Repair whenever it is needed, until cancelled."""
         context = self._context
         backoff = Backoff(context.session.renewal_period_s)
         while True:
@@ -43,9 +43,8 @@ class Repair:
                 text = f"coming back after an outage: {error}"
                 context.log.say(text, warn=backoff.is_news(error))
                 await context.clock.sleep(backoff.after(error))
-            except (
-                RdzvEtcdError
-            ):  # a corrupt record: reported by the watch, raised by the next join
+            except RdzvEtcdError:
+                # A corrupt record: the watch reports it, and the next join raises it.
                 await context.clock.sleep(RETRY_S)
                 until_s = context.clock.now_s() + context.session.renewal_period_s
                 await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
