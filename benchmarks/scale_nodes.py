@@ -21,7 +21,7 @@ from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
 from benchmarks.shared_streams import SharedWatch, keep_alive
 from benchmarks.simulated import SimulatedNode
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
@@ -85,7 +85,7 @@ class ScaleProcess:
         """Nothing: the server ends with the run."""
 
 
-def report(index: int, world: World, told_s: float, arrived_s: float, ranked_s: float) -> Any:
+def report(index: int, world: Seat, told_s: float, arrived_s: float, ranked_s: float) -> Any:
     """What is said of a node: what it holds, and when on the machine's clock it got there."""
     place = (world.round, world.size, world.epoch, world.master_address, world.master_port)
     return (index, world.rank, place, (told_s, arrived_s, ranked_s))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.plan import Plan
-from rdzv_etcd.core.member import Member, Phase, World
+from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Control, Leader, NodeInfo, Round
 from rdzv_etcd.core.steps import (
     Arrive,
@@ -58,7 +58,7 @@ class SimulatedNode:
         self.lease_id = plan.lease(index)
         self.is_gone = False
         self.problem: BaseException | None = None
-        self.world: World | None = None
+        self.world: Seat | None = None
         """The world that it belongs to, while it is a member."""
         self.resigned = 0
         """How often it won the lead and gave it up."""

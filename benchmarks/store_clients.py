@@ -20,6 +20,7 @@ class OurClients:
     def __init__(self, endpoint: str, job: str, timeout: timedelta) -> None:
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - only who uses it pays
         from rdzv_etcd.group.loop_thread import LoopHold  # noqa: PLC0415
+        from rdzv_etcd.group.round_store import RoundStore  # noqa: PLC0415
         from rdzv_etcd.schema.keys import JobKeys  # noqa: PLC0415
         from rdzv_etcd.settings.model import Connection, Endpoint  # noqa: PLC0415
         from rdzv_etcd.torch_plugin.torch_store import EtcdStore  # noqa: PLC0415
@@ -34,7 +35,8 @@ class OurClients:
 
         self._etcd, lease_id = self._loop_thread.run(connect())
         keys = JobKeys("/bench", job).store(1, "bench")
-        self._store = EtcdStore(self._etcd, self._loop_thread, keys, lease_id, timeout=timeout)
+        store = RoundStore(self._etcd, self._loop_thread, keys, lease_id)
+        self._store = EtcdStore(store, timeout=timeout)
 
     def open(self) -> Any:
         return self._store

@@ -10,10 +10,22 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rdzv_etcd import errors
-    from rdzv_etcd.core.member import World
     from rdzv_etcd.core.model import Closure
+    from rdzv_etcd.core.over import (
+        Expelled,
+        Failed,
+        Finished,
+        Left,
+        Lost,
+        MovedOn,
+        Waiting,
+        WorldChange,
+    )
     from rdzv_etcd.etcd.client import EtcdClient
+    from rdzv_etcd.group.connect import connect
     from rdzv_etcd.group.group import Group, leave_all
+    from rdzv_etcd.group.round_store import RoundStore
+    from rdzv_etcd.group.world import Master, World, WorldMember
     from rdzv_etcd.settings import (
         Connection,
         Credentials,
@@ -34,13 +46,25 @@ __all__ = [
     "Credentials",
     "Endpoint",
     "EtcdClient",
+    "Expelled",
+    "Failed",
+    "Finished",
     "Group",
     "JobSettings",
+    "Left",
+    "Lost",
+    "Master",
+    "MovedOn",
+    "RoundStore",
     "Settings",
     "Timing",
     "Tls",
+    "Waiting",
     "World",
+    "WorldChange",
+    "WorldMember",
     "__version__",
+    "connect",
     "errors",
     "leave_all",
     "parse_endpoints",
@@ -48,11 +72,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Closure": "rdzv_etcd.core.model",
-    "EtcdClient": "rdzv_etcd.etcd.client",
-    "Group": "rdzv_etcd.group.group",
-    "leave_all": "rdzv_etcd.group.group",
-    "World": "rdzv_etcd.core.member",
+    "rdzv_etcd.core.model": ("Closure",),
+    "rdzv_etcd.core.over": (
+        "Expelled",
+        "Failed",
+        "Finished",
+        "Left",
+        "Lost",
+        "MovedOn",
+        "Waiting",
+        "WorldChange",
+    ),
+    "rdzv_etcd.etcd.client": ("EtcdClient",),
+    "rdzv_etcd.group.connect": ("connect",),
+    "rdzv_etcd.group.group": ("Group", "leave_all"),
+    "rdzv_etcd.group.round_store": ("RoundStore",),
+    "rdzv_etcd.group.world": ("Master", "World", "WorldMember"),
 }
 
 
@@ -63,7 +98,8 @@ def __getattr__(name: str) -> object:
 
     if name == "errors":
         return import_module("rdzv_etcd.errors")
-    return getattr(import_module(_HOMES.get(name, "rdzv_etcd.settings")), name)
+    home = next((home for home, names in _HOMES.items() if name in names), "rdzv_etcd.settings")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

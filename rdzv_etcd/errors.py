@@ -244,12 +244,24 @@ class TaskFailedError(RendezvousFailedError):
         self.task = task
 
 
-class BarrierBrokenError(RendezvousFailedError):
+class WorldOverError(RendezvousFailedError):
+    """The world is over, and what was waited for will not come: join the next one.
+
+    ``change`` says why, as :attr:`rdzv_etcd.World.change` does.
+    """
+
+    def __init__(self, message: str = "", *, change: object = None) -> None:
+        super().__init__(message)
+        self.change = change
+
+
+class BarrierBrokenError(WorldOverError):
     """The round changed while nodes were waiting at a barrier."""
 
 
 class BarrierTimeoutError(RendezvousFailedError):
-    """Not every member reached the barrier in time; the message names who is missing.
+    """Not every member reached the barrier, or gave its part, in time; the message names who is
+    missing.
 
     ``missing`` are their ids, ``None`` if etcd did not say.
     """

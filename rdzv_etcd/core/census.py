@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rdzv_etcd.core.model import Control, Nodes, Presence, is_unknown
@@ -25,8 +25,8 @@ class Census:
     """
     absent: tuple[str, ...]
     """Members without presence."""
-    leaving: tuple[str, ...]
-    """Members that said goodbye."""
+    leaving: Mapping[str, str]
+    """Members that said goodbye, and why."""
     strangers: tuple[Presence, ...]
     """Waiters whose settings differ from the job's; each finds out by itself and goes."""
     idle: tuple[str, ...]
@@ -48,13 +48,14 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
     returning: list[Presence] = []
     expected: list[str] = []
     absent: list[str] = []
-    leaving: list[str] = []
+    leaving: dict[str, str] = {}
     for node_id in members:
         presence = nodes.present.get(node_id)
-        if presence is None:
-            (leaving if node_id in nodes.left else absent).append(node_id)
-        elif presence.info.leaving is not None:
-            leaving.append(node_id)
+        reason = nodes.left.get(node_id) if presence is None else presence.info.leaving
+        if reason is not None:
+            leaving[node_id] = reason
+        elif presence is None:
+            absent.append(node_id)
         elif formed is not None and presence.info.arrived_for > formed.number:
             returning.append(presence)
         else:
@@ -96,7 +97,7 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
         tuple(newcomers),
         tuple(expected),
         tuple(absent),
-        tuple(leaving),
+        leaving,
         tuple(strangers),
         tuple(idle),
         tuple(unplaced),

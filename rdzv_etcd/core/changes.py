@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rdzv_etcd.core.census import take_census
-from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round, is_unknown
+from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round, is_unknown, left_because
 
 ABSENCE_GRACE_S = 0.3
 """How long a member may be without presence before that counts: now and then etcd revokes the lease
@@ -55,7 +55,7 @@ def decide_change(
     if formed is None or control.open_change is not None:
         return Healthy()
     census = take_census(control, nodes, formed.settings)
-    lost = dict.fromkeys(census.leaving, Loss.LEFT.value)
+    lost = {node_id: left_because(reason) for node_id, reason in census.leaving.items()}
     may_return: list[float] = []
     for node_id in census.absent:
         until_s = max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)

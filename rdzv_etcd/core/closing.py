@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rdzv_etcd.core.census import Census, take_census
-from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names
+from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names, left_because
 from rdzv_etcd.core.ranks import assign_ranks
 from rdzv_etcd.core.telling import needed
 from rdzv_etcd.settings import JobSettings
@@ -114,7 +114,7 @@ def _missing(census: Census, control: Control) -> str:
         parts.append(f"waiting for {display_names(census.expected)}")
     change = control.open_change
     lost = dict(change.lost) if change is not None else {}
-    lost.update(dict.fromkeys(census.leaving, "left"))
+    lost.update({node_id: left_because(reason) for node_id, reason in census.leaving.items()})
     for node_id in census.absent:
         lost.setdefault(node_id, "gone")
     for node_id, how in lost.items():

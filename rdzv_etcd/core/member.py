@@ -20,8 +20,8 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """A formed round, as one member sees it."""
+class Seat:
+    """A node's place in a formed round, and what it has to know of that round."""
 
     round: int
     rank: int
@@ -37,8 +37,7 @@ class World:
     run: str = ""
     """With the round's number it names the round once and for all."""
     slices: Slices | None = None
-    """Where the members of a large world are named;
-    :meth:`~rdzv_etcd.group.group.Group.members` reads them."""
+    """Where the members of a large world are named."""
 
 
 @dataclass(slots=True)
@@ -316,7 +315,7 @@ class Member:
             return None
         return rank
 
-    def enter(self, control: Control) -> World:
+    def enter(self, control: Control) -> Seat:
         """Become a member of the formed round, in which this node has a seat."""
         record, rank = control.formed, self.seat_in(control)
         if record is None or rank is None:
@@ -325,7 +324,7 @@ class Member:
         self.closes_by_s = math.inf
         self.record = replace(record, epoch_fixed=control.epoch)
         self.epoch, self.origin = control.epoch, record.origin
-        return World(
+        return Seat(
             record.number,
             rank,
             record.size,

@@ -26,7 +26,7 @@ class NodeInfo:
     address: str
     """Where other nodes reach this one."""
     port: int
-    """Its bootstrap socket: the round's store if it becomes rank 0."""
+    """Its listening socket: the round's store if it becomes rank 0."""
     arrived_for: int
     """The round it has arrived for; re-arriving raises it."""
     settings: JobSettings
@@ -41,6 +41,8 @@ class NodeInfo:
     clock_us: int = 0
     """Its wall clock when it arrived, if it was in no world before. Epochs begin at the lower
     median of these; they are compared for nothing else."""
+    data: Mapping[str, object] = field(default_factory=dict)
+    """What it tells the other members of itself; means nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class Loss(Enum):
 
     EXPIRED = "lease expired"
     LEFT = "left"
+    """Followed by the reason, if it gave one: see :func:`left_because`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +283,8 @@ class Nodes:
 
     revision: int
     present: Mapping[str, Presence] = field(default_factory=dict)
-    left: frozenset[str] = frozenset()
-    """Nodes that said goodbye before they went."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that said goodbye before they went, and why they did."""
     since_s: float = 0.0
     """When the view began, on the leader's clock."""
     gone: Mapping[str, float] = field(default_factory=dict)
@@ -297,6 +300,21 @@ class Nodes:
 
 _NOBODY = "nobody~"
 _SHOWN_NAME = 100
+_SHOWN_REASON = 100
+_LEFT = f"{Loss.LEFT.value}: "
+
+
+def left_because(reason: str) -> str:
+    """How a member was lost that said why it leaves."""
+    reason = shown(reason, _SHOWN_REASON)
+    return Loss.LEFT.value if reason in ("", Loss.LEFT.value) else _LEFT + reason
+
+
+def reason_to_leave(how: str) -> str | None:
+    """The reason in :func:`left_because`; ``None`` if the member was lost in another way."""
+    if how == Loss.LEFT.value:
+        return how
+    return how.removeprefix(_LEFT) if how.startswith(_LEFT) else None
 
 
 def unknown_member(rank: int) -> str:

@@ -64,7 +64,7 @@ def _missing(control: Control, nodes: Nodes, census: Census) -> list[str]:
         *(_with_address(nodes.present[node_id]) for node_id in census.expected),
         *(
             f"{display_name(node_id)} ({shown(how.get(node_id, 'gone'))})"
-            for node_id in census.absent + census.leaving
+            for node_id in (*census.absent, *census.leaving)
         ),
     ]
     if not missing:

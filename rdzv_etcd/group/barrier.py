@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from rdzv_etcd.core.member import World
-from rdzv_etcd.core.model import display_name, display_names
+from rdzv_etcd.core.member import Seat
+from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
@@ -26,12 +26,14 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     RevisionRegressedError,
     WatchLostError,
+    WorldOverError,
 )
 from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
+from rdzv_etcd.group.world_over import until_over
 from rdzv_etcd.schema import barrier_requests as requests
 from rdzv_etcd.schema.keys import BarrierKeys
 
@@ -42,9 +44,9 @@ _LAST_WORD_S = 5.0
 class Barriers:
     """All barriers of one round, on one of its members."""
 
-    def __init__(self, node: Node, world: World) -> None:
+    def __init__(self, node: Node, seat: Seat) -> None:
         self._node = node
-        self._world = world
+        self._seat = seat
         self._barriers: dict[str, _Barrier] = {}
 
     async def wait(self, name: str, timeout_s: float) -> None:
@@ -56,22 +58,23 @@ class Barriers:
         """
         barrier = self._barriers.get(name)
         if barrier is None:
-            barrier = self._barriers[name] = _Barrier(self._node, self._world, name)
+            barrier = self._barriers[name] = _Barrier(self._node, self._seat, name)
         await barrier.wait(timeout_s)
 
 
 class _Barrier:
     """One name in one round."""
 
-    def __init__(self, node: Node, world: World, name: str) -> None:
+    def __init__(self, node: Node, seat: Seat, name: str) -> None:
         self._node = node
         self._context = node.context
-        self._world = world
+        self._seat = seat
         self._name = name
+        self._what = f"barrier {name!r}"
         self._passed = 0
         """How often this member has passed."""
         self._one_at_a_time = asyncio.Lock()
-        self._keys = BarrierKeys.of(self._context.keys, world.round, world.epoch, name)
+        self._keys = BarrierKeys.of(self._context.keys, seat.round, seat.epoch, name)
 
     async def wait(self, timeout_s: float) -> None:
         clock = self._context.clock
@@ -87,9 +90,9 @@ class _Barrier:
 
     async def _first_of(self, turn: int) -> None:
         """Pass, or raise why this turn will not be passed any more."""
-        over = asyncio.ensure_future(self._over())
-        if self._node.is_over(self._world) or self._node.closure() is not None:
-            raise await over
+        over = asyncio.ensure_future(until_over(self._node, self._seat, self._what))
+        if self._node.change_of(self._seat) is not None:
+            raise _broken(await over)
         passing = asyncio.ensure_future(self._pass(turn))
         try:
             await asyncio.wait({passing, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,42 +101,12 @@ class _Barrier:
                 # Others may have passed and gone on to close the job.
                 if isinstance(error, JobClosedError) and await self._has_passed(turn):
                     return
-                raise error
+                raise _broken(error)
             passing.result()
         finally:
             passing.cancel()
             over.cancel()
             await asyncio.wait({passing, over})
-
-    async def _over(self) -> Exception:
-        """Return why this round is over when it is."""
-        node, name = self._node, self._name
-        changed = asyncio.ensure_future(node.over(self._world))
-        closed = asyncio.ensure_future(self._closed())
-        try:
-            await asyncio.wait({changed, closed}, return_when=asyncio.FIRST_COMPLETED)
-            closure = node.closure()
-            if closure is None:
-                changed.result()
-                return BarrierBrokenError(
-                    f"barrier {name!r}: round {self._world.round} is over; join the next one"
-                )
-            return JobClosedError(
-                f"barrier {name!r}: job {self._context.settings.job_id!r} was closed by "
-                f"{display_name(closure.by)}: {closure.reason}",
-                closed_by=closure.by,
-                reason=closure.reason,
-                succeeded=closure.succeeded,
-                was_member=True,
-            )
-        finally:
-            changed.cancel()
-            closed.cancel()
-            await asyncio.wait({changed, closed})
-
-    async def _closed(self) -> None:
-        while self._node.closure() is None:
-            await self._context.wakeup.wait(when=lambda: self._node.closure() is not None)
 
     # -- arriving ---------------------------------------------------------------------------------
 
@@ -150,7 +123,7 @@ class _Barrier:
 
     async def _arrive(self, turn: int) -> bool:
         """Arrive; tell whether the turn was passed. ``False``: arrive again."""
-        context, world = self._context, self._world
+        context, seat = self._context, self._seat
         session = context.session.lease_id
         if not session:  # without a lease the arrival would outlive its node
             await context.wakeup.wait(when=lambda: context.session.lease_id != 0)
@@ -169,7 +142,7 @@ class _Barrier:
             await self._announce(turn - 1, None)  # the data were lost; others may wait for it
         if requests.turns(done) >= turn:
             return True
-        if here >= world.size:
+        if here >= seat.size:
             await self._announce(turn, done)
             return True
 
@@ -216,7 +189,7 @@ class _Barrier:
     async def _announce(self, turn: int, done: KeyValue | None) -> None:
         """Say that all have been there ``turn`` times; ``done`` is what was said last."""
         while requests.turns(done) < turn:
-            txn = requests.announce(self._keys, turn, self._world.job_lease, done)
+            txn = requests.announce(self._keys, turn, self._seat.job_lease, done)
             result = await self._context.etcd.txn(txn, repeatable=True)
             if result.succeeded:
                 return
@@ -230,7 +203,7 @@ class _Barrier:
         with contextlib.suppress(EtcdError):  # it goes with the session, or is there at the retry
             result = await self._context.etcd.txn(txn, timeout_s=_LAST_WORD_S)
             here, done = requests.answers(result)
-            if here >= self._world.size and requests.turns(done) < turn:
+            if here >= self._seat.size and requests.turns(done) < turn:
                 await self._announce(turn, done)
                 return True
             return requests.turns(done) >= turn
@@ -244,15 +217,14 @@ class _Barrier:
         return False
 
     async def _timeout(self, turn: int, timeout_s: float) -> BarrierTimeoutError:
-        world = self._world
-        text = f"barrier {self._name!r} of round {world.round}: not passed within {timeout_s:g} s"
+        seat = self._seat
+        text = f"barrier {self._name!r} of round {seat.round}: not passed within {timeout_s:g} s"
         try:
             missing = await self._missing(turn)
         except EtcdError as error:
             return BarrierTimeoutError(f"{text}, and etcd did not say who is missing: {error}")
         return BarrierTimeoutError(
-            f"{text}: {len(missing)} of {world.size} members are missing "
-            f"({display_names(missing)})",
+            f"{text}: {len(missing)} of {seat.size} members are missing ({display_names(missing)})",
             missing=missing,
         )
 
@@ -261,5 +233,11 @@ class _Barrier:
         result = await self._context.etcd.get(read, timeout_s=_LAST_WORD_S)
         here = {self._keys.node_id(turn, kv.key) for kv in result.kvs}
         here.add(self._context.identity.node_id)  # it was there until now
-        members = await members_of(self._context, self._world)
+        members = await members_of(self._context, self._seat)
         return [member for member in members if member not in here]
+
+
+def _broken(error: Exception) -> Exception:
+    if isinstance(error, WorldOverError):
+        return BarrierBrokenError(str(error), change=error.change)
+    return error

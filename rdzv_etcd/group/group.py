@@ -1,4 +1,7 @@
-"""The blocking face of a node: what launchers use, and what the torch plugin is built on."""
+"""One participant of one job, for launchers: joins its rounds, and ends it. Blocking.
+
+The torch plugin is written on this module and :mod:`rdzv_etcd.group.world`, and on nothing else.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,20 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock, SystemClock
-from rdzv_etcd.core.member import World
 from rdzv_etcd.core.model import Closure
-from rdzv_etcd.errors import EtcdUnavailableError, MisuseError, RendezvousFailedError
+from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError, MisuseError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.forks import refuse_after_fork
-from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap, loopback_problem, master_problem
 from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.listener import Listener, bind_listener, loopback_problem, master_problem
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
-from rdzv_etcd.group.roster import members_of
+from rdzv_etcd.group.world import World
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
@@ -33,22 +33,19 @@ __all__ = ["Group", "leave_all"]
 
 _log = logging.getLogger("rdzv_etcd")
 
-T = TypeVar("T")
-
 Connect = Callable[[], "Etcd | Awaitable[Etcd]"]
 """Makes the connection to etcd, on the library's event loop; may be asynchronous."""
 
 
 class Group:
-    """One participant of one job.
+    """One participant of one job; :func:`rdzv_etcd.connect` makes one.
 
     ::
 
-        with Group(settings) as group:
-            world = group.join()
-            while working:
-                if group.waiting_count():
-                    world = group.join()
+        with rdzv_etcd.connect("etcd-host:2379", job="my-job", nodes=(2, 4)) as group:
+            for world in group.worlds():
+                while not world.over:
+                    work(world.rank, world.size)
 
     The constructor connects, opens the session and begins to watch the job, so that :meth:`join` is
     one round trip plus the wait for the others. It blocks while names are resolved, and for at most
@@ -61,10 +58,10 @@ class Group:
     :class:`OSError` if no port can be had, as :meth:`join` does.
 
     All methods may be called from any thread; :meth:`join` only when no other call of it is under
-    way. A group that was not left leaves
-    by itself when the interpreter exits or nobody refers to it any more. It belongs to the process
-    that made it: in a forked child it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so
-    does a new group if the parent has used gRPC.
+    way. A group that was not left leaves by itself when the interpreter exits, or when nobody
+    refers to it or to its world any more. It belongs to the process that made it: in a forked child
+    it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so does a new group if the parent
+    has used gRPC.
     """
 
     def __init__(
@@ -78,22 +75,21 @@ class Group:
         instance ``lambda: EtcdClient.from_etcd3(my_client)``; it is closed with the group."""
         self._settings = settings
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._keys = JobKeys(settings.prefix, settings.job_id)
-        self._world: World | None = None
-        self._barriers: Barriers | None = None
+        keys = JobKeys(settings.prefix, settings.job_id)
+        self._world: weakref.ref[World] | None = None
         self._joining = threading.Lock()
         refuse_after_fork()
-        place = (str(settings.connection), self._keys)
+        place = (str(settings.connection), keys)
         warn_of_others(place)
         self._embed()
-        self._loop_thread = LoopHold.acquire()
+        loop_thread = LoopHold.acquire()
         try:
-            self._etcd = self._loop_thread.run(self._open(connect))
+            etcd = loop_thread.run(self._open(connect))
         except BaseException:
-            self._loop_thread.release()
+            loop_thread.release()
             raise
-        self._node = Node(self._etcd, settings, make_identity(), self._clock)
-        self._part = Participation(self._loop_thread, self._etcd, self._node, place)
+        self._node = Node(etcd, settings, make_identity(), self._clock)
+        self._part = Participation(loop_thread, etcd, self._node, place)
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
@@ -123,15 +119,43 @@ class Group:
     def _start(self) -> None:
         limit_s = self._settings.connection.connect_timeout_s
         try:
-            self._loop_thread.run(self._node.start(limit_s))
+            self._part.run(self._node.start(limit_s))
         except EtcdUnavailableError:
             if not self._settings.embed:
                 raise
             # An embedded etcd that nobody used any more may have ended in this very moment.
             self._embed()
-            self._loop_thread.run(self._node.start(limit_s))
+            self._part.run(self._node.start(limit_s))
 
     # -- taking part ------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> str:
+        """The job's id."""
+        return self._settings.job_id
+
+    @property
+    def node_id(self) -> str:
+        """This node's id, ``<host>~<pid>~<random>``: names the process, not only the host."""
+        return self._node.context.identity.node_id
+
+    def worlds(self) -> Iterator[World]:
+        """Join, and join again after each change, until the job is finished.
+
+        Each pass of the loop is one world; the next begins by joining again, so the body of the
+        loop ends when its world is over, or when something has failed in it that the next world may
+        do better. (While a world is not over, joining again ends it for the others, too.) Ends when
+        the job is finished, by whomever. Blocks and raises as :meth:`join`: so the loop ends with
+        :class:`~rdzv_etcd.errors.JobClosedError` if the job has failed.
+        """
+        while True:
+            try:
+                world = self.join()
+            except JobClosedError as error:
+                if error.succeeded and not error.is_refused:
+                    return
+                raise
+            yield world
 
     def join(self, timeout_s: float | None = None) -> World:
         """Arrive for the next round and block until it is formed with this node in it.
@@ -160,115 +184,86 @@ class Group:
 
     def _join(self, timeout_s: float | None) -> World:
         part = self._part
-        bootstrap = part.begin_join() or self._bind()
+        self._note_change()
+        listener = part.begin_join() or self._bind()
         limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
         try:
-            world = self._run(self._node.join(bootstrap.address, bootstrap.port, limit_s))
+            seat = part.run(self._node.join(listener.address, listener.port, limit_s))
         except BaseException:
-            bootstrap.close()
+            listener.close()
             raise
-        if world.rank == 0:
-            part.offer(bootstrap)
+        if seat.rank == 0:
+            part.offer(listener, seat.epoch)
         else:
-            bootstrap.close()
-        if world.size > 1:
-            self._warn(master_problem(world.master_address, bootstrap.address))
-        self._world, self._barriers = world, Barriers(self._node, world)
+            listener.close()
+        if seat.size > 1:
+            self._warn(master_problem(seat.master_address, listener.address))
+        world = World(self, part, seat)
+        self._world = weakref.ref(world)
         return world
+
+    def _note_change(self) -> None:
+        """Let the world that this node leaves remember why it was over, if it was."""
+        world = None if self._world is None else self._world()
+        if world is not None:
+            world.change  # noqa: B018
 
     def _warn(self, problem: str | None) -> None:
         if problem is not None:
             _log.warning("[job %s] %s", self._settings.job_id, problem)
 
-    def _bind(self) -> Bootstrap:
-        return bind_bootstrap(self._settings.local_addr, self._settings.connection.endpoints)
-
-    def members(self) -> tuple[str, ...]:
-        """Return the node ids of this node's round, by rank.
-
-        From memory; in a world of more than ``slice_nodes`` one read of etcd. Raises
-        :class:`~rdzv_etcd.errors.MisuseError` before the first :meth:`join`,
-        :class:`~rdzv_etcd.errors.EtcdError`.
-        """
-        world = self._world
-        if world is None:
-            raise MisuseError("there are no members yet: call join() first")
-        return self._run(members_of(self._node.context, world))
-
-    def take_listener(self) -> Bootstrap | None:
-        """Hand rank 0 the socket listening on ``world.master_port``, once; the caller owns it."""
-        return self._part.take_listener()
+    def _bind(self) -> Listener:
+        return bind_listener(self._settings.local_addr, self._settings.connection.endpoints)
 
     def waiting_count(self) -> int:
-        """How many nodes wait for a re-rendezvous; above zero: stop working and join again.
+        """How many nodes wait for a re-rendezvous, as torch's agent asks: above zero means to stop
+        working and to join again. :attr:`World.over` is the same question without the number.
 
         Also above zero when a member was lost, when the others went on without this node, and when
-        the job failed. Answers from memory: never blocks, never raises, whatever state etcd is in.
+        the job failed; zero when it was finished. Answers from memory: never blocks, never raises,
+        whatever state etcd is in.
         """
         return self._node.waiting_count()
 
-    def wait_change(self, timeout_s: float | None = None) -> bool:
-        """Block until :meth:`waiting_count` is above zero; ``False`` after ``timeout_s``.
-
-        Raises :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node leaves meanwhile, or
-        cannot go on.
-        """
-        try:
-            self._run(self._changed(timeout_s))
-        except TimeoutError:
-            return False
-        return True
-
-    async def _changed(self, timeout_s: float | None) -> None:
-        await self._clock.wait_for(self._node.changed(), timeout_s)
-
     def closure(self) -> Closure | None:
-        """How the job was closed, if it was; from memory. Before the first :meth:`join` that is the
+        """How the job ended, if it did; from memory. Before the first :meth:`join` that is the
         end of the last run, while its marker stands: a join begins a new one."""
         return self._node.closure()
 
-    def barrier(self, name: str, timeout_s: float = 300.0) -> None:
-        """Block until every member of the round has called this with the same ``name``.
-
-        A name that is used again is a new barrier. After ``timeout_s`` it blocks for up to some 10
-        seconds more if etcd is slow to say who is missing. Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
-        there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
-        the round changes meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
-        closed, :class:`~rdzv_etcd.errors.MisuseError` before the first :meth:`join`,
-        :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
-        """
-        barriers = self._barriers
-        if barriers is None:
-            raise MisuseError("a barrier needs a round: call join() first")
-        self._run(barriers.wait(name, timeout_s))
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it; raises RendezvousFailedError if this group has left, or leaves meanwhile."""
-        try:
-            return self._loop_thread.run(work)
-        except RuntimeError:
-            if not self._part.has_left:
-                raise
-            # The loop thread was released before the work could end by itself.
-            raise RendezvousFailedError("this node has left the job") from None
-
     # -- the end ----------------------------------------------------------------------------------
 
-    def close(self, *, succeeded: bool, reason: str, anyones: bool = False) -> None:
-        """Close the job for everybody, if this node is a member of its round; with ``anyones``
-        whoever's round it is. :meth:`closure` tells whether that was done. Each of its requests may
-        take ``close_timeout_s``; a member other than rank 0 first leaves that one a second to
-        report a success. Raises :class:`~rdzv_etcd.errors.EtcdError`."""
-        self._run(self._node.close_job(succeeded=succeeded, reason=reason, anyones=anyones))
+    def finish(self, reason: str = "the work is done") -> bool:
+        """End the job for everybody, because its work is done: every world is over, nobody joins.
+
+        For members, as a rule all of them at about the same time: one other than rank 0 first
+        leaves that one a second to say so. Tells whether the job is ended as far as this node
+        knows; ``False`` if this node is no member of the present round. Its requests take up to
+        ``close_timeout_s`` each. Raises :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return self._end(reason, succeeded=True, force=False)
+
+    def fail(self, reason: str, *, force: bool = False) -> bool:
+        """End the job for everybody, because it has failed: all others get the reason.
+
+        For members of the present round; with ``force`` for any node, whoever's round it is (before
+        the first one there is nothing to end). Tells whether the job is ended as far as this node
+        knows. Its requests take up to ``close_timeout_s`` each. Raises
+        :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return self._end(reason, succeeded=False, force=force)
+
+    def _end(self, reason: str, *, succeeded: bool, force: bool) -> bool:
+        self._part.run(self._node.close_job(succeeded=succeeded, reason=reason, anyones=force))
+        return self.closure() is not None
 
     def leave(self, reason: str = "left") -> None:
-        """End the session at once and free everything; the others see it in one watch event.
+        """End this node's part at once and free everything; the others see it in one watch event.
 
         Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
         that if this node was about to form the first round. Idempotent; never raises because etcd
         is away (then the lease expires by itself).
         """
+        self._note_change()
         self._finalizer.detach()
         self._part.leave(reason)
 
@@ -286,29 +281,6 @@ class Group:
         traceback: TracebackType | None,
     ) -> None:
         self.leave("left" if error is None else f"left after {kind.__name__ if kind else error}")
-
-    # -- for stores on the same connection --------------------------------------------------------
-
-    @property
-    def node_id(self) -> str:
-        return self._node.context.identity.node_id
-
-    @property
-    def etcd(self) -> Etcd:
-        """The connection; use it on the library's event loop only."""
-        return self._etcd
-
-    async def round_over(self) -> None:
-        """Await the end of the round (see :meth:`waiting_count`), on the library's event loop."""
-        await self._node.changed()
-
-    @property
-    def keys(self) -> JobKeys:
-        return self._keys
-
-    @property
-    def loop_thread(self) -> LoopHold:
-        return self._loop_thread
 
 
 def make_identity() -> Identity:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 
-from rdzv_etcd.core.member import Member, Phase, World
+from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import (
     Closure,
     Leader,
@@ -60,12 +60,20 @@ class Joining:
         self._patience = JoinPatience(context, member, timeout_s)
         self._conflict = Conflict(context, self._patience)
 
-    async def run(self, address: str, port: int) -> World:
+    async def run(self, address: str, port: int) -> Seat:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
         context, member = self._context, self._member
         settings = context.settings
         member.begin_join(
-            NodeInfo(member.node_id, address, port, 0, settings.job, settings.rank_key)
+            NodeInfo(
+                member.node_id,
+                address,
+                port,
+                0,
+                settings.job,
+                settings.rank_key,
+                data=settings.data,
+            )
         )
         try:
             return await self._until_entered()
@@ -77,7 +85,7 @@ class Joining:
         """Tell what :meth:`run` waits for, beside it, until cancelled."""
         await WaitLines(self._context, self._member, self._patience).run()
 
-    async def _until_entered(self) -> World:
+    async def _until_entered(self) -> Seat:
         context, member, patience = self._context, self._member, self._patience
         while True:
             member.check_not_gone()
@@ -101,7 +109,7 @@ class Joining:
             self._member, context.control.view, context.session.lease_id, context.settings.job
         )
 
-    def _enter(self) -> World:
+    def _enter(self) -> Seat:
         context = self._context
         world = self._member.enter(context.control.view)
         context.log.say(

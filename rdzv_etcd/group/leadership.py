@@ -17,10 +17,10 @@ from rdzv_etcd.core.model import (
     Change,
     Control,
     Leader,
-    Loss,
     Nodes,
     display_name,
     display_names,
+    left_because,
 )
 from rdzv_etcd.core.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.errors import (
@@ -264,7 +264,7 @@ class Leadership:
         """Revoke leases that no round uses. If this is cancelled, call it again."""
         await self._drafting.drop()
 
-    async def hand_over(self, timeout_s: float) -> None:
+    async def hand_over(self, reason: str, timeout_s: float) -> None:
         """Publish this member's own departure, so that nobody waits for the next leader to see it.
 
         Raises EtcdError.
@@ -276,7 +276,7 @@ class Leadership:
             return
         if self._member.rank_in(formed) is None:
             return
-        change = Change(formed.run, formed.number, (), {node_id: Loss.LEFT.value})
+        change = Change(formed.run, formed.number, (), {node_id: left_because(reason)})
         await context.etcd.txn(
             requests.publish_change(context.keys, control, change), timeout_s=timeout_s
         )

@@ -126,7 +126,7 @@ async def say_goodbye(
         try:
             if session and info is not None and was is Phase.MEMBER and member.closure is None:
                 if leadership.is_mine:
-                    await leadership.hand_over(limit_s)
+                    await leadership.hand_over(reason, limit_s)
                 else:
                     await _mark_leaving(context, info, reason, session, limit_s)
         except EtcdError as error:

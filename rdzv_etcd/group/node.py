@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.core.member import Member, Phase, World
+from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Closure, Control
+from rdzv_etcd.core.over import WorldChange, why_over
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd
@@ -84,12 +85,12 @@ class Node:
             return self.control.closure
         return member.closure
 
-    def is_over(self, world: World) -> bool:
-        """Whether nothing will come of ``world`` any more; from memory, as :meth:`waiting_count`.
+    def change_of(self, seat: Seat) -> WorldChange | None:
+        """Why that world is over; ``None`` while it is not. From memory, never raises or blocks.
 
-        So it is, too, as soon as this node joins again, whatever the others do.
+        It is over, too, as soon as this node joins again, and once the job is finished.
         """
-        return self.waiting_count() > 0 or not self._member.works_in(world.epoch)
+        return why_over(self._member, self.control, seat.epoch)
 
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
@@ -98,9 +99,15 @@ class Node:
         """
         await self._until(lambda: self.waiting_count() > 0)
 
-    async def over(self, world: World) -> None:
-        """Wait until :meth:`is_over`; raises as :meth:`changed`."""
-        await self._until(lambda: self._member.phase is not Phase.GONE and self.is_over(world))
+    async def over(self, seat: Seat) -> WorldChange:
+        """Wait until that world is over, and return why; raises as :meth:`changed`."""
+        while True:
+            self._member.check_not_failed()
+            self._member.check_not_gone()
+            change = self.change_of(seat)
+            if change is not None:
+                return change
+            await self._context.wakeup.wait(when=lambda: self.change_of(seat) is not None)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         member = self._member
@@ -153,7 +160,7 @@ class Node:
         self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
         self._context.wakeup.notify()
 
-    async def join(self, address: str, port: int, timeout_s: float) -> World:
+    async def join(self, address: str, port: int, timeout_s: float) -> Seat:
         """Arrive for the next round and wait until it is formed with this node in it.
 
         ``timeout_s`` bounds the wait for enough nodes, not the time as a spare of a formed round.

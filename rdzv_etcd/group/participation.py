@@ -13,15 +13,19 @@ import gc
 import logging
 import os
 import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group.bootstrap import Bootstrap
+from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.schema.keys import JobKeys
 
 _log = logging.getLogger("rdzv_etcd")
+
+T = TypeVar("T")
 
 _open: set[Participation] = set()
 
@@ -37,10 +41,12 @@ class Participation:
         self.etcd = etcd
         self.node = node
         self.place = place
-        self.bound: Bootstrap | None = None
+        self.bound: Listener | None = None
         """The socket for the first round; the later ones bind theirs when they begin."""
-        self.listener: Bootstrap | None = None
-        """Rank 0's, until somebody takes it."""
+        self._listener: Listener | None = None
+        """Rank 0's, until somebody takes it …"""
+        self._listener_epoch = 0
+        """… and of which world."""
         self.joined_in: int | None = None
         """The thread that joined last."""
         self.has_left = False
@@ -55,32 +61,55 @@ class Participation:
         """Whether this process is a forked child of the one that takes part."""
         return self._process != os.getpid()
 
-    def reserve(self, bound: Bootstrap) -> None:
+    def reserve(self, bound: Listener) -> None:
         """Keep the socket for the first round."""
         self.bound = bound
 
-    def begin_join(self) -> Bootstrap | None:
+    def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.
 
         Returns the socket that was kept for the first round, once.
         """
         self.joined_in = threading.get_ident()
-        listener = self.take_listener()
-        if listener is not None:
-            listener.close()
+        self._close_listener()
         bound, self.bound = self.bound, None
         return bound
 
-    def offer(self, listener: Bootstrap) -> None:
-        """Keep rank 0's socket until somebody takes it."""
-        self.listener = listener
+    def offer(self, listener: Listener, epoch: int) -> None:
+        """Keep rank 0's socket of that world until somebody takes it."""
+        self._listener, self._listener_epoch = listener, epoch
 
-    def take_listener(self) -> Bootstrap | None:
-        listener, self.listener = self.listener, None
+    def take_listener(self, epoch: int) -> Listener | None:
+        """Hand over rank 0's socket of that world, once."""
+        if epoch != self._listener_epoch:
+            return None
+        listener, self._listener = self._listener, None
         return listener
 
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run it on the loop and block until it has ended.
+
+        Raises RendezvousFailedError if this node has left, or leaves meanwhile, and TimeoutError.
+        """
+        try:
+            return self.loop_thread.run(work, timeout_s)
+        except RuntimeError:
+            if not self.has_left:
+                raise
+            # The loop thread was released before the work could end by itself.
+            raise RendezvousFailedError("this node has left the job") from None
+
+    def keep(self, user: object) -> None:
+        """Keep ``user`` alive until this node has left."""
+        self.loop_thread.keep(user)
+
     def leave(self, reason: str) -> None:
-        """End the session and free everything; see :meth:`rdzv_etcd.group.group.Group.leave`."""
+        """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
         if not self._begin_to_leave():
             return
         try:
@@ -103,9 +132,9 @@ class Participation:
         if self.has_left:
             return False
         self.has_left = True
-        for bootstrap in (self.take_listener(), self.bound):
-            if bootstrap is not None:
-                bootstrap.close()
+        self._close_listener()
+        if self.bound is not None:
+            self.bound.close()
         return not self.is_foreign
 
     async def _leave(self, reason: str) -> None:

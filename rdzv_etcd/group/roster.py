@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from rdzv_etcd.core.member import World
-from rdzv_etcd.core.model import Control, Round, Slices
+from rdzv_etcd.core.member import Seat
+from rdzv_etcd.core.model import Control, NodeInfo, Round, Slices
 from rdzv_etcd.core.rank_slices import assemble, cut
+from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.control import slices_from
+from rdzv_etcd.schema.control import node_in, slices_from
 
 
 class Roster:
@@ -69,15 +70,32 @@ class Roster:
         return filled, 0.0 if self._complete else usable_s
 
 
-async def members_of(context: NodeContext, world: World) -> tuple[str, ...]:
+async def members_of(context: NodeContext, seat: Seat) -> tuple[str, ...]:
     """Return the node ids by rank, reading them if the world is large.
 
     Raises EtcdError, StateCorruptError.
     """
-    if world.slices is None:
-        return world.members
-    members, _ = await _read(context, world.round, world.slices)
+    if seat.slices is None:
+        return seat.members
+    members, _ = await _read(context, seat.round, seat.slices)
     return members
+
+
+async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
+    """Return the members' presences by rank, once all are there: a member that has lost its session
+    puts its presence back.
+
+    Raises EtcdError, StateCorruptError.
+    """
+    members = await members_of(context, seat)
+    while True:
+        result = await context.etcd.get(
+            requests.read_nodes(context.keys), timeout_s=context.urgent_limit_s
+        )
+        there = {context.keys.node_id(kv.key): kv for kv in result.kvs}
+        if all(member in there for member in members):
+            return [node_in(context.keys, there[member]) for member in members]
+        await context.clock.sleep(RETRY_S)
 
 
 async def _read(context: NodeContext, number: int, slices: Slices) -> tuple[tuple[str, ...], bool]:

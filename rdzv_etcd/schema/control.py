@@ -119,7 +119,7 @@ def nodes_from(
         return Nodes(result.revision, present, since_s=now_s, unreadable=unreadable)
     missed = dict.fromkeys(known.keys() - present.keys(), now_s)
     gone = {node_id: at_s for node_id, at_s in before.gone.items() if node_id not in present}
-    left = before.left - present.keys()
+    left = {node: reason for node, reason in before.left.items() if node not in present}
     return Nodes(result.revision, present, left, before.since_s, missed | gone, unreadable)
 
 
@@ -128,7 +128,7 @@ def nodes_after(
 ) -> Nodes:
     """Apply a watch batch; events that ``nodes`` includes already are skipped."""
     present = dict(nodes.present)
-    left = set(nodes.left)
+    left = dict(nodes.left)
     gone = {node_id: at_s for node_id, at_s in nodes.gone.items() if now_s - at_s < _REMEMBERED_S}
     unreadable = dict(nodes.unreadable)
     for event in events:
@@ -139,7 +139,7 @@ def nodes_after(
         presence = _presence(keys, event.kv, now_s) if event.kind is EventKind.PUT else None
         if isinstance(presence, Presence):
             present[node_id] = presence
-            left.discard(node_id)
+            left.pop(node_id, None)
             gone.pop(node_id, None)
             continue
         if presence is not None:
@@ -148,14 +148,13 @@ def nodes_after(
         if was_readable:
             gone[node_id] = now_s
         if last is not None and last.info.leaving is not None:
-            left.add(node_id)
+            left[node_id] = last.info.leaving
     revision = max(nodes.revision, revision)
-    return Nodes(revision, present, frozenset(left), nodes.since_s, gone, unreadable)
+    return Nodes(revision, present, left, nodes.since_s, gone, unreadable)
 
 
-def _presence(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Unreadable:
-    """Read one key among the presences. What cannot be one does not keep the others from being
-    read: whoever may write there could stop the job with it."""
+def node_in(keys: JobKeys, kv: KeyValue) -> NodeInfo:
+    """Read one key among the presences. Raises StateCorruptError."""
     node_id = keys.node_id(kv.key)
 
     def decode(key: bytes, value: bytes) -> NodeInfo:
@@ -165,8 +164,14 @@ def _presence(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Unreadabl
             raise StateCorruptError(key.decode(errors="replace"), "the key is not UTF-8")
         return values.decode_node(key, node_id, value)
 
+    return values.decode_key(decode, kv)
+
+
+def _presence(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Unreadable:
+    """What cannot be a presence does not keep the others from being read: whoever may write there
+    could stop the job with it."""
     try:
-        info = values.decode_key(decode, kv)
+        info = node_in(keys, kv)
     except StateCorruptError as error:
         return Unreadable(str(error), kv.mod_revision)
     return Presence(info, kv.create_revision, kv.mod_revision, now_s)

@@ -96,6 +96,14 @@ class Fields:
     def nested(self, name: str) -> Fields:
         return Fields(self._get(name, dict, _MISSING))
 
+    def data(self, name: str, *, most: int) -> dict[str, object]:
+        """Any JSON object of at most so many bytes."""
+        value: dict[str, object] = self._get(name, dict, _MISSING)
+        size = len(json.dumps(value, separators=(",", ":"), allow_nan=False))
+        if size > most:
+            raise ValueError(f"{name!r} has {size} bytes, more than {most}")
+        return value
+
     def _get(self, name: str, kind: type, default: object) -> Any:
         value = self._raw.get(name, default)
         if value is _MISSING:

@@ -147,6 +147,10 @@ class JobKeys:
     def stores_before(self, round_number: int) -> KeyRange:
         return KeyRange(self.stores.start, self.stores.start + _round(round_number))
 
+    def exchange(self, round_number: int, run: str) -> KeyRange:
+        """The range of what the members of a round give each other: a second store of it."""
+        return self.store(round_number, f"{run} exchange")
+
     def barrier(self, round_number: int, name: str) -> KeyRange:
         return _range(self.barriers.start + _round(round_number) + b"/" + _segment(name) + b"/")
 

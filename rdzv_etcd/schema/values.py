@@ -23,7 +23,7 @@ from rdzv_etcd.schema.fields import (
     encode,
 )
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM, MAX_NODES
+from rdzv_etcd.settings.model import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES
 
 __all__ = ["VERSION", "decode_key"]
 
@@ -70,6 +70,8 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["epoch_trained"] = min(info.epoch_trained, MAX_EPOCH_CLAIM)
     if info.clock_us:
         fields["clock_us"] = min(max(0, info.clock_us), MAX_EPOCH_CLAIM)
+    if info.data:
+        fields["data"] = dict(info.data)
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -91,6 +93,7 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.whole("epoch_seen", 0, most=MAX_EPOCH_CLAIM),
         f.whole("epoch_trained", 0, most=MAX_EPOCH_CLAIM),
         f.whole("clock_us", 0, most=MAX_EPOCH_CLAIM),
+        f.data("data", most=MAX_DATA) if f.has("data") else {},
     )
 
 

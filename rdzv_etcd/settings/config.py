@@ -47,11 +47,14 @@ def settings_from_config(
     local_addr: str | None,
     config: Mapping[str, object],
     environ: Mapping[str, str],
+    data: Mapping[str, object] | None = None,
+    epoch_floor: int = 0,
 ) -> Settings:
     """Validate everything at once and return the settings; raises :class:`SettingsError`.
 
     ``config`` is ``--rdzv-conf``: names as in :data:`rdzv_etcd.settings.options.OPTIONS`, values as
-    strings or as what they mean. ``environ`` gives user and password and what ``rank_key`` names.
+    strings or as what they mean. ``environ`` gives user and password, what ``rank_key`` names, and
+    may give an ``epoch_floor``.
     """
     given = Given(config)
     job = JobSettings(min_nodes, max_nodes, **given.fields(JobSettings))
@@ -62,7 +65,8 @@ def settings_from_config(
         connection=_connection(given, parse_endpoints(endpoint), environ, timing),
         timing=timing,
         local_addr=_local_addr(local_addr),
-        epoch_floor=_epoch_floor(environ),
+        data={} if data is None else data,
+        epoch_floor=epoch_floor or _epoch_floor(environ),
         **{
             **given.fields(Settings),
             "prefix": _prefix(given),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -23,6 +25,8 @@ MAX_ID = 1000
 """Characters of a job id and of a prefix: they are part of every key."""
 MAX_RANK_KEY = 1000
 """Characters of a rank key: every node that leads reads all of them."""
+MAX_DATA = 4096
+"""Bytes of a node's data as JSON: every node that leads reads those of all."""
 MAX_HOST = 255
 """Characters of a host's name."""
 
@@ -336,6 +340,8 @@ class Settings:
         default=AfterEnd.NEW_RUN,
         shown="`new-run`",
     )
+    data: Mapping[str, object] = field(default_factory=dict)
+    """What the node tells the other members of itself: a JSON object of at most 4 KiB."""
     epoch_floor: int = 0
     """An epoch that the job has reached before: its next ones are higher."""
     embed: bool = option(
@@ -359,7 +365,32 @@ class Settings:
         _require_short("etcd_prefix", self.prefix, MAX_ID)
         _require_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
         _require_short("--local-addr", self.local_addr or "", MAX_HOST)
+        _check_data(self.data)
+        if not 0 <= self.epoch_floor <= MAX_EPOCH_CLAIM:
+            raise SettingsError(
+                f"epoch_floor is {shown(self.epoch_floor, 50)}; it must be from 0 to "
+                f"{MAX_EPOCH_CLAIM}"
+            )
         check_numbers(self)
+
+
+def _check_data(data: object) -> None:
+    """Raise SettingsError unless the others would read exactly this."""
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+        same = json.loads(text) == data
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingsError(f"data cannot be written as JSON: {error}") from error
+    if not isinstance(data, dict) or not same:
+        raise SettingsError(
+            f"data is {shown(repr(data), 100)}; it must be a dict with texts as keys, and with "
+            "texts, numbers, booleans, None, lists and such dicts as values"
+        )
+    if len(text) > MAX_DATA:
+        raise SettingsError(
+            f"data has {len(text)} bytes as JSON; it must have at most {MAX_DATA}: what is larger "
+            "can be exchanged once the world is formed"
+        )
 
 
 def _require_short(name: str, text: str, most: int) -> None:

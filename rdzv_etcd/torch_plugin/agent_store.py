@@ -12,29 +12,24 @@ Knows the names that torch's agent uses (``SimpleElasticAgent._assign_worker_ran
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rdzv_etcd.core.member import World
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.errors import JobClosedError, WorldOverError
+from rdzv_etcd.group.world import World
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
-_GRACE_S = 1.0
-"""Room for an answer that is on its way when the round ends."""
 
 
 class AgentStore(EtcdStore):
     """An :class:`EtcdStore` in which no agent waits for a member that is known to be lost."""
 
-    def __init__(self, group: Group, world: World) -> None:
-        place = group.keys.store(world.round, world.run)
-        super().__init__(group.etcd, group.loop_thread, place, world.job_lease)
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store)
         self._world = world
-        self._when_over = group.round_over
         self._own_info: dict[str, Any] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -44,42 +39,20 @@ class AgentStore(EtcdStore):
 
     def get(self, key: str) -> bytes:
         """As :meth:`EtcdStore.get`; see the module for the exception."""
-        (value,) = self._read([key], lambda limit_s: self._get_one(key, limit_s))
-        return value
+        return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """As :meth:`EtcdStore.multi_get`; see the module for the exception."""
         wanted = list(keys)
-        return self._read(wanted, lambda limit_s: self._store.multi_get(wanted, limit_s))
+        if not (self._own_info and wanted and all(map(self._has_stand_in, wanted))):
+            return super().multi_get(wanted)
+        return self._do(lambda limit_s: self._get_or_stand_in(wanted, limit_s))
 
-    async def _get_one(self, key: str, limit_s: float | None) -> list[bytes]:
-        return [await self._store.get(key, limit_s)]
-
-    def _read(
-        self,
-        keys: list[str],
-        operation: Callable[[float | None], Coroutine[Any, Any, list[bytes]]],
-    ) -> list[bytes]:
-        if not self._own_info or not keys or not all(map(self._has_stand_in, keys)):
-            return self._run(operation)
-        return self._run(lambda limit_s: self._unless_over(keys, operation(limit_s)))
-
-    async def _unless_over(
-        self, keys: list[str], reading: Coroutine[Any, Any, list[bytes]]
-    ) -> list[bytes]:
-        answer = asyncio.ensure_future(reading)
-        over = asyncio.ensure_future(self._when_over())
+    def _get_or_stand_in(self, keys: Sequence[str], limit_s: float | None) -> list[bytes]:
         try:
-            await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                await asyncio.wait({answer}, timeout=_GRACE_S)
-            if answer.done():
-                return answer.result()
+            return self._world.store.multi_get(keys, limit_s)
+        except (WorldOverError, JobClosedError):
             return [self._stand_in(key) for key in keys]
-        finally:
-            for task in (answer, over):
-                task.cancel()
-            await asyncio.wait({answer, over})
 
     def _has_stand_in(self, key: str) -> bool:
         return key.startswith((_ROLE_INFO, _ASSIGNED_RANKS))

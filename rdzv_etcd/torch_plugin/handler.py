@@ -81,17 +81,17 @@ class EtcdRendezvousHandler(RendezvousHandler):
         except RendezvousGracefulExitError:
             self._exits_gracefully = True
             raise
-        listener = self._group.take_listener()
+        listener = world.take_listener()
         if listener is not None and self.use_agent_store:
             self._worker_store = serve_tcp_store(listener)
         elif listener is not None:
             listener.close()  # the worker of rank 0 takes the port, which is as good as any
         prepare_for_workers(world.epoch)
         return RendezvousInfo(
-            AgentStore(self._group, world),
+            AgentStore(world),
             world.rank,
             world.size,
-            RendezvousStoreInfo(world.master_address, world.master_port),
+            RendezvousStoreInfo(world.master.address, world.master.port),
         )
 
     def num_nodes_waiting(self) -> int:
@@ -111,8 +111,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         if self._group.has_left:
             return
         with torch_errors():
-            self._group.close(succeeded=False, reason="closed by the launcher", anyones=True)
-        if self._group.closure() is None:
+            closed = self._group.fail("closed by the launcher", force=True)
+        if not closed:
             _log.warning("[job %s] not closed: no round was formed yet", self._settings.job_id)
 
     def shutdown(self) -> bool:
@@ -136,8 +136,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         confirmed = True
         try:
             if outcome.closes:
-                self._group.close(succeeded=outcome.succeeded, reason=outcome.reason)
-                confirmed = self._group.closure() is not None
+                end = self._group.finish if outcome.succeeded else self._group.fail
+                confirmed = end(outcome.reason)
         except RdzvEtcdError as failure:
             _log.warning("could not close job %r: %s", self._settings.job_id, failure)
             confirmed = False

@@ -1,4 +1,4 @@
-"""Turns rank 0's bootstrap socket into the round's ``TCPStore``.
+"""Turns rank 0's listening socket into the round's ``TCPStore``.
 
 Knows torch's constructor and who owns the descriptor; knows nothing of rounds or etcd.
 """
@@ -9,12 +9,12 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from rdzv_etcd.group.bootstrap import Bootstrap
+from rdzv_etcd.group.listener import Listener
 
 _TIMEOUT = timedelta(seconds=300)
 
 
-def serve_tcp_store(bootstrap: Bootstrap, *, use_libuv: bool = True) -> TCPStore:
+def serve_tcp_store(listener: Listener, *, use_libuv: bool = True) -> TCPStore:
     """Serve a fresh, empty ``TCPStore`` on the socket; clients that connected before are served.
 
     The descriptor belongs to torch from now on: it closes it, and with it gives the port back, when
@@ -22,17 +22,17 @@ def serve_tcp_store(bootstrap: Bootstrap, *, use_libuv: bool = True) -> TCPStore
     torch 2.6 cannot be given a socket; there it is the older one, as without it. Raises
     ``torch.distributed.DistError``.
     """
-    descriptor = bootstrap.detach()
+    descriptor = listener.detach()
     try:
-        return _serve(bootstrap, descriptor, use_libuv=use_libuv)
+        return _serve(listener, descriptor, use_libuv=use_libuv)
     except NotImplementedError:  # torch 2.6; it has not touched the socket yet
-        return _serve(bootstrap, descriptor, use_libuv=False)
+        return _serve(listener, descriptor, use_libuv=False)
 
 
-def _serve(bootstrap: Bootstrap, descriptor: int, *, use_libuv: bool) -> TCPStore:
+def _serve(listener: Listener, descriptor: int, *, use_libuv: bool) -> TCPStore:
     return TCPStore(
-        host_name=bootstrap.own_address,  # for the store's own client
-        port=bootstrap.port,
+        host_name=listener.own_address,  # for the store's own client
+        port=listener.port,
         is_master=True,
         timeout=_TIMEOUT,
         wait_for_workers=False,

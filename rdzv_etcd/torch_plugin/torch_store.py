@@ -1,7 +1,7 @@
 """``EtcdStore``: a ``torch.distributed.Store`` on the round's key-value store in etcd.
 
-Translates between torch's store interface and :mod:`rdzv_etcd.kv.store`: values, timeouts and
-errors. Knows nothing of keys in etcd or of requests.
+Translates between torch's store interface and :mod:`rdzv_etcd.group.round_store`: values, timeouts
+and errors. Knows nothing of keys in etcd or of requests.
 
 What torch's C++ code calls on a store written in Python (seen with 2.13, through ``PrefixStore``
 and ``Store.barrier``): ``set get add check wait append compare_set multi_get multi_set
@@ -11,26 +11,17 @@ on a ``PrefixStore`` reaches only the base class, so ``self.timeout`` is read fo
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError, StoreTimeoutError
-from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group.loop_thread import LoopHold
-from rdzv_etcd.kv.store import KeyValueStore
-from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.group.round_store import RoundStore
 
 T = TypeVar("T")
-
-_BACKSTOP_S = 10.0
-"""The store's own deadline acts first; this is for a call that would not end by itself."""
 
 
 class EtcdStore(Store):
@@ -44,104 +35,86 @@ class EtcdStore(Store):
 
     timeout: timedelta  # the base class's property, which torch's type stubs do not mention
 
-    def __init__(
-        self,
-        etcd: Etcd,
-        loop_thread: LoopHold,
-        keys: KeyRange,
-        lease_id: int,
-        *,
-        timeout: timedelta | None = None,
-    ) -> None:
-        """Open the store on ``keys``; everything it writes lives as long as the lease.
-
-        ``etcd`` must live on ``loop_thread``'s loop, and the caller keeps both as long as the store
-        is used. Nothing is sent yet.
-        """
+    def __init__(self, store: RoundStore, *, timeout: timedelta | None = None) -> None:
+        """Whoever gives the store keeps it usable as long as this one. Nothing is sent."""
         super().__init__()
-        self._etcd = etcd
-        self._loop_thread = loop_thread
-        self._keys = keys
-        self._lease_id = lease_id
+        self._store = store
         if timeout is not None:
             self.set_timeout(timeout)
-
-    @cached_property
-    def _store(self) -> KeyValueStore:
-        """Made on first use, which is after the rendezvous. Two threads may make one each."""
-        return KeyValueStore(
-            self._etcd, self._keys, self._lease_id, writer=uuid.uuid4().hex, clock=SystemClock()
-        )
 
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes:
         """Return the value; waits for a missing key."""
-        return self._run(lambda limit_s: self._store.get(key, limit_s))
+        return self._do(lambda limit_s: self._store.get(key, limit_s, even_if_over=True))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
-        return self._run(lambda limit_s: self._store.multi_get(list(keys), limit_s))
+        return self._do(
+            lambda limit_s: self._store.multi_get(list(keys), limit_s, even_if_over=True)
+        )
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return when all keys exist; ``timeout`` instead of the store's."""
-        self._run(lambda limit_s: self._store.wait(list(keys), limit_s), timeout)
+        self._do(lambda limit_s: self._store.wait(list(keys), limit_s, even_if_over=True), timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Tell whether all keys exist, without waiting for them."""
-        return self._run(lambda limit_s: self._store.check(list(keys), limit_s))
+        return self._do(lambda limit_s: self._store.check(list(keys), limit_s))
 
     def num_keys(self) -> int:
-        return self._run(self._store.num_keys)
+        return self._do(self._store.num_keys)
 
     def list_keys(self) -> list[str]:
-        return self._run(self._store.list_keys)
+        return self._do(self._store.list_keys)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._run(lambda limit_s: self._store.set(key, _bytes(value), limit_s))
+        self._do(lambda limit_s: self._store.set(key, _bytes(value), limit_s))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         if len(keys) != len(values):
             raise dist.DistStoreError(
                 f"multi_set got {len(keys)} keys but {len(values)} values; it needs one per key"
             )
-        items = [(key, _bytes(value)) for key, value in zip(keys, values, strict=True)]
-        self._run(lambda limit_s: self._store.multi_set(items, limit_s))
+        items = {key: _bytes(value) for key, value in zip(keys, values, strict=True)}
+        self._do(lambda limit_s: self._store.multi_set(items, limit_s))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number (a missing key is zero) and return the sum; never counts twice."""
-        return self._run(lambda limit_s: self._store.add(key, amount, limit_s))
+        return self._do(lambda limit_s: self._store.add(key, amount, limit_s))
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._run(lambda limit_s: self._store.append(key, _bytes(value), limit_s))
+        self._do(lambda limit_s: self._store.append(key, _bytes(value), limit_s))
 
     def compare_set(
         self, key: str, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
         """Set the value if it is the expected one; return the value afterwards."""
         expected, desired = _bytes(expected_value), _bytes(desired_value)
-        return self._run(lambda limit_s: self._store.compare_set(key, expected, desired, limit_s))
+        return self._do(lambda limit_s: self._store.compare_set(key, expected, desired, limit_s))
 
     def delete_key(self, key: str) -> bool:
         """Delete the key; tell whether it was there."""
-        return self._run(lambda limit_s: self._store.delete(key, limit_s))
+        return self._do(lambda limit_s: self._store.delete(key, limit_s))
 
     # -- queues; torch's C++ code, and so PrefixStore, does not pass them on -----------------------
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._run(lambda limit_s: self._store.queue_push(key, _bytes(value), limit_s))
+        self._do(lambda limit_s: self._store.queue_push(key, _bytes(value), limit_s))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the oldest item; without one wait, or raise ``QueueEmptyError`` unless ``block``."""
-        item = self._run(lambda limit_s: self._store.queue_pop(key, limit_s, block=block))
+        item = self._do(
+            lambda limit_s: self._store.queue_pop(key, limit_s, block=block, even_if_over=True)
+        )
         if item is None:
             raise _queue_empty(key)
         return item
 
     def queue_len(self, key: str) -> int:
-        return self._run(lambda limit_s: self._store.queue_len(key, limit_s))
+        return self._do(lambda limit_s: self._store.queue_len(key, limit_s))
 
     # -- the rest ---------------------------------------------------------------------------------
 
@@ -151,11 +124,9 @@ class EtcdStore(Store):
 
     def clone(self) -> EtcdStore:
         """Return another store on the same keys, with a timeout of its own."""
-        other = EtcdStore(
-            self._etcd, self._loop_thread, self._keys, self._lease_id, timeout=self.timeout
-        )
+        other = EtcdStore(self._store, timeout=self.timeout)
         # C++ code that asks for a clone keeps the C++ object only, which is nothing without this.
-        self._loop_thread.keep(other)
+        self._store.keep(other)
         return other
 
     def deleteKey(self, key: str) -> bool:
@@ -166,18 +137,13 @@ class EtcdStore(Store):
         """:meth:`num_keys`, by the name torch's C++ code calls."""
         return self.num_keys()
 
-    def _run(
-        self,
-        operation: Callable[[float | None], Coroutine[Any, Any, T]],
-        timeout: timedelta | None = None,
-    ) -> T:
+    def _do(self, operation: Callable[[float | None], T], timeout: timedelta | None = None) -> T:
         limit_s = _seconds(self.timeout if timeout is None else timeout)
-        backstop_s = None if limit_s is None else limit_s + _BACKSTOP_S
         try:
-            return self._loop_thread.run(operation(limit_s), backstop_s)
+            return operation(limit_s)
         except StoreTimeoutError as error:
             raise dist.DistStoreError(str(error)) from error
-        except (RdzvEtcdError, TimeoutError) as error:
+        except RdzvEtcdError as error:
             raise dist.DistStoreError(f"the store on etcd failed: {error}") from error
 
 

@@ -55,7 +55,7 @@ class Scene:
         self.give_up_s = math.inf
         self._revision = 100
         self._present: dict[str, Presence] = {}
-        self._left: set[str] = set()
+        self._left: dict[str, str] = {}
         self._gone: dict[str, float] = {}
         record = None
         if members:
@@ -110,7 +110,7 @@ class Scene:
 
     def left(self, words: str) -> Scene:
         """Said goodbye and went."""
-        self._left.update(names(words))
+        self._left.update(dict.fromkeys(names(words), "left"))
         return self.gone(words)
 
     def leaving(self, words: str) -> Scene:
@@ -182,7 +182,7 @@ class Scene:
 
     @property
     def nodes(self) -> Nodes:
-        present, left = dict(self._present), frozenset(self._left)
+        present, left = dict(self._present), dict(self._left)
         return Nodes(self._revision, present, left, gone=dict(self._gone))
 
     def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:

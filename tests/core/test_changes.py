@@ -29,7 +29,7 @@ def test_a_change_is_published_once() -> None:
     [
         (Scene(2, 4, members="a b c").gone("c"), ("", {"c": EXPIRED})),
         (Scene(2, 4, members="a b c").gone("b c"), ("", {"b": EXPIRED, "c": EXPIRED})),
-        (Scene(2, 4, members="a b c").leaving("b"), ("", {"b": "left"})),
+        (Scene(2, 4, members="a b c").leaving("b"), ("", {"b": "left: SIGTERM"})),
         (Scene(2, 4, members="a b c").left("b"), ("", {"b": "left"})),
         (Scene(2, 4, members="a b c").left("b").gone("c"), ("", {"b": "left", "c": EXPIRED})),
         (Scene(2, 4, members="a b c").back("b"), ("b", {})),

@@ -252,14 +252,14 @@ def test_an_expelled_node_stays_expelled_in_the_next_round() -> None:
 
 
 def test_a_member_that_leaves_is_not_waited_for() -> None:
-    for scene in (
-        Scene(2, 3, members="a b c").leaving("c"),
-        Scene(2, 3, members="a b c").left("c"),
+    for scene, how in (
+        (Scene(2, 3, members="a b c").leaving("c"), "left: SIGTERM"),
+        (Scene(2, 3, members="a b c").left("c"), "left"),
     ):
         decision = scene.changed("c").back("a b", NOW_S - 0.1).close()
         assert isinstance(decision, KeepWaiting)
         assert decision.until_s == NOW_S - 0.1 + SETTLE_S
-        assert "lost c (left)" in decision.reason
+        assert f"lost c ({how})" in decision.reason
 
 
 # --- closed jobs ----------------------------------------------------------------------------------

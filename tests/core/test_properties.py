@@ -60,7 +60,7 @@ def scenes(draw: st.DrawFn) -> tuple[Control, Nodes, JobSettings]:
     if record is not None and draw(st.booleans()):
         lost = {node: "lease expired" for node in record.members if draw(st.booleans())}
         change = Change("run", number, (), lost)
-    left = frozenset(node for node in ids if node not in present and draw(st.booleans()))
+    left = {node: "enough" for node in ids if node not in present and draw(st.booleans())}
     control = Control(100, record, draw(st.integers(35, 55)), None, 0, change, 30)
     return control, Nodes(100, present, left), settings
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.core.member import Member, Phase, World
+from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import (
     Change,
     Closure,
@@ -73,7 +73,7 @@ class Story:
         self.member.note_arrival(self.session, self.control)
         return self
 
-    def enters(self) -> World:
+    def enters(self) -> Seat:
         return self.member.enter(self.control)
 
     def sees(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 
 
 class InvariantError(AssertionError):
@@ -21,7 +21,7 @@ class Told:
     """A world as one node was told it."""
 
     node_id: str
-    world: World
+    world: Seat
 
 
 def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit: int = 1) -> None:
@@ -29,8 +29,8 @@ def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit:
 
     Rounds of one job id only, and only of runs that follow each other: epochs grow over all.
     """
-    by_epoch: dict[int, World] = {}
-    last: dict[str, World] = {}
+    by_epoch: dict[int, Seat] = {}
+    last: dict[str, Seat] = {}
     for one in told:
         world, node_id = one.world, one.node_id
         size, members = world.size, world.members
@@ -49,14 +49,13 @@ def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit:
         raise InvariantError(f"rounds by epoch are {rounds}: a round was formed twice")
 
 
-def _shared(world: World) -> tuple[object, ...]:
+def _shared(world: Seat) -> tuple[object, ...]:
     return (
         world.round,
         world.size,
         world.members,
         world.master_address,
         world.master_port,
-        world.job_lease,
     )
 
 

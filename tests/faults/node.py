@@ -1,6 +1,6 @@
 """A node in a process of its own: works like a launcher's agent, and writes down all it is told.
 
-It joins, works until :meth:`Group.wait_change` returns, joins again, until it is told to stop. It
+It joins, works until :meth:`World.wait_over` returns, joins again, until it is told to stop. It
 takes one argument, JSON with ``log``, ``options`` (of ``settings_from_config``), ``hold`` and
 ``wall_skew_s``. Each line of the log is one JSON object, see ``nodes.Entry``.
 
@@ -17,13 +17,13 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.world import World
 from rdzv_etcd.settings.config import settings_from_config
 
 
@@ -54,15 +54,28 @@ def work(group: Group, log: Log) -> None:
     while True:
         log.write("join")
         world = group.join()
-        log.write("world", **asdict(world))
-        group.wait_change()
+        log.write("world", **told(world))
+        world.wait_over()
         log.write("change", waiting=group.waiting_count())
+
+
+def told(world: World) -> dict[str, object]:
+    """The world as JSON."""
+    return {
+        "round": world.round,
+        "rank": world.rank,
+        "size": world.size,
+        "epoch": world.epoch,
+        "members": world.node_ids,
+        "master_address": world.master.address,
+        "master_port": world.master.port,
+    }
 
 
 def try_to_close(group: Group, log: Log) -> None:
     log.write("closing")
     try:
-        group.close(succeeded=False, reason="a node that acts on the round it knows")
+        group.fail("a node that acts on the round it knows")
     except RdzvEtcdError as error:
         log.write("not closed", error=type(error).__name__, message=str(error))
     else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 from rdzv_etcd.settings import Timing
 from tests.faults.history import Told, check_history
 from tests.library.nodes import node_options, wait_until
@@ -40,9 +40,9 @@ class Entry:
     details: Mapping[str, Any]
 
     @property
-    def world(self) -> World:
-        known = {**self.details, "members": tuple(self.details["members"])}
-        return World(**known)
+    def world(self) -> Seat:
+        known = {**self.details, "members": tuple(self.details["members"]), "job_lease": 0}
+        return Seat(**known)
 
 
 class NodeProcess:
@@ -96,7 +96,7 @@ class NodeProcess:
         return str(entry.details["node_id"])
 
     @property
-    def working_in(self) -> World | None:
+    def working_in(self) -> Seat | None:
         """The world it works in now."""
         entries = [one for one in self.entries() if one.event in _STATES]
         return entries[-1].world if entries and entries[-1].event == "world" else None
@@ -182,7 +182,7 @@ class Nodes:
     def wait_started(self, nodes: Sequence[NodeProcess]) -> None:
         self.wait_until("the nodes have connected", lambda: all(node.started for node in nodes))
 
-    def wait_for_world(self, nodes: Sequence[NodeProcess], *, timeout_s: float = LIMIT_S) -> World:
+    def wait_for_world(self, nodes: Sequence[NodeProcess], *, timeout_s: float = LIMIT_S) -> Seat:
         """Wait until exactly these nodes work in one world, and return it as rank 0 sees it."""
         names = ", ".join(node.name for node in nodes)
         self.wait_until(f"a world of {names}", lambda: world_of(nodes), timeout_s)
@@ -250,7 +250,7 @@ class Nodes:
                 print(f"{entry.at_s:12.3f} {entry.event} {dict(entry.details)}")
 
 
-def world_of(nodes: Sequence[NodeProcess]) -> World | None:
+def world_of(nodes: Sequence[NodeProcess]) -> Seat | None:
     """Return the world in which these nodes, and nobody else, work; ``None`` if there is none."""
     worlds = [node.working_in for node in nodes]
     first = worlds[0]

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 from tests.faults.history import InvariantError, Told, check_history
 
-FIRST = World(1, 0, 2, "10.0.0.1", 4000, 10, ("a", "b"), 7)
-SECOND = World(2, 0, 3, "10.0.0.1", 4001, 20, ("a", "c", "b"), 7)
+FIRST = Seat(1, 0, 2, "10.0.0.1", 4000, 10, ("a", "b"), 7)
+SECOND = Seat(2, 0, 3, "10.0.0.1", 4001, 20, ("a", "c", "b"), 7)
 
 
-def seen(world: World) -> list[Told]:
+def seen(world: Seat) -> list[Told]:
     """What all members of a world are told."""
     return [Told(member, replace(world, rank=rank)) for rank, member in enumerate(world.members)]
 
@@ -38,10 +38,8 @@ def test_who_is_told_late_breaks_nothing() -> None:
         pytest.param([Told("a", replace(FIRST, rank=2))], id="a rank beyond the size"),
         pytest.param([Told("a", replace(FIRST, size=3))], id="a size that is not its members'"),
         pytest.param([Told("a", replace(FIRST, members=("a", "a")))], id="a member twice"),
-        pytest.param([Told("a", World(1, 0, 1, "h", 1, 1, ("a",), 7))], id="too few"),
-        pytest.param(
-            [Told("a", World(1, 0, 4, "h", 1, 1, ("a", "b", "c", "d"), 7))], id="too many"
-        ),
+        pytest.param([Told("a", Seat(1, 0, 1, "h", 1, 1, ("a",), 7))], id="too few"),
+        pytest.param([Told("a", Seat(1, 0, 4, "h", 1, 1, ("a", "b", "c", "d"), 7))], id="too many"),
         pytest.param(
             [Told("a", FIRST), Told("b", replace(FIRST, rank=1, master_port=1))],
             id="another master",
@@ -55,7 +53,7 @@ def test_who_is_told_late_breaks_nothing() -> None:
         pytest.param([*seen(FIRST), *seen(replace(SECOND, epoch=9))], id="an epoch that goes down"),
         pytest.param([Told("a", FIRST), Told("a", FIRST)], id="the same world twice"),
         pytest.param(
-            [Told("a", FIRST), Told("c", World(1, 0, 2, "h", 1, 30, ("c", "d"), 7))],
+            [Told("a", FIRST), Told("c", Seat(1, 0, 2, "h", 1, 30, ("c", "d"), 7))],
             id="a round by two leaders",
         ),
     ],

@@ -214,7 +214,7 @@ def test_a_member_that_leaves_is_missed_at_once_and_the_reason_is_known() -> Non
         assert await job.until_works("abc".replace(name, "")) < SOON_S
         await leaving
         (change,) = [change for _, change in job.history.changes]
-        assert change.lost == {node_id: "left"}
+        assert change.lost == {node_id: "left: SIGTERM"}
 
     simulate(scenario, min_nodes=2, max_nodes=3)
 

@@ -26,7 +26,7 @@ def test_a_group_joins_through_a_container(etcd_image: str, job_id: str) -> None
         )
         with Group(settings) as group:
             assert group.join().size == 1
-            group.close(succeeded=True, reason="done")
+            assert group.finish("done")
 
 
 def test_the_image_may_come_from_the_environment(

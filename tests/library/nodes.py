@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from rdzv_etcd.core.member import World
 from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.world import World
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import settings_from_config
 

@@ -8,33 +8,70 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.world import World
 from rdzv_etcd.settings.config import settings_from_config
 
-COMMANDS: Mapping[str, Callable[..., Any]] = {
-    "join": lambda group: asdict(group.join()),
-    "waiting_count": lambda group: group.waiting_count(),
-    "wait_change": lambda group, timeout_s: group.wait_change(timeout_s),
-    "barrier": lambda group, name, timeout_s: group.barrier(name, timeout_s),
-    "close": lambda group, reason: group.close(succeeded=False, reason=reason),
-    "leave": lambda group: group.leave(),
-    "exit": lambda group, status: sys.exit(status),
-    "divide": lambda group: 1 / 0,
-}
+
+class Remote:
+    """What can be asked for, by name."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._world: World | None = None
+
+    @property
+    def world(self) -> World:
+        assert self._world is not None, "it has not joined"
+        return self._world
+
+    def join(self) -> dict[str, object]:
+        self._world = self.group.join()
+        return {
+            "rank": self.world.rank,
+            "size": self.world.size,
+            "epoch": self.world.epoch,
+            "master_port": self.world.master.port,
+        }
+
+    def waiting_count(self) -> int:
+        return self.group.waiting_count()
+
+    def wait_over(self, timeout_s: float) -> bool:
+        return self.world.wait_over(timeout_s)
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        self.world.barrier(name, timeout_s)
+
+    def exchange(self, text: str) -> list[str]:
+        return [one.decode() for one in self.world.exchange(text.encode())]
+
+    def data(self) -> list[object]:
+        return [member.data for member in self.world.members]
+
+    def fail(self, reason: str) -> bool:
+        return self.group.fail(reason)
+
+    def leave(self) -> None:
+        self.group.leave()
+
+    def exit(self, status: int) -> None:
+        sys.exit(status)
+
+    def divide(self) -> None:
+        raise ZeroDivisionError
 
 
 def main() -> None:
-    group = Group(settings_from_config(environ=os.environ, **json.loads(sys.argv[1])))
-    answer({"result": group.node_id})
+    remote = Remote(Group(settings_from_config(environ=os.environ, **json.loads(sys.argv[1]))))
+    answer({"result": remote.group.node_id})
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            answer({"result": COMMANDS[name](group, *arguments)})
+            answer({"result": getattr(remote, name)(*arguments)})
         except RdzvEtcdError as error:
             answer({"error": type(error).__name__, "message": str(error)})
 

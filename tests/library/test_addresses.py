@@ -39,7 +39,7 @@ def test_a_loopback_master_of_nodes_on_several_hosts_is_warned_of(
             for address in ("127.0.0.1", here)
         ]
         assert caplog.records == []
-        master = join_all(nodes)[0].master_address
+        master = join_all(nodes)[0].master.address
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert master in ("127.0.0.1", here)
     for words in (f"rank 0 is {master}", "127.0.0.1", here, "--local-addr"):

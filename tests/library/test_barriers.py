@@ -11,7 +11,6 @@ from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
     JobClosedError,
-    RendezvousFailedError,
 )
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
@@ -33,11 +32,11 @@ def test_all_members_pass_together(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "3"), 3) as nodes, ThreadPoolExecutor(2) as pool:
-        join_all(nodes)
-        early = [pool.submit(node.barrier, "saved", LIMIT_S) for node in nodes[:2]]
+        worlds = join_all(nodes)
+        early = [pool.submit(world.barrier, "saved", LIMIT_S) for world in worlds[:2]]
         _wait_for_arrivals(etcd_server, job_id, 2)
         assert not any(waiting.done() for waiting in early)
-        nodes[2].barrier("saved", LIMIT_S)
+        worlds[2].barrier("saved", LIMIT_S)
         for waiting in early:
             waiting.result(LIMIT_S)
 
@@ -47,11 +46,11 @@ def test_across_processes(leak_check: LeakCheck, etcd_server: EtcdServer, job_id
         RemoteNode(node_options(etcd_server, job_id, "2")) as remote,
         Group(node_settings(etcd_server, job_id, "2")) as here,
     ):
-        at_once([lambda: remote.call("join"), here.join])
+        _, world = at_once([lambda: remote.call("join"), here.join])
         at_once(
             [
                 lambda: remote.call("barrier", "saved", LIMIT_S),
-                lambda: here.barrier("saved", LIMIT_S),
+                lambda: world.barrier("saved", LIMIT_S),
             ]
         )
         with pytest.raises(RemoteError, match="1 of 2 members"):
@@ -63,11 +62,11 @@ def test_names_may_be_anything_and_do_not_meet(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        join_all(nodes)
+        worlds = join_all(nodes)
         for name in ("a", "a/arrived", "../b", "gespeichert: größe", "0"):
-            at_once([partial(node.barrier, name, LIMIT_S) for node in nodes])
+            at_once([partial(world.barrier, name, LIMIT_S) for world in worlds])
         with pytest.raises(BarrierTimeoutError):
-            nodes[0].barrier("a/", 0.2)
+            worlds[0].barrier("a/", 0.2)
 
 
 def test_a_time_limit_names_who_is_missing(
@@ -77,7 +76,7 @@ def test_a_time_limit_names_who_is_missing(
         worlds = join_all(nodes)
         host, _, _ = nodes[1].node_id.partition("~")
         with pytest.raises(BarrierTimeoutError, match="1 of 2 members are missing") as caught:
-            nodes[0].barrier("saved", 0.3)
+            worlds[0].barrier("saved", 0.3)
         assert host in str(caught.value)
         assert caught.value.missing == (nodes[1].node_id,)
         assert f"round {worlds[0].round}" in str(caught.value)
@@ -89,8 +88,8 @@ def test_a_change_breaks_it(leak_check: LeakCheck, etcd_server: EtcdServer, job_
         groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes,
         ThreadPoolExecutor(1) as pool,
     ):
-        join_all(nodes)
-        waiting = pool.submit(nodes[0].barrier, "saved", LIMIT_S)
+        worlds = join_all(nodes)
+        waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
         _wait_for_arrivals(etcd_server, job_id, 1)
         nodes[1].leave()
         with pytest.raises(BarrierBrokenError, match="round 1 is over"):
@@ -102,44 +101,44 @@ def test_a_name_may_be_used_again_in_the_next_round(
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
         for _ in range(3):
-            join_all(nodes)
+            worlds = join_all(nodes)
             with pytest.raises(BarrierTimeoutError):
-                nodes[0].barrier("saved", 0.2)
-            at_once([partial(node.barrier, "saved", LIMIT_S) for node in nodes])
+                worlds[0].barrier("saved", 0.2)
+            at_once([partial(world.barrier, "saved", LIMIT_S) for world in worlds])
 
 
 def test_a_name_used_again_is_a_new_barrier(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
-        join_all(nodes)
+        worlds = join_all(nodes)
         for turn in range(3):
-            waiting = pool.submit(nodes[turn % 2].barrier, "step", LIMIT_S)
+            waiting = pool.submit(worlds[turn % 2].barrier, "step", LIMIT_S)
             with pytest.raises(TimeoutError):
                 waiting.result(0.3)
-            nodes[1 - turn % 2].barrier("step", LIMIT_S)
+            worlds[1 - turn % 2].barrier("step", LIMIT_S)
             waiting.result(LIMIT_S)
         place = job_root(job_id) + b"barrier/"
         assert (
             len(etcd_server.keys(place)) == 3
         )  # arrivals of the last turn, and how many there were
         with pytest.raises(BarrierTimeoutError, match="1 of 2 members"):
-            nodes[0].barrier("step", 0.3)
-        at_once([partial(node.barrier, "step", LIMIT_S) for node in nodes])
+            worlds[0].barrier("step", 0.3)
+        at_once([partial(world.barrier, "step", LIMIT_S) for world in worlds])
 
 
 def test_who_waits_hears_at_once_that_the_job_is_closed(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
-        join_all(nodes)
-        waiting = pool.submit(nodes[0].barrier, "saved")
+        worlds = join_all(nodes)
+        waiting = pool.submit(worlds[0].barrier, "saved")
         _wait_for_arrivals(etcd_server, job_id, 1)
-        nodes[1].close(succeeded=True, reason="done")
+        nodes[1].finish("done")
         with pytest.raises(JobClosedError, match="done"):
             waiting.result(LIMIT_S)
         with pytest.raises(JobClosedError, match="done") as caught:
-            nodes[1].barrier("saved")
+            worlds[1].barrier("saved")
         assert caught.value.reason == "done"
         assert caught.value.closed_by in {node.node_id for node in nodes}
 
@@ -149,13 +148,13 @@ def test_an_arrival_stands_again_after_its_lease_was_lost(
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
         worlds = join_all(nodes)
-        waiting = pool.submit(nodes[0].barrier, "saved", LIMIT_S)
+        waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
         _wait_for_arrivals(etcd_server, job_id, 1)
         place = job_root(job_id) + b"barrier/"
         (arrival,) = etcd_server.gateway.keys(place).values()
         etcd_server.gateway.revoke(arrival.lease_id)
         _wait_for_arrivals(etcd_server, job_id, 1)
-        nodes[1].barrier("saved", LIMIT_S)
+        worlds[1].barrier("saved", LIMIT_S)
         waiting.result(LIMIT_S)
         assert [node.waiting_count() for node in nodes] == [0, 0]
         assert worlds[0].size == 2
@@ -165,22 +164,14 @@ def test_who_waits_hears_at_once_that_its_own_node_joins_again(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(2) as pool:
-        join_all(nodes)
-        waiting = pool.submit(nodes[0].barrier, "saved", LIMIT_S)
+        worlds = join_all(nodes)
+        waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
         _wait_for_arrivals(etcd_server, job_id, 1)
         joining = pool.submit(nodes[0].join)
         with pytest.raises(BarrierBrokenError):
             waiting.result(LIMIT_S / 2)
         nodes[1].join()
         assert joining.result(LIMIT_S).round == 2
-
-
-def test_it_needs_a_round(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    with (
-        Group(node_settings(etcd_server, job_id, "1")) as node,
-        pytest.raises(RendezvousFailedError, match=r"join\(\) first"),
-    ):
-        node.barrier("saved")
 
 
 def _wait_for_arrivals(server: EtcdServer, job_id: str, count: int) -> None:

@@ -49,8 +49,9 @@ def test_a_callers_own_etcd3_client(
         Group(settings, connect=lambda: EtcdClient.from_etcd3(own)) as lent,
         Group(settings) as other,
     ):
-        assert {world.size for world in join_all([lent, other])} == {2}
-        at_once([partial(node.barrier, "saved", LIMIT_S) for node in (lent, other)])
+        worlds = join_all([lent, other])
+        assert {world.size for world in worlds} == {2}
+        at_once([partial(world.barrier, "saved", LIMIT_S) for world in worlds])
         keys = [meta.key for _, meta in own.get_prefix(job_root(job_id).decode() + "nodes/")]
         assert len(keys) == 2
     assert not left_of_job(etcd_server.gateway, job_id)
@@ -150,18 +151,18 @@ def test_tls_and_a_user_who_may_touch_the_prefix_only(
         RemoteNode(node_options(guarded_etcd, job_id, "1:3", **files, **from_files)) as three,
     ):
         assert three.node_id
-        at_once([one.join, two.join, lambda: three.call("join")])
-        assert not one.wait_change(3.0)
+        first, second, _ = at_once([one.join, two.join, lambda: three.call("join")])
+        assert not first.wait_over(3.0)
         at_once(
             [
-                lambda: one.barrier("saved", LIMIT_S),
-                lambda: two.barrier("saved", LIMIT_S),
+                lambda: first.barrier("saved", LIMIT_S),
+                lambda: second.barrier("saved", LIMIT_S),
                 lambda: three.call("barrier", "saved", LIMIT_S),
             ]
         )
         three.process.kill()
-        assert one.wait_change(LIMIT_S)
-        assert two.wait_change(LIMIT_S)
+        assert first.wait_over(LIMIT_S)
+        assert second.wait_over(LIMIT_S)
         assert {world.size for world in join_all([one, two])} == {2}
     check.check()
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from rdzv_etcd import Failed, Finished, MovedOn
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
@@ -89,17 +90,25 @@ def test_what_a_group_that_has_left_says(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     node = Group(node_settings(etcd_server, job_id, "1"))
-    node.join()
+    world = node.join()
+    assert not world.over
     node.leave()
     assert node.waiting_count() == 0
+    assert world.over
+    assert world.wait_over()
+    assert isinstance(world.change, MovedOn)
     with pytest.raises(RendezvousFailedError, match="left"):
         node.join()
     with pytest.raises(RendezvousFailedError, match="left"):
-        node.barrier("saved")
+        world.barrier("saved")
     with pytest.raises(RendezvousFailedError, match="left"):
-        node.wait_change(0.1)
+        world.exchange(b"mine")
     with pytest.raises(RendezvousFailedError, match="left"):
-        node.close(succeeded=True, reason="done")
+        world.store.get("key")
+    with pytest.raises(RendezvousFailedError, match="left"):
+        assert world.members
+    with pytest.raises(RendezvousFailedError, match="left"):
+        node.finish()
 
 
 def test_leaving_while_another_thread_joins_ends_the_join(
@@ -118,22 +127,22 @@ def test_leaving_while_another_thread_waits_for_a_change_ends_the_wait(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
-    node.join()
+    world = node.join()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(node.wait_change)
-        assert not node.wait_change(0.1)
+        waiting = pool.submit(world.wait_over)
+        assert not world.wait_over(0.1)
         node.leave()
-        with pytest.raises(RendezvousFailedError, match="left"):
-            waiting.result(LIMIT_S)
+        assert waiting.result(LIMIT_S)
 
 
 def test_closing_tells_everybody_by_whom_and_why(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        join_all(nodes)
-        nodes[0].close(succeeded=False, reason="the data is unusable")
-        assert nodes[1].wait_change(LIMIT_S)
+        worlds = join_all(nodes)
+        assert nodes[0].fail("the data is unusable")
+        assert worlds[1].wait_over(LIMIT_S)
+        assert worlds[1].change == Failed(nodes[0].node_id, "the data is unusable")
         closure = nodes[1].closure()
         assert closure is not None
         assert (closure.by, closure.reason) == (nodes[0].node_id, "the data is unusable")
@@ -148,8 +157,11 @@ def test_success_asks_nobody_to_join_again(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        join_all(nodes)
-        at_once([partial(node.close, succeeded=True, reason="done") for node in nodes])
+        worlds = join_all(nodes)
+        assert at_once([partial(node.finish, "done") for node in nodes]) == [True, True]
+        first, second = (world.change for world in worlds)
+        assert first == second
+        assert first in [Finished(node.node_id, "done") for node in nodes]
         assert [node.waiting_count() for node in nodes] == [0, 0]
         closures = [node.closure() for node in nodes]
         assert [closure is not None and closure.succeeded for closure in closures] == [True, True]
@@ -160,10 +172,23 @@ def test_closing_by_a_node_that_is_no_member_does_nothing(
 ) -> None:
     settings = node_settings(etcd_server, job_id, "1")
     with Group(settings) as member, Group(settings) as bystander:
-        member.join()
-        bystander.close(succeeded=False, reason="not mine to say")
+        world = member.join()
+        assert not bystander.finish("not mine to say")
+        assert not bystander.fail("not mine to say")
         assert member.closure() is None
-        assert not member.wait_change(0.3)
+        assert not world.wait_over(0.3)
+
+
+def test_whoever_knows_that_all_is_lost_may_fail_the_job_without_being_a_member(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1")
+    with Group(settings) as member, Group(settings) as bystander:
+        assert not bystander.fail("too early", force=True)
+        world = member.join()
+        assert bystander.fail("the disk is full", force=True)
+        assert world.wait_over(LIMIT_S)
+        assert world.change == Failed(bystander.node_id, "the disk is full")
 
 
 def test_a_spare_hears_that_the_job_is_done(
@@ -175,7 +200,7 @@ def test_a_spare_hears_that_the_job_is_done(
         waiting = pool.submit(spare.join)
         nodes = job_root(job_id) + b"nodes/"
         wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
-        member.close(succeeded=True, reason="done")
+        member.finish("done")
         with pytest.raises(JobClosedError, match="done") as caught:
             waiting.result(LIMIT_S)
         assert caught.value.succeeded
@@ -193,5 +218,5 @@ def test_the_same_id_works_again_after_a_close(
             worlds = join_all(nodes)
             epochs.append(worlds[0].epoch)
             assert nodes[0].closure() is None
-            nodes[0].close(succeeded=False, reason=reason)
+            nodes[0].fail(reason)
     assert epochs == sorted(set(epochs))

@@ -66,7 +66,7 @@ def test_a_child_that_ends_says_nothing_and_leaves_the_parents_node_alone(
     assert not left_of_job(etcd_server.gateway, job_id)
 
 
-@pytest.mark.parametrize("works", ["(make, group.join, lambda: group.barrier('b'))", "(make,)"])
+@pytest.mark.parametrize("works", ["(make, group.join, lambda: world.barrier('b'))", "(make,)"])
 def test_a_node_in_a_child_is_refused_at_once_with_the_way_out(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, works: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_node_in_a_child_is_refused_at_once_with_the_way_out(
     printed = run(
         f"""
         group = make()
-        group.join()
+        world = group.join()
         works = {works}
         if len(works) == 1:
             group.leave()

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from rdzv_etcd.errors import BarrierTimeoutError, RendezvousFailedError
+from rdzv_etcd.errors import BarrierTimeoutError
 from rdzv_etcd.group.group import Group
-from tests.library.nodes import ALONE, LIMIT_S, at_once, groups, join_all, node_settings
+from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
@@ -24,15 +24,14 @@ def test_members_find_their_ranks_in_slices_round_after_round(
         for worlds in (first, second):
             assert sorted(world.rank for world in worlds) == list(range(NODES))
             assert {world.size for world in worlds} == {NODES}
-            assert {world.members for world in worlds} == {()}
             by_rank = sorted(zip(worlds, nodes, strict=True), key=lambda pair: pair[0].rank)
             members = tuple(node.node_id for _, node in by_rank)
-        assert {node.members() for node in nodes} == {members}
+            assert {world.node_ids for world in worlds} == {members}
         assert [world.rank for world in second] == [world.rank for world in first]
         survivors = nodes[:-2]
         for node in nodes[-2:]:
             node.leave()
-        assert all(node.wait_change(LIMIT_S) for node in survivors)
+        assert all(world.wait_over(LIMIT_S) for world in second[:-2])
         third = join_all(survivors)
         assert sorted(world.rank for world in third) == list(range(NODES - 2))
 
@@ -41,10 +40,10 @@ def test_a_barrier_of_a_large_world_names_who_is_missing(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "3", slice_nodes=1), 3) as nodes:
-        join_all(nodes)
-        at_once([partial(node.barrier, "one", LIMIT_S) for node in nodes])
+        worlds = join_all(nodes)
+        at_once([partial(world.barrier, "one", LIMIT_S) for world in worlds])
         with pytest.raises(BarrierTimeoutError, match="2 of 3 members are missing"):
-            nodes[0].barrier("two", 0.3)
+            worlds[0].barrier("two", 0.3)
 
 
 def test_a_spare_of_a_large_world_takes_a_seat_that_becomes_free(
@@ -54,22 +53,9 @@ def test_a_spare_of_a_large_world_takes_a_seat_that_becomes_free(
         waiting = at_once([partial(_seat, node) for node in nodes[:3]])
         assert sorted(waiting) == [0, 1, 2]
         nodes[0].leave()
-        ranks = at_once([partial(_next_seat, node) for node in nodes[1:]])
+        ranks = at_once([partial(_seat, node) for node in nodes[1:]])
         assert sorted(ranks) == [0, 1, 2]
 
 
 def _seat(node: Group) -> int:
     return node.join(LIMIT_S).rank
-
-
-def _next_seat(node: Group) -> int:
-    node.wait_change(0.0)
-    return _seat(node)
-
-
-def test_who_has_not_joined_has_no_members(etcd_server: EtcdServer, job_id: str) -> None:
-    with (
-        Group(node_settings(etcd_server, job_id, "1:2", **ALONE)) as node,
-        pytest.raises(RendezvousFailedError, match="join"),
-    ):
-        node.members()

@@ -15,7 +15,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd.errors import RendezvousFailedError, StateCorruptError
 from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.loop_thread import THREAD_NAME
+from rdzv_etcd.group.loop_thread import THREAD_NAME, LoopHold
 from tests.library.nodes import ALONE, LIMIT_S, groups, node_options, node_settings, wait_until
 from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
@@ -67,17 +67,30 @@ def test_a_dropped_group_leaves_the_others_of_its_process_alone(
 ) -> None:
     settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S, **ALONE)
     with Group(settings) as staying:
-        staying.join()
+        world = staying.join()
         dropped = Group(settings)
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(dropped.join)
-            assert staying.wait_change(LIMIT_S)
-            assert staying.join().size == 2
+            assert world.wait_over(LIMIT_S)
+            world = staying.join()
+            assert world.size == 2
             joining.result(LIMIT_S)
         del joining, dropped
         gc.collect()
-        assert staying.wait_change(LIMIT_S)
+        assert world.wait_over(LIMIT_S)
         assert staying.join().size == 1
+
+
+def test_whoever_holds_the_world_takes_part(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Without the group as well: the world keeps it."""
+    world = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)).join()
+    gc.collect()
+    assert not world.wait_over(0.5)
+    assert etcd_server.keys(job_root(job_id) + b"nodes/")
+    del world
+    wait_for_leaving(etcd_server, job_id)
 
 
 def test_a_group_dropped_on_the_loops_own_thread_leaves(
@@ -86,14 +99,15 @@ def test_a_group_dropped_on_the_loops_own_thread_leaves(
     """The garbage collector runs wherever it is due."""
     node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
     node.join()
-    loop_thread, held = node.loop_thread, [node]
+    held = [node]
 
     async def drop() -> None:
         held.clear()
         gc.collect()
 
     del node
-    loop_thread.run(drop())
+    with LoopHold.acquire() as loop_thread:
+        loop_thread.run(drop())
     wait_for_leaving(etcd_server, job_id)
     assert not left_of_job(etcd_server.gateway, job_id)
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rdzv_etcd import Left, Lost, Waiting, World
 from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
@@ -37,9 +38,9 @@ def test_three_nodes_form_round_after_round(
             assert sorted(world.rank for world in worlds) == [0, 1, 2]
             assert {world.round for world in worlds} == {number}
             assert {world.size for world in worlds} == {3}
-            assert len({(w.master_address, w.master_port, w.epoch, w.members) for w in worlds}) == 1
+            assert len({(w.master, w.epoch, w.node_ids) for w in worlds}) == 1
             for node, world in zip(nodes, worlds, strict=True):
-                assert world.members[world.rank] == node.node_id
+                assert world.node_ids[world.rank] == node.node_id
         assert second[0].epoch > first[0].epoch
         assert [node.waiting_count() for node in nodes] == [0, 0, 0]
 
@@ -49,13 +50,14 @@ def test_only_rank_0_has_the_masters_listening_socket(
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
         worlds = join_all(nodes)
-        with socket.create_connection((worlds[0].master_address, worlds[0].master_port), LIMIT_S):
+        master = worlds[0].master
+        with socket.create_connection((master.address, master.port), LIMIT_S):
             pass
-        listeners = {w.rank: n.take_listener() for w, n in zip(worlds, nodes, strict=True)}
+        listeners = {world.rank: world.take_listener() for world in worlds}
         assert listeners[1] is None
         assert listeners[0] is not None
-        assert listeners[0].port == worlds[0].master_port
-        assert [node.take_listener() for node in nodes] == [None, None]
+        assert listeners[0].port == master.port
+        assert [world.take_listener() for world in worlds] == [None, None]
         listeners[0].close()
 
 
@@ -85,10 +87,11 @@ def test_a_newcomer_is_noticed_and_taken_in(
     with Group(settings) as early, ThreadPoolExecutor(1) as pool:
         alone = early.join()
         assert (alone.rank, alone.size) == (0, 1)
-        assert not early.wait_change(0.2)
+        assert not alone.wait_over(0.2)
         with Group(settings) as late:
             joining = pool.submit(late.join)
-            assert early.wait_change(LIMIT_S)
+            assert alone.wait_over(LIMIT_S)
+            assert alone.change == Waiting((late.node_id,))
             assert early.waiting_count() == 1
             together = early.join()
             assert (together.rank, together.size) == (0, 2)
@@ -102,12 +105,12 @@ def test_a_spare_waits_without_disturbing_and_takes_over(
     """The spare waits longer than its join timeout: that bounds the wait for enough nodes only."""
     settings = node_settings(etcd_server, job_id, "2")
     with groups(settings, 2) as members, Group(settings) as spare, ThreadPoolExecutor(1) as pool:
-        join_all(members)
+        first, _ = join_all(members)
         joining = pool.submit(spare.join, 1.0)
-        assert not members[0].wait_change(2.0)
+        assert not first.wait_over(2.0)
         assert not joining.done()
         members[1].leave()
-        assert members[0].wait_change(LIMIT_S)
+        assert first.wait_over(LIMIT_S)
         assert members[0].join().size == 2
         assert joining.result(LIMIT_S).size == 2
 
@@ -117,9 +120,10 @@ def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(
 ) -> None:
     settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=600)
     with groups(settings, 2) as nodes:
-        join_all(nodes)
+        worlds = join_all(nodes)
         nodes[0].leave("enough")
-        assert nodes[1].wait_change(LIMIT_S)
+        assert worlds[1].wait_over(LIMIT_S)
+        assert worlds[1].change == Left({nodes[0].node_id: "enough"})
         assert nodes[1].waiting_count() > 0
         assert nodes[1].join().size == 1
 
@@ -133,11 +137,12 @@ def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
     settings = node_settings(etcd_server, job_id, "1:2")
     with RemoteNode(options) as victim, Group(settings) as survivor:
         assert victim.node_id
-        sizes = at_once([lambda: victim.call("join")["size"], lambda: survivor.join().size])
-        assert sizes == [2, 2]
+        size, world = at_once([lambda: victim.call("join")["size"], survivor.join])
+        assert size == world.size == 2
         victim.process.send_signal(how)
         assert victim.process.wait(LIMIT_S) == -how
-        assert survivor.wait_change(LIMIT_S)
+        assert world.wait_over(LIMIT_S)
+        assert world.change == Lost({victim.node_id: "lease expired"})
         assert survivor.waiting_count() > 0
         assert survivor.join().size == 1
 
@@ -149,19 +154,21 @@ def test_a_node_that_the_others_went_on_without_re_joins(
     options = node_options(etcd_server, job_id, "1:2")
     with RemoteNode(options) as paused, Group(node_settings(etcd_server, job_id, "1:2")) as other:
         assert paused.node_id
-        at_once([lambda: paused.call("join"), other.join])
+        _, world = at_once([lambda: paused.call("join"), other.join])
         paused.process.send_signal(signal.SIGSTOP)
-        assert other.wait_change(LIMIT_S)
-        assert other.join().size == 1
+        assert world.wait_over(LIMIT_S)
+        world = other.join()
+        assert world.size == 1
         paused.process.send_signal(signal.SIGCONT)
-        assert paused.call("wait_change", LIMIT_S)
+        assert paused.call("wait_over", LIMIT_S)
         assert paused.call("waiting_count") > 0
-        assert at_once([lambda: paused.call("join")["size"], lambda: _rejoin(other)]) == [2, 2]
+        sizes = at_once([lambda: paused.call("join")["size"], lambda: _rejoin(other, world)])
+        assert sizes == [2, 2]
         paused.finish()
 
 
-def _rejoin(node: Group) -> int:
-    assert node.wait_change(LIMIT_S)
+def _rejoin(node: Group, world: World) -> int:
+    assert world.wait_over(LIMIT_S)
     return node.join().size
 
 

@@ -138,7 +138,7 @@ def test_a_paused_member_comes_back_as_a_newcomer(
         assert handler.next_rendezvous().world_size == 1
         paused.process.send_signal(signal.SIGCONT)
         with ThreadPoolExecutor(1) as pool:
-            assert paused.call("wait_change", LIMIT_S)
+            assert paused.call("wait_over", LIMIT_S)
             coming = pool.submit(paused.call, "join")
             wait_until("its return", lambda: handler.num_nodes_waiting() > 0)
             assert handler.next_rendezvous().world_size == 2

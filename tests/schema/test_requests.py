@@ -499,7 +499,7 @@ def test_views_built_from_a_read_and_from_the_watch_are_the_same() -> None:
             assert control == control_from(keys, fresh)
             read = nodes_from(keys, await etcd.get(requests.read_nodes(keys)), 0.0)
             assert nodes.present == read.present
-            assert nodes.left == {"b"}
+            assert nodes.left == {"b": "SIGTERM"}
             assert job == JOB_LEASE
             await watch.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Change, Closure, Leader, Round
 from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
@@ -63,7 +63,7 @@ class Commits:
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
 
-    def counter(self, world: World) -> Counting:
+    def counter(self, world: Seat) -> Counting:
         """What was added up in the store of a round."""
         key = StoreKeys(self._keys.store(world.round, world.run)).value(COUNTER)
         return self._counters.setdefault(key, Counting(f"{COUNTER!r} of round {world.round}"))

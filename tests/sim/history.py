@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Change, Closure, Control, Round
 from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.commits import COUNTER, Commits
@@ -24,7 +24,7 @@ class Told:
     """A round as one node was told."""
 
     node_id: str
-    world: World
+    world: Seat
     at_s: float
 
 
@@ -82,7 +82,7 @@ class History:
 
     # -- what nodes were told and did ------------------------------------------------------------
 
-    def tell(self, node_id: str, world: World, at_s: float, listens: tuple[str, int]) -> None:
+    def tell(self, node_id: str, world: Seat, at_s: float, listens: tuple[str, int]) -> None:
         """``listens``: the socket that the node has for this world, should it be rank 0."""
         self.demand(
             world.rank != 0 or (world.master_address, world.master_port) == listens,
@@ -115,17 +115,17 @@ class History:
             f"{node_id} works on round {record.number} of {record.run}, but knows {seen}",
         )
 
-    def reach_barrier(self, world: World, name: str, node_id: str) -> None:
+    def reach_barrier(self, world: Seat, name: str, node_id: str) -> None:
         self._at_barrier.setdefault((world.epoch, name), set()).add(node_id)
 
-    def members_of(self, world: World) -> tuple[str, ...]:
+    def members_of(self, world: Seat) -> tuple[str, ...]:
         """Who is in that world, wherever they are named."""
         for formed in self.formed:
             if world.slices is not None and formed.record.slices == world.slices:
                 return formed.record.members
         return world.members
 
-    def pass_barrier(self, world: World, name: str, node_id: str) -> None:
+    def pass_barrier(self, world: Seat, name: str, node_id: str) -> None:
         missing = set(self.members_of(world)) - self._at_barrier[world.epoch, name]
         self.demand(
             not missing,

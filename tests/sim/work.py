@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from itertools import count
 
-from rdzv_etcd.core.member import World
+from rdzv_etcd.core.member import Seat
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.node import Node
@@ -28,7 +28,7 @@ EXIT_LIMIT_S = 300.0
 class Work:
     """One node's work in one world."""
 
-    def __init__(self, node: Node, world: World, history: History) -> None:
+    def __init__(self, node: Node, world: Seat, history: History) -> None:
         context = node.context
         self._node = node
         self._world = world

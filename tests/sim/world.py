@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rdzv_etcd.clock import wait_for
-from rdzv_etcd.core.member import Phase, World
+from rdzv_etcd.core.member import Phase, Seat
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
@@ -75,9 +75,9 @@ class SimNode:
     """Set: its agent stops its workers at once, also if it has begun."""
     finished: bool = False
     """Whether its job was closed because it is done."""
-    world: World | None = None
+    world: Seat | None = None
     """The world it works in; ``None`` while it waits."""
-    worlds: list[World] = field(default_factory=list)
+    worlds: list[Seat] = field(default_factory=list)
     joins: int = 0
     """How often its agent asked to join; 1 means that nothing ever disturbed its work."""
     error: RdzvEtcdError | None = None
@@ -121,7 +121,7 @@ class SimNode:
             self.error, self.ended_s = error, self.loop.time()
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")
 
-    async def _work(self, world: World) -> None:
+    async def _work(self, world: Seat) -> None:
         """Work until the round is over or the job is done."""
         self.work = Work(self.node, world, self.history)
         working = self.loop.create_task(self.work.run())
@@ -138,9 +138,9 @@ class SimNode:
             over.cancel()
             await asyncio.wait((working, over))
 
-    async def join(self) -> World:
+    async def join(self) -> Seat:
         self.joins += 1
-        self.port += 1  # a fresh bootstrap socket each time
+        self.port += 1  # a fresh listening socket each time
         self.world = None
         listens = (f"10.0.0.{self.name}", self.port)
         clock = self.node.context.clock

@@ -12,6 +12,7 @@ import pytest
 from rdzv_etcd.etcd.api import Etcd, Get
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.loop_thread import LoopHold
+from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.settings.model import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
@@ -34,9 +35,12 @@ class Place:
     keys: KeyRange
     lease_id: int
 
+    def round_store(self) -> RoundStore:
+        return RoundStore(self.etcd, self.loop_thread, self.keys, self.lease_id)
+
     def open(self, timeout: timedelta = GENEROUS) -> EtcdStore:
         """Open a store on the place's keys, as one node does."""
-        return EtcdStore(self.etcd, self.loop_thread, self.keys, self.lease_id, timeout=timeout)
+        return EtcdStore(self.round_store(), timeout=timeout)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.loop_thread import LoopHold
+from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings.model import Connection, Endpoint
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
@@ -34,7 +35,7 @@ def store(leak_check: LeakCheck, server: EtcdServer, job_id: str) -> Iterator[Et
         client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
         lease_id = loop_thread.run(client.grant(600)).lease_id
         keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
-        yield EtcdStore(client, loop_thread, keys, lease_id, timeout=GENEROUS)
+        yield EtcdStore(RoundStore(client, loop_thread, keys, lease_id), timeout=GENEROUS)
         loop_thread.run(client.close())
 
 

@@ -1,4 +1,4 @@
-"""Rank 0's bootstrap socket becomes the round's TCPStore."""
+"""Rank 0's listening socket becomes the round's TCPStore."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from rdzv_etcd.group.bootstrap import Bootstrap, bind_bootstrap
+from rdzv_etcd.group.listener import Listener, bind_listener
 from rdzv_etcd.settings.model import Endpoint
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
 LIMIT = timedelta(seconds=60)
 
 
-def bootstrap() -> Bootstrap:
-    return bind_bootstrap("127.0.0.1", (Endpoint("127.0.0.1"),))
+def listener() -> Listener:
+    return bind_listener("127.0.0.1", (Endpoint("127.0.0.1"),))
 
 
 def connect(port: int) -> TCPStore:
@@ -33,7 +33,7 @@ def open_descriptors() -> int:
 
 @pytest.mark.parametrize("use_libuv", [True, False], ids=["libuv", "torch 2.6"])
 def test_it_serves_on_the_socket_and_a_client_that_came_before_it(use_libuv: bool) -> None:
-    offered = bootstrap()
+    offered = listener()
     with socket.create_connection(("127.0.0.1", offered.port), timeout=10) as early_probe:
         assert early_probe.getpeername()[1] == offered.port
     with ThreadPoolExecutor(1) as pool:
@@ -47,7 +47,7 @@ def test_it_serves_on_the_socket_and_a_client_that_came_before_it(use_libuv: boo
 
 def test_every_round_has_a_fresh_store_and_no_descriptor_is_left() -> None:
     def one_round() -> int:
-        offered = bootstrap()
+        offered = listener()
         store = serve_tcp_store(offered)
         assert not store.check(["stale"])
         store.set("stale", "1")
@@ -66,7 +66,7 @@ def test_every_round_has_a_fresh_store_and_no_descriptor_is_left() -> None:
 
 
 def test_a_socket_serves_only_once() -> None:
-    offered = bootstrap()
+    offered = listener()
     store = serve_tcp_store(offered)
     with pytest.raises(ValueError, match="handed over"):
         serve_tcp_store(offered)

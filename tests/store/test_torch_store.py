@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.loop_thread import LoopHold
+from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store import StoreKeys
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
@@ -95,7 +96,8 @@ def test_a_value_too_large_for_etcd_is_refused_with_its_size_and_the_limit(
 
 def test_stores_of_two_rounds_do_not_see_each_other(place: Place, store: EtcdStore) -> None:
     other_keys = KeyRange(place.keys.end, place.keys.end + b"\xff")
-    other = EtcdStore(place.etcd, place.loop_thread, other_keys, place.lease_id, timeout=GENEROUS)
+    elsewhere = RoundStore(place.etcd, place.loop_thread, other_keys, place.lease_id)
+    other = EtcdStore(elsewhere, timeout=GENEROUS)
     store.set("key", "here")
     assert not other.check(["key"])
     other.set("key", "there")
@@ -141,9 +143,7 @@ def test_a_missing_key_times_out_and_the_error_names_it(store: EtcdStore) -> Non
 
 
 def test_timeouts_are_torchs(store: EtcdStore, place: Place) -> None:
-    assert EtcdStore(
-        place.etcd, place.loop_thread, place.keys, place.lease_id
-    ).timeout == timedelta(seconds=300)
+    assert EtcdStore(place.round_store()).timeout == timedelta(seconds=300)
     store.set_timeout(timedelta(seconds=7))
     assert store.timeout == timedelta(seconds=7)
     with store_util.store_timeout(store, 3):
@@ -520,7 +520,7 @@ def test_torchs_own_test_of_stores_in_python(store: EtcdStore) -> None:
 
 def test_clones_live_no_longer_than_the_hold_on_the_runtime(place: Place) -> None:
     loop_thread = LoopHold.acquire()
-    store = EtcdStore(place.etcd, loop_thread, place.keys, place.lease_id)
+    store = EtcdStore(RoundStore(place.etcd, loop_thread, place.keys, place.lease_id))
     clone = weakref.ref(store.clone())
     assert clone() is not None
     loop_thread.release()

@@ -35,7 +35,7 @@ _BEYOND_DEFAULT_ROUTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bootstrap:
+class Listener:
     """A listening socket and the address at which other nodes reach it."""
 
     address: str
@@ -47,7 +47,7 @@ class Bootstrap:
     def detach(self) -> int:
         """Hand the socket's descriptor over to the caller, who closes it from now on."""
         if self.socket.fileno() < 0:
-            raise ValueError("the bootstrap socket has already been closed or handed over")
+            raise ValueError("the listening socket has already been closed or handed over")
         return self.socket.detach()
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Bootstrap:
         self.socket.close()
 
 
-def bind_bootstrap(local_addr: str | None, endpoints: Sequence[Endpoint]) -> Bootstrap:
+def bind_listener(local_addr: str | None, endpoints: Sequence[Endpoint]) -> Listener:
     """Listen on a free port and find this node's address.
 
     ``local_addr`` is taken as it is; an IP address that this host has is then the only one where it
@@ -72,21 +72,21 @@ def bind_bootstrap(local_addr: str | None, endpoints: Sequence[Endpoint]) -> Boo
         address, only = _check_local_addr(local_addr)
     listener = _listen() if only is None else _listen_on(*only)
     own_address = "127.0.0.1" if only is None else str(only[1][0])
-    return Bootstrap(address, listener.getsockname()[1], listener, own_address)
+    return Listener(address, listener.getsockname()[1], listener, own_address)
 
 
-def loopback_problem(bootstrap: Bootstrap, endpoints: Sequence[Endpoint]) -> str | None:
+def loopback_problem(listener: Listener, endpoints: Sequence[Endpoint]) -> str | None:
     """Tell what is wrong if the address is one that other hosts take for themselves.
 
     It is not if etcd, too, is reached over loopback: then all nodes are on this host.
     """
-    if not is_loopback(bootstrap.address):
+    if not is_loopback(listener.address):
         return None
     for endpoint in endpoints:
         for source in _sources_towards(endpoint):
             if not source.is_loopback:
                 return (
-                    f"the other nodes are told to reach this one at {bootstrap.address}, which on "
+                    f"the other nodes are told to reach this one at {listener.address}, which on "
                     f"every host means that host itself; this one reaches etcd at "
                     f"{endpoint.target} from {source}: omit --local-addr, or give that address, if "
                     "there are nodes on other hosts"

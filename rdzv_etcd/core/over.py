@@ -1,0 +1,131 @@
+"""Why a world is over, as its member sees it: one frozen value per kind, and which it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rdzv_etcd.core.member import Member
+from rdzv_etcd.core.model import (
+    Change,
+    Closure,
+    Control,
+    display_name,
+    display_names,
+    left_because,
+    reason_to_leave,
+)
+from rdzv_etcd.core.steps import waiting_count
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Members were lost."""
+
+    members: Mapping[str, str]
+    """Node ids, and how each was lost; the first 32."""
+    waiting: tuple[str, ...] = ()
+    """The nodes that wait for the next round as well."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{display_name(one)} lost ({how})" for one, how in self.members.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Members left, and said so."""
+
+    members: Mapping[str, str]
+    """Node ids, and the reason that each gave; the first 32."""
+    waiting: tuple[str, ...] = ()
+    """The nodes that wait for the next round as well."""
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{display_name(one)} {left_because(why)}" for one, why in self.members.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nodes wait for the next round: newcomers, or members that came back."""
+
+    nodes: tuple[str, ...]
+    """Node ids; the first 32."""
+
+    def __str__(self) -> str:
+        return f"{display_names(self.nodes)} waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """The others went on without this node, which did not come back in time."""
+
+    def __str__(self) -> str:
+        return "the others went on without this node"
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOn:
+    """This node itself has joined again, or has left."""
+
+    def __str__(self) -> str:
+        return "this node has joined again, or has left"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The job's work is done."""
+
+    by: str
+    """The node that said so, its id."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{display_name(self.by)} finished the job: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job has failed, or this node cannot go on."""
+
+    by: str
+    """The node that said so, its id."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{display_name(self.by)} gave the job up: {self.reason}"
+
+
+WorldChange: TypeAlias = "Lost | Left | Waiting | Expelled | MovedOn | Finished | Failed"
+
+
+def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None:
+    """Say why the world of that epoch is over for this node; ``None`` while it is not."""
+    if not member.works_in(epoch):
+        return MovedOn()
+    if member.closure is not None:
+        return _ended(member.closure)
+    if member.failure is not None:
+        task, error = member.failure
+        return Failed(member.node_id, f"its task {task!r} failed: {error}")
+    if waiting_count(control, member.record, member.evicted) == 0:
+        return None
+    change = control.change
+    told = not member.evicted and change is not None and change.concerns(member.record)
+    return _of(change) if told and change is not None else Expelled()
+
+
+def _ended(closure: Closure) -> WorldChange:
+    return (Finished if closure.succeeded else Failed)(closure.by, closure.reason)
+
+
+def _of(change: Change) -> WorldChange:
+    if not change.lost:
+        return Waiting(change.waiters)
+    left = {node: reason_to_leave(how) for node, how in change.lost.items()}
+    lost = {node: how for node, how in change.lost.items() if left[node] is None}
+    if lost:
+        return Lost(lost, change.waiters)
+    return Left({node: reason or "" for node, reason in left.items()}, change.waiters)

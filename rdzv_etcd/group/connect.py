@@ -1,0 +1,102 @@
+"""The front door of the library: from a few words to a :class:`~rdzv_etcd.group.group.Group`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.settings import settings_from_config
+from rdzv_etcd.settings.config import EPOCH_VARIABLE
+from rdzv_etcd.text import shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Options(TypedDict, total=False):
+    """Every option of ``--rdzv-conf``, by the same name and in the same unit: docs/options.md."""
+
+    lease_ttl: int
+    heartbeat_timeout: float
+    join_timeout: float
+    last_call_timeout: float
+    rejoin_timeout: float
+    settle: float
+    closed_ttl: int
+    ended_ttl: int
+    job_lease_ttl: int
+    close_timeout: float
+    keep_alive_interval: float
+    keep_alive_max_attempt: int
+    node_unit: int
+    etcd_prefix: str
+    rank_key: str
+    slice_nodes: int
+    after_end: str
+    embed: bool
+    embed_grace: float
+    request_timeout: float
+    connect_timeout: float
+    allow_plain_password: bool
+    protocol: str
+    ca_cert: str | Path
+    cert: str | Path
+    key: str | Path
+    user_file: str | Path
+    password_file: str | Path
+
+
+def connect(
+    endpoints: str | Sequence[str],
+    *,
+    job: str,
+    nodes: int | tuple[int, int],
+    data: Mapping[str, object] | None = None,
+    local_addr: str | None = None,
+    epoch_floor: int = 0,
+    **options: Unpack[Options],
+) -> Group:
+    """Connect to etcd and take part in a job; the first :meth:`~rdzv_etcd.group.group.Group.join`,
+    or ``for world in group.worlds()``, makes this node wait for the others.
+
+    ``endpoints`` is ``"host:2379"`` or several of them, ``https://`` before one for TLS. ``job`` is
+    the id that all nodes share. ``nodes`` is how many it takes, or the fewest and the most.
+    ``data`` is what this node tells the other members of itself, a JSON object of at most 4 KiB.
+    ``local_addr`` is the address at which the others reach it, if the one that it finds is not
+    right. ``epoch_floor`` is an epoch that the job has reached before, as a checkpoint tells.
+    ``options`` are those of the torch plugin.
+
+    User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
+    options name; nothing else is taken from the environment, unless ``rank_key`` names a variable.
+
+    Blocks and raises as :class:`~rdzv_etcd.group.group.Group`, and raises
+    :class:`~rdzv_etcd.errors.SettingsError` for what cannot be.
+    """
+    fewest, most = _fewest_and_most(nodes)
+    settings = settings_from_config(
+        endpoint=endpoints if isinstance(endpoints, str) else ",".join(endpoints),
+        job_id=job,
+        min_nodes=fewest,
+        max_nodes=most,
+        local_addr=local_addr,
+        config=options,
+        environ={name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE},
+        data=data,
+        epoch_floor=epoch_floor,
+    )
+    return Group(settings)
+
+
+def _fewest_and_most(nodes: object) -> tuple[int, int]:
+    pair = (nodes, nodes) if isinstance(nodes, int) else nodes
+    match pair:
+        case (int() as fewest, int() as most):
+            return fewest, most
+    raise SettingsError(
+        f"nodes is {shown(repr(nodes), 100)}; it must be a number, or a pair of the fewest and the "
+        "most"
+    )

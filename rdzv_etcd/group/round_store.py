@@ -1,0 +1,216 @@
+"""The blocking face of a round's key-value store, for launchers and under torch's store.
+
+What each operation promises and costs is in :mod:`rdzv_etcd.kv.store`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.errors import StoreTimeoutError
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.schema.keys import KeyRange
+
+T = TypeVar("T")
+
+TIMEOUT_S = 300.0
+"""How long an operation may take unless the caller says otherwise; torch's stores have the same."""
+
+_BACKSTOP_S = 10.0
+"""The store's own deadline acts first; this is for a call that would not end by itself."""
+
+
+class Runner(Protocol):
+    """Runs work on the library's event loop: a hold on it, or a node."""
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None, /) -> T: ...
+
+    def keep(self, user: object) -> None: ...
+
+
+class UnlessOver(Protocol):
+    """Does work that waits for other members, unless their world is over."""
+
+    def __call__(
+        self, what: str, work: Callable[[], Coroutine[Any, Any, T]]
+    ) -> Coroutine[Any, Any, T]: ...
+
+
+class RoundStore:
+    """A key-value store that the members of one round share, and that vanishes with it.
+
+    Values are bytes, keys any text. All methods may be called from any thread and block for at most
+    ``timeout_s`` seconds (``None``: without limit), also while etcd is away. They raise
+    :class:`~rdzv_etcd.errors.StoreTimeoutError`, :class:`~rdzv_etcd.errors.EtcdError`, and
+    :class:`~rdzv_etcd.errors.RendezvousFailedError` when this node has left.
+
+    Those that wait for other members (``get``, ``multi_get``, ``wait``, ``queue_pop``) give up when
+    the world is over, with :class:`~rdzv_etcd.errors.WorldOverError`, or
+    :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed: what they wait for may never
+    come. ``even_if_over=True`` lets them wait on.
+    """
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        runner: Runner,
+        keys: KeyRange,
+        lease_id: int,
+        *,
+        unless_over: UnlessOver | None = None,
+    ) -> None:
+        """Open the store on ``keys``; everything it writes lives as long as the lease.
+
+        ``etcd`` must live on ``runner``'s loop, and the caller keeps both as long as the store is
+        used. Nothing is sent yet.
+        """
+        self._etcd = etcd
+        self._runner = runner
+        self._keys = keys
+        self._lease_id = lease_id
+        self._unless_over = unless_over
+
+    @cached_property
+    def _store(self) -> KeyValueStore:
+        """Made on first use, which is after the rendezvous. Two threads may make one each."""
+        return KeyValueStore(
+            self._etcd, self._keys, self._lease_id, writer=uuid.uuid4().hex, clock=SystemClock()
+        )
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def get(
+        self, key: str, timeout_s: float | None = TIMEOUT_S, *, even_if_over: bool = False
+    ) -> bytes:
+        """Return the value; waits for a missing key."""
+        what = None if even_if_over else f"store key {key!r}"
+        return self._run(lambda limit_s: self._store.get(key, limit_s), timeout_s, what)
+
+    def multi_get(
+        self,
+        keys: Sequence[str],
+        timeout_s: float | None = TIMEOUT_S,
+        *,
+        even_if_over: bool = False,
+    ) -> list[bytes]:
+        """Return the values in the order of ``keys``; waits for missing ones."""
+        what = None if even_if_over else _named(keys)
+        return self._run(lambda limit_s: self._store.multi_get(keys, limit_s), timeout_s, what)
+
+    def wait(
+        self,
+        keys: Sequence[str],
+        timeout_s: float | None = TIMEOUT_S,
+        *,
+        even_if_over: bool = False,
+    ) -> None:
+        """Return when there is a value or a queue's item under each key."""
+        what = None if even_if_over else _named(keys)
+        self._run(lambda limit_s: self._store.wait(keys, limit_s), timeout_s, what)
+
+    def check(self, keys: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> bool:
+        """Tell at once whether all keys exist."""
+        return self._run(lambda limit_s: self._store.check(keys, limit_s), timeout_s)
+
+    def num_keys(self, timeout_s: float | None = TIMEOUT_S) -> int:
+        """Return how many values there are."""
+        return self._run(self._store.num_keys, timeout_s)
+
+    def list_keys(self, timeout_s: float | None = TIMEOUT_S) -> list[str]:
+        """Return the keys of all values in ascending order."""
+        return self._run(self._store.list_keys, timeout_s)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def set(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Set the value. Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`."""
+        self._run(lambda limit_s: self._store.set(key, value, limit_s), timeout_s)
+
+    def multi_set(self, values: Mapping[str, bytes], timeout_s: float | None = TIMEOUT_S) -> None:
+        """Set all; raises :class:`~rdzv_etcd.errors.RequestTooLargeError`."""
+        items = list(values.items())
+        self._run(lambda limit_s: self._store.multi_set(items, limit_s), timeout_s)
+
+    def add(self, key: str, amount: int, timeout_s: float | None = TIMEOUT_S) -> int:
+        """Add to a number (a missing key is zero) and return the sum; never counts twice.
+
+        Raises :class:`ValueError` if the value is no 64-bit number.
+        """
+        return self._run(lambda limit_s: self._store.add(key, amount, limit_s), timeout_s)
+
+    def append(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Append to the value; a missing key is set."""
+        self._run(lambda limit_s: self._store.append(key, value, limit_s), timeout_s)
+
+    def compare_set(
+        self, key: str, expected: bytes, desired: bytes, timeout_s: float | None = TIMEOUT_S
+    ) -> bytes:
+        """Set the value if it is the expected one; return the value afterwards.
+
+        A missing key is set if ``expected`` is empty; otherwise ``expected`` is returned.
+        """
+        return self._run(
+            lambda limit_s: self._store.compare_set(key, expected, desired, limit_s), timeout_s
+        )
+
+    def delete(self, key: str, timeout_s: float | None = TIMEOUT_S) -> bool:
+        """Delete the key; tell whether it was there."""
+        return self._run(lambda limit_s: self._store.delete(key, limit_s), timeout_s)
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    def queue_push(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Put an item at the end of a queue."""
+        self._run(lambda limit_s: self._store.queue_push(key, value, limit_s), timeout_s)
+
+    def queue_pop(
+        self,
+        key: str,
+        timeout_s: float | None = TIMEOUT_S,
+        *,
+        block: bool = True,
+        even_if_over: bool = False,
+    ) -> bytes | None:
+        """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
+        what = None if even_if_over else f"queue {key!r}"
+        return self._run(
+            lambda limit_s: self._store.queue_pop(key, limit_s, block=block), timeout_s, what
+        )
+
+    def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
+        """Return how many items the queue has."""
+        return self._run(lambda limit_s: self._store.queue_len(key, limit_s), timeout_s)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def keep(self, user: object) -> None:
+        """Keep ``user`` alive as long as the runner, for callers that Python knows nothing of."""
+        self._runner.keep(user)
+
+    def _run(
+        self,
+        operation: Callable[[float | None], Coroutine[Any, Any, T]],
+        timeout_s: float | None,
+        waits_for: str | None = None,
+    ) -> T:
+        """Do the operation; ``waits_for``: what the other members may owe it."""
+        if waits_for is not None and self._unless_over is not None:
+            work = self._unless_over(waits_for, lambda: operation(timeout_s))
+        else:
+            work = operation(timeout_s)
+        backstop_s = None if timeout_s is None else timeout_s + _BACKSTOP_S
+        try:
+            return self._runner.run(work, backstop_s)
+        except TimeoutError as error:
+            raise StoreTimeoutError(f"the store did not answer within {backstop_s:g} s") from error
+
+
+def _named(keys: Sequence[str]) -> str:
+    some = ", ".join(repr(key) for key in keys[:3])
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f"store keys {some}{more}"

@@ -1,0 +1,193 @@
+"""A formed round as its member uses it: who is in it, and what they do together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from rdzv_etcd.core.member import Seat
+from rdzv_etcd.core.model import display_name
+from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.errors import RendezvousFailedError
+from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.exchange import Exchange
+from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.group.participation import Participation
+from rdzv_etcd.group.roster import members_of, presences_of
+from rdzv_etcd.group.round_store import RoundStore
+from rdzv_etcd.group.world_over import unless_over
+
+if TYPE_CHECKING:
+    from rdzv_etcd.group.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Where rank 0 of a world is reached by the others."""
+
+    address: str
+    """A host name or an IP address."""
+    port: int
+    """Held open on rank 0 since before the world was formed: see :meth:`World.take_listener`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldMember:
+    """One member of a world."""
+
+    rank: int
+    node_id: str
+    """``<host>~<pid>~<random>``: names the process, not only the host."""
+    host: str
+    """Its host's name."""
+    address: str
+    """Where the other members reach it: a host name or an IP address."""
+    data: Mapping[str, object]
+    """What it gave as ``data``."""
+
+
+class World:
+    """One formed round: a rank, a size, and what its members do together. Never changes; it gets
+    over.
+
+    All methods may be called from any thread.
+    """
+
+    rank: int
+    """This node's rank, from 0."""
+    size: int
+    """How many members there are."""
+    epoch: int
+    """Fencing token: grows from world to world of a job, through restarts and losses of etcd. Store
+    it with what outlives the world, and refuse to overwrite what has a newer one."""
+    round: int
+    """Counts the worlds of one run of the job, from 1; for people."""
+    master: Master
+
+    def __init__(self, group: Group, part: Participation, seat: Seat) -> None:
+        """Made by :meth:`rdzv_etcd.Group.join`."""
+        self.rank, self.size = seat.rank, seat.size
+        self.epoch, self.round = seat.epoch, seat.round
+        self.master = Master(seat.master_address, seat.master_port)
+        self._group = group  # whoever works in a world takes part, also without the group
+        self._part = part
+        self._seat = seat
+        self._barriers = Barriers(part.node, seat)
+        self._exchange = Exchange(part.node, seat)
+        self._change: WorldChange | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<World rank={self.rank} size={self.size} epoch={self.epoch} round={self.round} "
+            f"master={self.master.address}:{self.master.port}>"
+        )
+
+    # -- who is in it -----------------------------------------------------------------------------
+
+    @cached_property
+    def node_ids(self) -> tuple[str, ...]:
+        """The members' node ids by rank.
+
+        From memory; in a world of more than ``slice_nodes`` members the first use is one read of
+        etcd, for up to ``request_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return self._part.run(members_of(self._part.node.context, self._seat))
+
+    @cached_property
+    def members(self) -> tuple[WorldMember, ...]:
+        """The members by rank, with what each gave as ``data``.
+
+        The first use reads every member's presence: one read of etcd, and for up to a lease's TTL
+        more if a member is putting its presence back just then. Raises
+        :class:`~rdzv_etcd.errors.WorldOverError` if a member is gone,
+        :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed,
+        :class:`~rdzv_etcd.errors.StateCorruptError` if somebody else wrote there, and
+        :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        node, seat = self._part.node, self._seat
+        infos = self._part.run(
+            unless_over(node, seat, "the members", partial(presences_of, node.context, seat))
+        )
+        return tuple(
+            WorldMember(rank, info.node_id, display_name(info.node_id), info.address, info.data)
+            for rank, info in enumerate(infos)
+        )
+
+    # -- its end ----------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the members have to stop working in this world, or may; see :attr:`change`.
+
+        From memory: never blocks, never raises, whatever state etcd is in, and costs microseconds.
+        """
+        return self.change is not None
+
+    @property
+    def change(self) -> WorldChange | None:
+        """Why this world is over, ``None`` while it is not; the first reason stays. As cheap as
+        :attr:`over`."""
+        if self._change is None:
+            self._change = self._part.node.change_of(self._seat)
+        return self._change
+
+    def wait_over(self, timeout_s: float | None = None) -> bool:
+        """Block until this world is over; ``False`` after ``timeout_s`` seconds.
+
+        ``timeout_s=None``: no limit. It is over, too, when this node leaves or cannot go on.
+        """
+        if not self.over:
+            with contextlib.suppress(TimeoutError, RendezvousFailedError):
+                self._part.run(self._until_over(timeout_s))
+        return self.over
+
+    async def _until_over(self, timeout_s: float | None) -> None:
+        node = self._part.node
+        await node.context.clock.wait_for(node.over(self._seat), timeout_s)
+
+    # -- what its members do together -------------------------------------------------------------
+
+    def barrier(self, name: str, timeout_s: float = 300.0) -> None:
+        """Block until every member has called this with the same ``name``.
+
+        A name that is used again is a new barrier. After ``timeout_s`` seconds it blocks for up to
+        some 10 seconds more if etcd is slow to say who is missing. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
+        there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
+        the world gets over meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
+        closed, :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
+        """
+        self._part.run(self._barriers.wait(name, timeout_s))
+
+    def exchange(self, data: bytes, timeout_s: float = 300.0) -> list[bytes]:
+        """Give every member these bytes; return what each has given, by rank, once all have.
+
+        A barrier at which values change hands. The calls are counted: the first of every member
+        belongs together, then the second. What one member gives must fit into one request to etcd
+        (1.5 MiB by default), and all of them are read by all. Blocks for at most ``timeout_s``
+        seconds, and some seconds more to say who is missing. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again),
+        :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
+        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
+        :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return self._part.run(self._exchange.give(data, timeout_s))
+
+    @cached_property
+    def store(self) -> RoundStore:
+        """The world's own key-value store; empty when the world begins, gone after it."""
+        part, seat = self._part, self._seat
+        keys = part.node.context.keys.store(seat.round, seat.run)
+        unless = partial(unless_over, part.node, seat)  # it does not keep the world, nor the group
+        return RoundStore(part.etcd, part, keys, seat.job_lease, unless_over=unless)
+
+    def take_listener(self) -> Listener | None:
+        """Hand rank 0 the socket that listens on ``master.port``, once; the caller owns it.
+
+        ``None`` on every other rank, the second time, and once this node has joined again. Whoever
+        wants to serve on the port without it closes it first.
+        """
+        return self._part.take_listener(self.epoch)

@@ -1,0 +1,69 @@
+"""Ends a wait for other members when their world is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from rdzv_etcd.core.member import Seat
+from rdzv_etcd.core.model import Closure, display_name
+from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.errors import JobClosedError, RendezvousFailedError, WorldOverError
+from rdzv_etcd.group.node import Node
+
+T = TypeVar("T")
+
+_GRACE_S = 1.0
+"""Room for an answer that is on its way when the world ends."""
+
+
+async def until_over(node: Node, seat: Seat, what: str) -> RendezvousFailedError:
+    """Wait until the world is over; return the error for ``what`` was waited for.
+
+    Raises RendezvousFailedError if this node leaves, or cannot go on.
+    """
+    change = await node.over(seat)
+    closure = node.closure()
+    if closure is not None:
+        return _closed(what, node.context.settings.job_id, closure)
+    return _over(what, seat, change)
+
+
+async def unless_over(
+    node: Node, seat: Seat, what: str, work: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """Do the work, which waits for other members, unless the world is or gets over meanwhile.
+
+    Raises what the work raises, WorldOverError, JobClosedError if the job was closed, and
+    RendezvousFailedError if this node leaves, or cannot go on.
+    """
+    working = asyncio.ensure_future(work())
+    over = asyncio.ensure_future(until_over(node, seat, what))
+    try:
+        await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await asyncio.wait({working}, timeout=_GRACE_S)
+        if not working.done():
+            raise over.result()
+        return working.result()
+    finally:
+        for task in (working, over):
+            task.cancel()
+        await asyncio.gather(working, over, return_exceptions=True)
+
+
+def _over(what: str, seat: Seat, change: WorldChange) -> WorldOverError:
+    return WorldOverError(
+        f"{what}: round {seat.round} is over ({change}); join the next one", change=change
+    )
+
+
+def _closed(what: str, job_id: str, closure: Closure) -> JobClosedError:
+    return JobClosedError(
+        f"{what}: job {job_id!r} was closed by {display_name(closure.by)}: {closure.reason}",
+        closed_by=closure.by,
+        reason=closure.reason,
+        succeeded=closure.succeeded,
+        was_member=True,
+    )
