@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rdzv_etcd.etcd.client import EtcdClient
     from rdzv_etcd.group.connect import connect
     from rdzv_etcd.group.group import Group, leave_all
+    from rdzv_etcd.group.listener import Listener
     from rdzv_etcd.group.round_store import RoundStore
     from rdzv_etcd.group.world import Master, World, WorldMember
     from rdzv_etcd.settings import (
@@ -52,6 +53,7 @@ __all__ = [
     "Group",
     "JobSettings",
     "Left",
+    "Listener",
     "Lost",
     "Master",
     "MovedOn",
@@ -86,6 +88,7 @@ _HOMES = {
     "rdzv_etcd.etcd.client": ("EtcdClient",),
     "rdzv_etcd.group.connect": ("connect",),
     "rdzv_etcd.group.group": ("Group", "leave_all"),
+    "rdzv_etcd.group.listener": ("Listener",),
     "rdzv_etcd.group.round_store": ("RoundStore",),
     "rdzv_etcd.group.world": ("Master", "World", "WorldMember"),
 }

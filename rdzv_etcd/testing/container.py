@@ -1,7 +1,7 @@
 """An etcd in a container, for your own tests; needs ``testcontainers`` and an engine.
 
     with EtcdContainer() as etcd:
-        Group(settings_from_config(endpoint=etcd.endpoint, ...))
+        rdzv_etcd.connect(etcd.endpoint, job="my-job", nodes=1)
 
 Follows testcontainers' conventions. Knows the container and etcd's health page; nothing of
 rendezvous.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rdzv_etcd import World
 from rdzv_etcd.settings.options import options_table
 from tests.support.markdown import ROOT, Document, documents
 from tests.support.servers import EtcdServer
@@ -86,14 +87,19 @@ def test_the_library_s_example_works(
     for shown, here in (
         ("etcd-host:2379", etcd_server.endpoint),
         ("my-job", job_id),
-        ("min_nodes=2", "min_nodes=1"),
-        ("max_nodes=4", "max_nodes=1"),
+        ("nodes=(2, 4)", "nodes=1"),
     ):
         assert shown in code
         code = code.replace(shown, here)
     steps = [1, 2, 3]
-    given = {"work_is_done": lambda: not steps, "work": lambda world: steps.pop()}
+
+    def train_one_step(_world: World) -> str:
+        steps.pop()
+        return "" if steps else "done"
+
+    given = {"train_one_step": train_one_step}
     environ = dict(os.environ)
     exec(compile(code, name, "exec"), given)
     assert capsys.readouterr().out.startswith("0 1 ")
+    assert not steps
     assert dict(os.environ) == environ  # the library changes nobody's environment

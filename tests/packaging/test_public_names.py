@@ -8,6 +8,9 @@ import sys
 import pytest
 
 import rdzv_etcd
+from rdzv_etcd.group.connect import Options
+from rdzv_etcd.settings import OPTIONS
+from rdzv_etcd.settings.fields import Kind
 
 _USE = """
 import sys
@@ -37,6 +40,21 @@ def test_the_errors_and_the_version_are_there_and_nothing_heavy_is_loaded_for_th
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(rdzv_etcd, name) is not None
     assert name in dir(rdzv_etcd)
+
+
+_KINDS = {
+    Kind.SECONDS: "float",
+    Kind.WHOLE_SECONDS: "int",
+    Kind.COUNT: "int",
+    Kind.FLAG: "bool",
+    Kind.FILE: "str | Path",
+    Kind.TEXT: "str",
+}
+
+
+def test_connect_takes_every_option_by_its_name_and_in_its_unit() -> None:
+    named = {name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()}
+    assert named == {option.name: _KINDS[option.kind] for option in OPTIONS}
 
 
 def test_a_name_that_is_not_there_is_named() -> None:
