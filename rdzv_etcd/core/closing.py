@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names, left_because
 from rdzv_etcd.core.ranks import assign_ranks
-from rdzv_etcd.core.telling import needed
+from rdzv_etcd.core.wait_text import needed
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -36,7 +36,7 @@ class KeepWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RoundLimits:
     """How long a round stays open, and since when (all on the leader's clock)."""
 
     last_call_s: float
@@ -51,7 +51,7 @@ class Patience:
 
 
 def decide_close(
-    control: Control, nodes: Nodes, settings: JobSettings, patience: Patience, now_s: float
+    control: Control, nodes: Nodes, settings: JobSettings, limits: RoundLimits, now_s: float
 ) -> Close | KeepWaiting:
     """Say whether to close the next round now; ``settings`` are the job's.
 
@@ -80,21 +80,21 @@ def decide_close(
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, here + _missing(census, control))
     full = size == settings.max_nodes // settings.node_unit * settings.node_unit
-    enough_s = _enough_since(pool, settings, patience.opened_s)
+    enough_s = _enough_since(pool, settings, limits.opened_s)
     if census.expected or census.unplaced:
-        until_s = max(patience.opened_s + patience.rejoin_s, enough_s)
+        until_s = max(limits.opened_s + limits.rejoin_s, enough_s)
         why = "live members were not back in time"
     elif full:
         return _close(control, census, size, "all seats are taken")
     elif control.formed is not None:
-        last_s = max(patience.opened_s, *(presence.seen_s for presence in pool))
-        until_s = min(last_s + patience.settle_s, enough_s + patience.last_call_s)
+        last_s = max(limits.opened_s, *(presence.seen_s for presence in pool))
+        until_s = min(last_s + limits.settle_s, enough_s + limits.last_call_s)
         why = "all live members are back"
     else:
-        until_s = enough_s + patience.last_call_s
+        until_s = enough_s + limits.last_call_s
         why = "last call passed"
-    if patience.give_up_s < until_s:
-        until_s, why = patience.give_up_s, "the leader's join timeout is about to end"
+    if limits.give_up_s < until_s:
+        until_s, why = limits.give_up_s, "the leader's join timeout is about to end"
     if now_s >= until_s:
         return _close(control, census, size, why)
     return KeepWaiting(until_s, here + _missing(census, control))

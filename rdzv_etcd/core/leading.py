@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
-from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.closing import Close, KeepWaiting, RoundLimits, decide_close
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Control, Nodes
 from rdzv_etcd.settings import Settings
@@ -78,7 +78,7 @@ def _closing_step(
     if times.now_s < until_s and _may_be_put_back(member, control, nodes, embed=settings.embed):
         return KeepWaiting(until_s, "the round record was lost; its members may put it back")
     formed, timing = control.formed, settings.timing
-    patience = Patience(
+    limits = RoundLimits(
         timing.last_call_timeout_s,
         timing.settle_s,
         timing.rejoin_timeout_s,
@@ -88,7 +88,7 @@ def _closing_step(
         member.closes_by_s,
     )
     agreed = settings.job if formed is None else formed.settings
-    return decide_close(control, nodes, agreed, patience, times.now_s)
+    return decide_close(control, nodes, agreed, limits, times.now_s)
 
 
 def _may_be_put_back(member: Member, control: Control, nodes: Nodes, *, embed: bool) -> bool:

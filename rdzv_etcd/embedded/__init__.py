@@ -13,7 +13,7 @@ itself when nobody has used it for a while.
     launch.py      starts the supervisor
     supervisor.py  the detached process that keeps etcd and ends it; a program of its own
     child.py       its etcd: command line, users, requests
-    exchange.py, place.py, signals.py, words.py   what these need
+    http.py, data_folder.py, signals.py, etcd_log.py   what these need
 """
 
 from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd

@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rdzv_etcd.embedded.exchange import MalformedReplyError, ask
-from rdzv_etcd.embedded.place import make_folder, remove_folder
+from rdzv_etcd.embedded.data_folder import make_folder, remove_folder
+from rdzv_etcd.embedded.etcd_log import last_words
+from rdzv_etcd.embedded.http import MalformedReplyError, ask
 from rdzv_etcd.embedded.signals import UNBLOCKED, wait_for_signal
-from rdzv_etcd.embedded.words import last_words
 
 PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0

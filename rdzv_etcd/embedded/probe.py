@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from rdzv_etcd.embedded.exchange import MalformedReplyError, ask, connect
+from rdzv_etcd.embedded.http import MalformedReplyError, ask, connect
 from rdzv_etcd.settings import Endpoint
 
 

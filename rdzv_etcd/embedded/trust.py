@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdzv_etcd.embedded.exchange import MalformedReplyError, ask, connect
+from rdzv_etcd.embedded.http import MalformedReplyError, ask, connect
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
 from rdzv_etcd.settings import Connection, Credentials, Endpoint
 

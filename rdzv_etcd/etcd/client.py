@@ -26,17 +26,17 @@ from rdzv_etcd.etcd.borrowed import BorrowedServer
 from rdzv_etcd.etcd.channels import Credentials, Metadata
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.descriptors import require_free
+from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
 from rdzv_etcd.etcd.failover import Failover
 from rdzv_etcd.etcd.forks import refuse_after_fork
-from rdzv_etcd.etcd.homecoming import HOME_AFTER_S
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.etcd.watch_stream import WatchStreams
+from rdzv_etcd.settings.definitions import Connection, Endpoint
 from rdzv_etcd.settings.hosts import is_loopback
-from rdzv_etcd.settings.model import Connection, Endpoint
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
 _NAMED_KEYS = 4
@@ -59,10 +59,10 @@ class EtcdClient:
         connection: Connection,
         clock: Clock | None = None,
         *,
-        home_after_s: float = HOME_AFTER_S,
+        failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
-        """``home_after_s``: about how long after the endpoint chosen first has failed it is tried
-        again, in the background."""
+        """``failback_after_s``: about how long after the endpoint chosen first has failed it is
+        tried again, in the background."""
         require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
@@ -71,7 +71,7 @@ class EtcdClient:
             Authenticator(connection.credentials, clock),
             connection,
             clock,
-            home_after_s,
+            failback_after_s,
         )
 
     @classmethod
@@ -99,13 +99,13 @@ class EtcdClient:
         auth: Authenticator,
         connection: Connection,
         clock: Clock,
-        home_after_s: float = HOME_AFTER_S,
+        failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
         refuse_after_fork()
         self._connection = connection
         self._codec = Codec()
         probe = ("Range", self._codec.get(_ANY_READ))
-        self._failover = Failover(servers, auth, clock, probe, home_after_s)
+        self._failover = Failover(servers, auth, clock, probe, failback_after_s)
         self._keep_alive = KeepAlive(self._failover)
         self._streams = WatchStreams(self._failover)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()

@@ -14,9 +14,9 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, Out
 from rdzv_etcd.etcd import retry
 from rdzv_etcd.etcd.auth import REQUIRE_LEADER, Authenticator
 from rdzv_etcd.etcd.channels import Metadata
+from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S, Failback
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, told, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.etcd.homecoming import HOME_AFTER_S, Homecoming
 from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
 from rdzv_etcd.etcd.server import ClosedError, Server, Stream
 
@@ -100,14 +100,14 @@ class Failover:
         auth: Authenticator,
         clock: Clock,
         probe: tuple[str, Any],
-        home_after_s: float = HOME_AFTER_S,
+        failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
         """``probe``: method and request of a read that any member with a leader answers."""
         self._servers = _shuffled(servers, clock)
         self._auth = auth
         self._current = 0
         self._probe = probe
-        self._homecoming = Homecoming(clock, home_after_s, self._go_home)
+        self._failback = Failback(clock, failback_after_s, self._fail_back)
         self.clock = clock
         self.closed = False
 
@@ -182,7 +182,7 @@ class Failover:
         if self._servers[self._current] is server:
             self._current = (self._current + 1) % len(self._servers)
             if self._current and not self.closed:
-                self._homecoming.begin()
+                self._failback.begin()
 
     @property
     def user(self) -> str | None:
@@ -194,12 +194,12 @@ class Failover:
 
     async def close(self) -> None:
         self.closed = True
-        await self._homecoming.close()
+        await self._failback.close()
         for server in self._servers:
             await server.close()
         await self.clock.sleep(_CANCELLATION_S)
 
-    async def _go_home(self) -> bool:
+    async def _fail_back(self) -> bool:
         """Move to the first endpoint if it answers; tell whether the current one is that now.
 
         Then the connection to the other one is given up, and with it the streams, which are opened

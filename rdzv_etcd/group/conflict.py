@@ -5,7 +5,7 @@ from __future__ import annotations
 from rdzv_etcd.core.model import Control
 from rdzv_etcd.errors import JobSettingsMismatchError
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.patience import JoinPatience
+from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 
@@ -16,9 +16,9 @@ _EXPIRY_S = 2.0
 class Conflict:
     """Watches, for one join, whether a job of other settings stands in the way."""
 
-    def __init__(self, context: NodeContext, patience: JoinPatience) -> None:
+    def __init__(self, context: NodeContext, limits: JoinLimits) -> None:
         self._context = context
-        self._patience = patience
+        self._limits = limits
         self._since_s = 0.0
 
     async def outlast(self, theirs: JobSettings, whose: str) -> None:
@@ -28,15 +28,15 @@ class Conflict:
         theirs do. Who is still there after a TTL lives, so then this raises
         JobSettingsMismatchError; and when the time to join is up. Raises EtcdError as well.
         """
-        context, patience = self._context, self._patience
+        context, limits = self._context, self._limits
         control, now_s = context.control.view, context.clock.now_s()
         somebody = control.leader is not None or await self._anybody()
         problem = (
             f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
         )
-        if not patience.conflict:
+        if not limits.conflict:
             self._since_s = now_s
-        until_s = patience.began_s + patience.timeout_s
+        until_s = limits.began_s + limits.timeout_s
         why = "no node of that job is there: waiting until what it left in etcd expires"
         if somebody:
             until_s = min(until_s, self._since_s + context.settings.timing.lease_ttl_s + _EXPIRY_S)
@@ -46,12 +46,12 @@ class Conflict:
                 f"job {context.settings.job_id!r}: {problem}; start all nodes of a job with the "
                 "same --nnodes"
             )
-        if not patience.conflict:
+        if not limits.conflict:
             context.log.warn(f"{problem}; {why}")
-        patience.note_conflict(f"for the job id to become free: {problem}")
+        limits.note_conflict(f"for the job id to become free: {problem}")
         seen = _keys(control)
         await context.wakeup.wait(
-            until_s, when=lambda: patience.is_gone() or _keys(context.control.view) != seen
+            until_s, when=lambda: limits.is_gone() or _keys(context.control.view) != seen
         )
 
     async def _anybody(self) -> bool:

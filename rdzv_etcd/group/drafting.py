@@ -14,7 +14,7 @@ from rdzv_etcd.core.model import Control, Nodes, Round
 from rdzv_etcd.core.rank_slices import slices_for
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.job_lease import PreparedLease
-from rdzv_etcd.settings.model import MAX_EPOCH_CLAIM
+from rdzv_etcd.settings.definitions import MAX_EPOCH_CLAIM
 
 _AUDITED = 32
 

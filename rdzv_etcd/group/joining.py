@@ -39,8 +39,8 @@ from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.conflict import Conflict
 from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.group.leadership import Leadership
-from rdzv_etcd.group.patience import JoinPatience
 from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
@@ -57,8 +57,8 @@ class Joining:
         self._context = context
         self._member = member
         self._leadership = leadership
-        self._patience = JoinPatience(context, member, timeout_s)
-        self._conflict = Conflict(context, self._patience)
+        self._limits = JoinLimits(context, member, timeout_s)
+        self._conflict = Conflict(context, self._limits)
 
     async def run(self, address: str, port: int) -> Seat:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
@@ -83,25 +83,25 @@ class Joining:
 
     async def tell(self) -> None:
         """Tell what :meth:`run` waits for, beside it, until cancelled."""
-        await WaitLines(self._context, self._member, self._patience).run()
+        await WaitLines(self._context, self._member, self._limits).run()
 
     async def _until_entered(self) -> Seat:
-        context, member, patience = self._context, self._member, self._patience
+        context, member, limits = self._context, self._member, self._limits
         while True:
             member.check_not_gone()
-            patience.plan_to_close()
+            limits.plan_to_close()
             step = self._step()
             if isinstance(step, Enter):
                 return self._enter()
             try:
                 await self._carry_out(step)
             except (EtcdRefusedError, EtcdUnavailableError, OutcomeUnknownError) as error:
-                if context.clock.now_s() >= patience.deadline_s():
-                    last = patience.last_word(error)
+                if context.clock.now_s() >= limits.deadline_s():
+                    last = limits.last_word(error)
                     if last is error:
                         raise
                     raise last from error
-                await patience.sit_out(error)
+                await limits.sit_out(error)
 
     def _step(self) -> JoiningStep:
         context = self._context
@@ -121,14 +121,14 @@ class Joining:
 
     async def _carry_out(self, step: JoiningStep) -> None:
         """Do what is next, or wait for something to change."""
-        context, patience = self._context, self._patience
+        context, limits = self._context, self._limits
         if context.control.problem is not None:
-            await context.control.refresh(patience.limit_s())  # it may be over
+            await context.control.refresh(limits.limit_s())  # it may be over
             if context.control.problem is not None:
                 raise context.control.problem
             return
         if not isinstance(step, Outlast):
-            patience.note_conflict("")
+            limits.note_conflict("")
         match step:
             case End(closure):
                 raise self._closed_error(closure)
@@ -144,15 +144,15 @@ class Joining:
                 await self._wait()
 
     async def _wait(self) -> None:
-        context, patience = self._context, self._patience
-        patience.relieved()  # there is nothing to ask etcd for, whatever it refused
-        deadline_s = patience.deadline_s()
+        context, limits = self._context, self._limits
+        limits.relieved()  # there is nothing to ask etcd for, whatever it refused
+        deadline_s = limits.deadline_s()
         until_s = None if deadline_s == math.inf else deadline_s
         if not await context.wakeup.wait(until_s) and self._is_over():
             raise await self._timeout()
 
     def _is_over(self) -> bool:
-        return self._context.clock.now_s() >= self._patience.deadline_s()
+        return self._context.clock.now_s() >= self._limits.deadline_s()
 
     # -- arriving -------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Joining:
             )
             if info is None:
                 return
-            limit_s = self._patience.limit_s()
+            limit_s = self._limits.limit_s()
             slice_ = member.slice_to_put_back(control)
             member.forget_arrival()  # whatever an earlier one said is not what is wanted now
             try:
@@ -187,9 +187,9 @@ class Joining:
             except LeaseNotFoundError:
                 context.session.lost(context.session.lease_id)
                 return
-            self._patience.relieved()
+            self._limits.relieved()
             if result.succeeded:
-                self._patience.note_arrival()
+                self._limits.note_arrival()
                 member.note_arrival(session, control)
                 if slice_ is not None:
                     member.note_slice_there(control)
@@ -212,7 +212,7 @@ class Joining:
         if self._is_over():
             raise JoinTimeoutError(
                 f"round {record.number} was formed, but the part of its ranks that names this node "
-                f"could not be read within {self._patience.timeout_s:g} s"
+                f"could not be read within {self._limits.timeout_s:g} s"
             )
         request = requests.read_slice(context.keys, record, record.slices, member.node_id)
         result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
@@ -295,7 +295,7 @@ class Joining:
         context = self._context
         text = (
             f"round {context.control.view.next_number} was not formed within "
-            f"{self._patience.timeout_s:g} s: "
+            f"{self._limits.timeout_s:g} s: "
         )
         try:
             result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.definitions import Endpoint
 from rdzv_etcd.settings.hosts import is_loopback, is_ours
-from rdzv_etcd.settings.model import Endpoint
 
 _log = logging.getLogger(__name__)
 

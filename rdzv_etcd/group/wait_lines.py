@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.telling import tell_round, tell_seat
+from rdzv_etcd.core.wait_text import tell_round, tell_seat
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.patience import JoinPatience
+from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from
 
@@ -21,10 +21,10 @@ _ANSWER_S = 5.0
 class WaitLines:
     """The lines of one join, logged at WARNING: the level that torchrun shows by default."""
 
-    def __init__(self, context: NodeContext, member: Member, patience: JoinPatience) -> None:
+    def __init__(self, context: NodeContext, member: Member, limits: JoinLimits) -> None:
         self._context = context
         self._member = member
-        self._patience = patience
+        self._limits = limits
 
     async def run(self) -> None:
         """Tell what this join waits for, until cancelled."""
@@ -44,22 +44,22 @@ class WaitLines:
 
     def _waits_for(self) -> tuple[bool, float]:
         """Whether it is for a seat, and since when."""
-        patience = self._patience
-        if patience.is_spare():
-            return True, patience.began_s
-        return False, max(patience.began_s, self._member.opened_s)
+        limits = self._limits
+        if limits.is_spare():
+            return True, limits.began_s
+        return False, max(limits.began_s, self._member.opened_s)
 
     def _is_other(self, known: tuple[bool, float]) -> bool:
         return self._waits_for() != known
 
     async def _what(self) -> str:
-        context, patience = self._context, self._patience
-        if patience.conflict:
-            return patience.conflict
-        if patience.trouble is not None:
-            return f"for etcd: {patience.trouble}"
+        context, limits = self._context, self._limits
+        if limits.conflict:
+            return limits.conflict
+        if limits.trouble is not None:
+            return f"for etcd: {limits.trouble}"
         control = context.control.view
-        if patience.is_spare():
+        if limits.is_spare():
             return tell_seat(context.settings.job_id, control)
         formed = control.formed
         settings = context.settings.job if formed is None else formed.settings

@@ -9,7 +9,7 @@ from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWriter
 from rdzv_etcd.schema import store_requests as requests
-from rdzv_etcd.schema.store import StoreKeys, content_of, encode_value
+from rdzv_etcd.schema.store_values import StoreKeys, content_of, encode_value
 
 
 class Queues:

@@ -4,8 +4,8 @@ Knows what each operation promises and how to keep that in as few requests as po
 torch and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business,
 how waiting works :mod:`rdzv_etcd.kv.reads`'.
 
-``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store` for how a counter is kept
-in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
+``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store_values` for how a counter is
+kept in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
 Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by its
 number; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
 
@@ -30,7 +30,8 @@ from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.schema.store import (
+from rdzv_etcd.schema.store_requests import Body
+from rdzv_etcd.schema.store_values import (
     Counter,
     StoreKeys,
     content_of,
@@ -39,7 +40,6 @@ from rdzv_etcd.schema.store import (
     number_of,
     wrap,
 )
-from rdzv_etcd.schema.store_requests import Body
 
 BATCH_BYTES = 1024 * 1024
 """Keys and values in one request; etcd's limit is 1.5 MiB (--max-request-bytes), all included."""

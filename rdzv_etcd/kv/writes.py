@@ -23,8 +23,8 @@ from itertools import count
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import StateCorruptError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
-from rdzv_etcd.schema.store import StoreKeys
 from rdzv_etcd.schema.store_requests import WROTE, Body, once
+from rdzv_etcd.schema.store_values import StoreKeys
 
 LEAST_REQUEST_S = 1.0
 """Even a wait of a millisecond gets one answer from a healthy etcd."""

@@ -1,4 +1,4 @@
-"""Key paths of one job. Only :mod:`rdzv_etcd.schema.store` builds keys as well, below ``store``.
+"""Key paths of one job. Below ``store`` :mod:`rdzv_etcd.schema.store_values` builds some as well.
 
     <prefix>/<job>/audit/<round>/<run>         what happened in a round            job lease
     <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session

@@ -2,7 +2,7 @@
 
 A write is given as a :data:`Body`, and :func:`once` makes the transaction of it: how it comes to be
 applied once is told in :mod:`rdzv_etcd.kv.writes`. Keys are etcd's (see
-:class:`~rdzv_etcd.schema.store.StoreKeys`), values are encoded.
+:class:`~rdzv_etcd.schema.store_values.StoreKeys`), values are encoded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from rdzv_etcd.etcd.api import Compare, Delete, Get, KeyValue, Put, Relation, Target, Txn
 from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.schema.store import Counter, encode_value
+from rdzv_etcd.schema.store_values import Counter, encode_value
 
 WROTE = b"1"
 """What a marker says of a write of which a branch that writes was taken."""

@@ -23,7 +23,7 @@ from rdzv_etcd.schema.fields import (
     encode,
 )
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.model import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES
+from rdzv_etcd.settings.definitions import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES
 
 __all__ = ["VERSION", "decode_key"]
 

@@ -1,8 +1,7 @@
 """Frozen settings and the parsers that make them from what users type."""
 
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
-from rdzv_etcd.settings.endpoints import parse_endpoints
-from rdzv_etcd.settings.model import (
+from rdzv_etcd.settings.definitions import (
     AfterEnd,
     Connection,
     Credentials,
@@ -12,6 +11,7 @@ from rdzv_etcd.settings.model import (
     Timing,
     Tls,
 )
+from rdzv_etcd.settings.endpoints import parse_endpoints
 from rdzv_etcd.settings.options import OPTIONS, options_table
 
 __all__ = [

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
-from rdzv_etcd.settings.given import Given
-from rdzv_etcd.settings.model import (
+from rdzv_etcd.settings.definitions import (
     DEFAULT_PREFIX,
     MAX_EPOCH_CLAIM,
     AfterEnd,
@@ -24,6 +22,8 @@ from rdzv_etcd.settings.model import (
     Timing,
     Tls,
 )
+from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
+from rdzv_etcd.settings.given import Given
 from rdzv_etcd.settings.secrets import read_secret
 
 USER_VARIABLE = "RDZV_ETCD_USER"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.settings.fields import Kind, Option, options_of
-from rdzv_etcd.settings.model import (
+from rdzv_etcd.settings.definitions import (
     Connection,
     Credentials,
     JobSettings,
@@ -11,6 +10,7 @@ from rdzv_etcd.settings.model import (
     Timing,
     Tls,
 )
+from rdzv_etcd.settings.fields import Kind, Option, options_of
 
 _PROTOCOL = Option(
     "protocol",

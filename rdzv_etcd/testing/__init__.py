@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
-from rdzv_etcd.testing.link import Link
-from rdzv_etcd.testing.model import Model
+from rdzv_etcd.testing.network import Link
 from rdzv_etcd.testing.server import Applied, MemoryEtcd
 from rdzv_etcd.testing.simloop import (
     DeadlockError,
@@ -27,6 +26,7 @@ from rdzv_etcd.testing.simloop import (
     SimulationTimeoutError,
     run_simulation,
 )
+from rdzv_etcd.testing.state_machine import Model
 from rdzv_etcd.testing.watch import MemoryWatch
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import Get, GetResult, LeaseGrant, Txn, TxnResult
 from rdzv_etcd.testing.checks import check_types
-from rdzv_etcd.testing.link import Fate, Link, Planned
+from rdzv_etcd.testing.network import Fate, Link, Planned
 from rdzv_etcd.testing.requests import (
     Grant,
     KeepAlive,

@@ -19,8 +19,7 @@ from rdzv_etcd.errors import EtcdError, LeaseNotFoundError
 from rdzv_etcd.etcd.api import Get, GetResult, KeyValue, LeaseGrant, prefix_end
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
-from rdzv_etcd.testing.link import Link
-from rdzv_etcd.testing.model import Model
+from rdzv_etcd.testing.network import Link
 from rdzv_etcd.testing.requests import (
     Compact,
     Grant,
@@ -31,6 +30,7 @@ from rdzv_etcd.testing.requests import (
     Revision,
     Revoke,
 )
+from rdzv_etcd.testing.state_machine import Model
 
 EXPIRY_TICK_S = 0.5
 """etcd looks for expired leases this often (lessor.go)."""

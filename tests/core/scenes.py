@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
-from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.closing import Close, KeepWaiting, RoundLimits, decide_close
 from rdzv_etcd.core.model import (
     Change,
     Closure,
@@ -186,8 +186,8 @@ class Scene:
         return Nodes(self._revision, present, left, gone=dict(self._gone))
 
     def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:
-        patience = Patience(LAST_CALL_S, SETTLE_S, REJOIN_S, self.opened_s, self.give_up_s)
-        return decide_close(self.control, self.nodes, self.settings, patience, now_s)
+        limits = RoundLimits(LAST_CALL_S, SETTLE_S, REJOIN_S, self.opened_s, self.give_up_s)
+        return decide_close(self.control, self.nodes, self.settings, limits, now_s)
 
     def closed_world(self, now_s: float = NOW_S) -> str:
         """The members by rank; fails if the round is not closed now."""

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
-from rdzv_etcd.core.closing import Close, KeepWaiting, Patience, decide_close
+from rdzv_etcd.core.closing import Close, KeepWaiting, RoundLimits, decide_close
 from rdzv_etcd.core.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
 from rdzv_etcd.core.ranks import assign_ranks
 from rdzv_etcd.settings import JobSettings
@@ -70,7 +70,7 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
     scene: tuple[Control, Nodes, JobSettings], now_s: float
 ) -> None:
     control, nodes, settings = scene
-    decision = decide_close(control, nodes, settings, Patience(30, 0.2, 120, 0.0), now_s)
+    decision = decide_close(control, nodes, settings, RoundLimits(30, 0.2, 120, 0.0), now_s)
     if isinstance(decision, KeepWaiting):
         assert decision.until_s is None or decision.until_s > now_s
         return
@@ -115,10 +115,10 @@ def test_waiting_long_enough_closes_whatever_can_be_closed(
     scene: tuple[Control, Nodes, JobSettings],
 ) -> None:
     control, nodes, settings = scene
-    patience = Patience(30, 0.2, 120, 0.0)
-    decision = decide_close(control, nodes, settings, patience, 50.0)
+    limits = RoundLimits(30, 0.2, 120, 0.0)
+    decision = decide_close(control, nodes, settings, limits, 50.0)
     if isinstance(decision, KeepWaiting) and decision.until_s is not None:
-        later = decide_close(control, nodes, settings, patience, decision.until_s)
+        later = decide_close(control, nodes, settings, limits, decision.until_s)
         assert isinstance(later, Close)
 
 

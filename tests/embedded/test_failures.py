@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rdzv_etcd.embedded.addresses import own_addresses
-from rdzv_etcd.embedded.words import last_words
+from rdzv_etcd.embedded.etcd_log import last_words
 from tests.embedded.agents import Agent, wait_for_end
 from tests.embedded.conftest import Agents
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd import api
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.homecoming import HOME_AFTER_S
-from rdzv_etcd.settings.model import Connection, Credentials, Endpoint, Tls
+from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
+from rdzv_etcd.settings.definitions import Connection, Credentials, Endpoint, Tls
 from tests.support.servers import EtcdServer
 
 T = TypeVar("T")
@@ -60,10 +60,12 @@ def connection(
 
 @asynccontextmanager
 async def client_of(
-    *servers: EtcdServer, home_after_s: float = HOME_AFTER_S, **options: Any
+    *servers: EtcdServer, failback_after_s: float = FAILBACK_AFTER_S, **options: Any
 ) -> AsyncIterator[EtcdClient]:
     """A client of the servers, in this order; closed at the end."""
-    client = EtcdClient(connection(*servers, **options), InOrder(), home_after_s=home_after_s)
+    client = EtcdClient(
+        connection(*servers, **options), InOrder(), failback_after_s=failback_after_s
+    )
     try:
         yield client
     finally:

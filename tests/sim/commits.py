@@ -12,7 +12,7 @@ from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store import StoreKeys, number_of
+from rdzv_etcd.schema.store_values import StoreKeys, number_of
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.counting import Counting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rdzv_etcd.etcd.api import Txn
-from rdzv_etcd.testing.link import Match
+from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request
 
 

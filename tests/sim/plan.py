@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
 from tests.sim.kinds import KINDS
 from tests.sim.world import TIMING
 

@@ -20,7 +20,7 @@ from rdzv_etcd.group import drafting, presence
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import decode_node
-from rdzv_etcd.testing.link import Match
+from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request
 from tests.group import test_scenarios
 from tests.sim.invariants import Invariant, InvariantError

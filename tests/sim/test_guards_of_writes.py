@@ -17,7 +17,7 @@ from rdzv_etcd.group import job_lease
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.testing import Applied
-from rdzv_etcd.testing.link import Match
+from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant

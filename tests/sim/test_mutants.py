@@ -23,10 +23,10 @@ from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
 from rdzv_etcd.group import (
     drafting,
     job_lease,
+    join_limits,
     leadership,
     leaving,
     node,
-    patience,
     repair,
     roster,
     session,
@@ -288,12 +288,12 @@ MUTANTS = [
            lambda original, *args: [*original(*args)[:-1], {}], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.wakeup.wait(), (I.CONVERGENCE,), noticed_by=44),
-    Mutant("a spare gives up", patience.JoinPatience, "is_spare", returns(False),
+    Mutant("a spare gives up", join_limits.JoinLimits, "is_spare", returns(False),
            (I.CONVERGENCE,), noticed_by=8, kinds=("join_timeout",)),
-    Mutant("a join ends early", patience.JoinPatience, "deadline_s",
+    Mutant("a join ends early", join_limits.JoinLimits, "deadline_s",
            lambda original, self: original(self) - 60.0, (I.CONVERGENCE,),
            kinds=("join_timeout",)),
-    Mutant("a member gives up when it is refused", patience.JoinPatience, "sit_out",
+    Mutant("a member gives up when it is refused", join_limits.JoinLimits, "sit_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
 ]  # fmt: skip
 

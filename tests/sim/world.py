@@ -20,9 +20,9 @@ from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
-from rdzv_etcd.settings.model import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
-from rdzv_etcd.testing.model import Model
+from rdzv_etcd.testing.state_machine import Model
 from tests.sim.commits import Saved
 from tests.sim.history import History
 from tests.sim.work import Work

@@ -21,7 +21,7 @@ from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.schema.store import StoreKeys
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.store.conftest import BRIEF, GENEROUS, Place
 from tests.support.signals import handling

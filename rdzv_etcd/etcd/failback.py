@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 
 from rdzv_etcd.clock import Clock
 
-HOME_AFTER_S = 300.0
+FAILBACK_AFTER_S = 300.0
 """The average time between tries; each is drawn, so that a fleet does not come back in step."""
 
 
-class Homecoming:
+class Failback:
     """A task of its own while the client is away; without tasks when it is at home."""
 
     def __init__(
@@ -26,13 +26,13 @@ class Homecoming:
         """``go_home`` tries to move and tells whether the client is at home now."""
         self._clock = clock
         self._after_s = after_s
-        self._go_home = go_home
+        self._fail_back = go_home
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """The client is away; idempotent."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="rdzv-etcd homecoming")
+            self._task = asyncio.create_task(self._run(), name="rdzv-etcd failback")
 
     async def close(self) -> None:
         task = self._task
@@ -43,7 +43,7 @@ class Homecoming:
     async def _run(self) -> None:
         try:
             await self._pause()
-            while not await self._go_home():
+            while not await self._fail_back():
                 await self._pause()
         finally:
             self._task = None

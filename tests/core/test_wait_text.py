@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rdzv_etcd.core.telling import tell_round, tell_seat
+from rdzv_etcd.core.wait_text import tell_round, tell_seat
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
 

@@ -1,4 +1,4 @@
-"""The patience of one join: until when it waits, and what it does while etcd refuses or is away."""
+"""The limits of one join: until when it waits, and what it does while etcd refuses or is away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADWAY_S = 5.0
 so does another try."""
 
 
-class JoinPatience:
+class JoinLimits:
     """Counts a join's time; a spare of a healthy round has as much as it needs."""
 
     def __init__(self, context: NodeContext, member: Member, timeout_s: float) -> None:

@@ -14,7 +14,7 @@ from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.watch import EtcdWatch
-from rdzv_etcd.settings.model import Connection, Endpoint
+from rdzv_etcd.settings.definitions import Connection, Endpoint
 from tests.etcd.test_watch import names
 from tests.etcd.test_watch_streams import streams_begun
 from tests.etcd.tools import (
@@ -49,7 +49,7 @@ def test_after_a_rolling_upgrade_every_client_is_where_it_was(
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             clients = [
-                EtcdClient(connection(*members), SystemClock(seed), home_after_s=SOON_S)
+                EtcdClient(connection(*members), SystemClock(seed), failback_after_s=SOON_S)
                 for seed in range(CLIENTS)
             ]
             for client in clients:
@@ -113,7 +113,7 @@ def test_nobody_moves_to_an_endpoint_that_does_not_answer(
     endpoints = (Endpoint("127.0.0.1", port), Endpoint("127.0.0.1", server.port))
 
     async def scenario() -> None:
-        client = EtcdClient(Connection(endpoints), InOrder(), home_after_s=0.1)
+        client = EtcdClient(Connection(endpoints), InOrder(), failback_after_s=0.1)
         try:
             watch = client.watch(PREFIX, END, start_revision=0)
             await watch.ready()
@@ -134,7 +134,7 @@ def test_calls_under_way_survive_the_way_home(fresh_cluster: Callable[[int], Etc
     first, second, _ = fresh_cluster(3).members
 
     async def scenario() -> None:
-        async with client_of(first, second, home_after_s=SOON_S) as client:
+        async with client_of(first, second, failback_after_s=SOON_S) as client:
             await in_background(first.stop)
             watch = client.watch(PREFIX, END, start_revision=0)
             await watch.ready()
