@@ -4,10 +4,10 @@ Knows what each operation promises and how to keep that in as few requests as po
 torch and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business,
 how waiting works :mod:`rdzv_etcd.kv.reads`'.
 
-``add`` counts without compare-and-set: see :mod:`rdzv_etcd.schema.store_values` for how a counter is
-kept in a key's version. Adding the amount that a counter was made with never conflicts with anybody.
-Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by its
-number; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
+``add`` counts without compare-and-set: :mod:`rdzv_etcd.schema.store_values` says how a counter is
+kept in a key's version. Adding the amount that a counter was made with never conflicts with
+anybody. Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by
+its number; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
 
 Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
 counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
