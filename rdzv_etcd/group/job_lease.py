@@ -14,6 +14,7 @@ from rdzv_etcd.core.model import Round
 from rdzv_etcd.core.steps import kept_record
 from rdzv_etcd.errors import EtcdError, LeaseExistsError
 from rdzv_etcd.etcd.api import LeaseGrant
+from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 
 
@@ -23,8 +24,12 @@ async def keep(context: NodeContext, member: Member) -> None:
     A round that lost a member may wait for a replacement longer than the lease lives. The leader
     renews at once, because the lease may have aged while the round was being closed; the others
     have time, and better things to do in the moment a round is formed.
+
+    What is not answered is tried again as soon as a node's own lease is: the record can be put
+    back, but what is in the round's store goes with the lease for good.
     """
     period_s = context.settings.timing.job_ttl_s / 3
+    backoff = Backoff(period_s)
     renewed = False
     while True:
         record = kept_record(member, context.control.view)
@@ -35,11 +40,16 @@ async def keep(context: NodeContext, member: Member) -> None:
             continue
         control = context.control.view
         leads = control.leader is not None and control.leader.node_id == member.node_id
-        with contextlib.suppress(EtcdError):  # the others do it too; a loss is repaired
+        limit_s = context.session.patience_s()
+        try:
             if renewed or leads:
-                await context.etcd.keep_alive(record.job_lease)
+                await context.etcd.keep_alive(record.job_lease, timeout_s=limit_s)
             if leads and control.epoch_lease:
-                await context.etcd.keep_alive(control.epoch_lease)
+                await context.etcd.keep_alive(control.epoch_lease, timeout_s=limit_s)
+        except EtcdError as error:
+            await context.clock.sleep(backoff.after(error))
+            continue
+        backoff.reset()
         renewed = True
         await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
 

@@ -27,7 +27,7 @@ from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Grant
 from tests.sim.commits import OPERATOR
-from tests.sim.matching import puts
+from tests.sim.matching import puts, renews
 from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate
 
 DETECTION_S = TTL_S + TICK_S
@@ -668,6 +668,22 @@ def test_the_record_is_put_back_when_only_the_job_lease_was_lost(slice_nodes: in
         await job.until_works("bc", SOON_S)
 
     simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+
+
+def test_a_job_lease_as_short_as_a_nodes_outlives_renewals_that_are_lost() -> None:
+    """What is in the round's store would go with it, and nobody could put that back."""
+
+    async def scenario(job: SimJob) -> None:
+        node = job.start("a")
+        await job.until_works("a")
+        lease_id = job.history.formed[0].record.job_lease
+        for _ in range(5):
+            node.connection.link.hold_requests(3600.0, 2, renews(lease_id))
+            await job.pass_time(TTL_S)
+        assert [each.record.number for each in job.history.formed] == [1], job.tell()
+
+    timing = replace(TIMING, job_lease_ttl_s=TTL_S)
+    simulate(scenario, min_nodes=1, max_nodes=1, timing=timing)
 
 
 async def has_a_spare_that_leads(job: SimJob) -> SimNode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import Request
+from rdzv_etcd.testing.requests import KeepAlive, Request
 
 
 def puts(key: bytes) -> Match:
@@ -12,6 +12,15 @@ def puts(key: bytes) -> Match:
 
     def matching(request: Request) -> bool:
         return isinstance(request, Txn) and any(put.key == key for put in request.puts())
+
+    return matching
+
+
+def renews(lease_id: int) -> Match:
+    """Match the keep-alives of one lease."""
+
+    def matching(request: Request) -> bool:
+        return isinstance(request, KeepAlive) and request.lease_id == lease_id
 
     return matching
 
