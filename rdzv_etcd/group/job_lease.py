@@ -40,7 +40,7 @@ async def keep(context: NodeContext, member: Member) -> None:
             continue
         control = context.control.view
         leads = control.leader is not None and control.leader.node_id == member.node_id
-        limit_s = context.session.patience_s()
+        limit_s = context.session.reply_limit_s()
         try:
             if renewed or leads:
                 await context.etcd.keep_alive(record.job_lease, timeout_s=limit_s)

@@ -135,7 +135,7 @@ class Session:
         while self.lease_id:
             lease_id, began_s = self.lease_id, self._clock.now_s()
             try:
-                left_s = await self._etcd.keep_alive(lease_id, timeout_s=self.patience_s())
+                left_s = await self._etcd.keep_alive(lease_id, timeout_s=self.reply_limit_s())
             except EtcdError as error:
                 if not self._failures:
                     _log.info("etcd does not answer; the work goes on (%s)", error)
@@ -153,7 +153,7 @@ class Session:
                 self.lost(lease_id)
             return
 
-    def patience_s(self) -> float:
+    def reply_limit_s(self) -> float:
         """How long to wait for the next reply before the connection is taken for dead."""
         longest_s = max(self._reply_timeout_s, self._ttl_s / 2)
         if self._last_reply_s is None or self._failures >= _FAILURES:

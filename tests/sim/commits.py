@@ -25,7 +25,7 @@ COUNTER = "steps"
 """The store key that simulated agents count on."""
 
 OPERATOR = "operator"
-"""Who deletes keys by hand: no node, and allowed to."""
+"""Who deletes keys and revokes leases by hand: no node, and allowed to."""
 
 FOREIGN = "foreign"
 """Who writes what no node would: nobody counts on its values."""
@@ -51,9 +51,11 @@ class Commits:
         self.writers = {OPERATOR, FOREIGN}
         """Who may write under this job's keys."""
         self.lost_s: float | None = None
+        """When etcd lost data last."""
+        self.unsure_s: float | None = None
+        """When etcd last lost what tells of ends, be it only that."""
         self.forgot_s: float | None = None
         """Since when etcd may not know what epochs count from."""
-        """When etcd lost data last."""
         self._keys = keys
         self._state = state
         self._demand = verdicts.demand
@@ -103,7 +105,8 @@ class Commits:
 
     def lose_all(self, at_s: float) -> None:
         """Etcd has lost its data."""
-        self.lost_s, self.forgot_s = at_s, self.forgot_s or at_s
+        self.lost_s = self.unsure_s = at_s
+        self.forgot_s = self.forgot_s or at_s
         self._state.lose_all(at_s)
         for counter in self._counters.values():
             counter.end_life()
@@ -115,7 +118,8 @@ class Commits:
 
     def go_back(self, saved: Saved, at_s: float) -> None:
         """Etcd went back to what it held when :meth:`saved` was called."""
-        self.lost_s, self.forgot_s = at_s, self.forgot_s or at_s
+        self.lost_s = self.unsure_s = at_s
+        self.forgot_s = self.forgot_s or at_s
         self._state.go_back(saved.state, at_s)
         for key, counter in self._counters.items():
             counter.end_life(saved.totals.get(key, 0))
@@ -134,8 +138,8 @@ class Commits:
             self._promises.check_deleted(applied, kv.key, needed=self._is_needed(kv.key))
             if kv.key == keys.leader and not isinstance(applied.request, Revoke):
                 self._promises.check_leader(applied, "gave up the lead")
-        if not put and applied.source == OPERATOR and kv.key in (keys.round, keys.ended):
-            self.lost_s = applied.at_s  # perhaps nobody can know any more what has ended
+        if not put and applied.source == OPERATOR and self._tells_of_ends(applied, kv.key):
+            self.unsure_s = applied.at_s  # perhaps nobody can know any more what has ended
         if not put and kv.key == keys.epoch:
             self.forgot_s = self.forgot_s or applied.at_s
         if kv.key in keys.stores:
@@ -169,6 +173,12 @@ class Commits:
             else:
                 counter.end_life()
 
+    def _tells_of_ends(self, applied: Applied, key: bytes) -> bool:
+        """Whether nobody may know what has ended when an operator has taken a key away. A marker
+        that goes only with its lease is no loss: what tells of ends has a lease of its own."""
+        is_marker = key == self._keys.round and not isinstance(applied.request, Revoke)
+        return is_marker or key == self._keys.ended
+
     def _is_needed(self, key: bytes) -> bool:
         """Whether a round that was formed and not closed cannot do without a key."""
         record = self._state.round
@@ -195,7 +205,7 @@ class Commits:
         """A value that no node wrote takes the place of one that a node did, or of none."""
         key, state = event.kv.key, self._state
         if key in (self._keys.round, self._keys.ended):
-            self.lost_s = at_s  # perhaps nobody can know any more what has ended
+            self.unsure_s = at_s  # perhaps nobody can know any more what has ended
         if key in self._keys.nodes:
             state.drop_node(self._keys.node_id(key), at_s)
         elif key == self._keys.round:
@@ -274,7 +284,7 @@ class Commits:
             )
             self._promises.check_size(record)
             self._promises.check_succession(record)
-            self._promises.check_not_ended(record, self.lost_s)
+            self._promises.check_not_ended(record, self.unsure_s)
             if not back:
                 self._promises.check_survivors(record, applied.at_s)
                 self._promises.check_new_store(

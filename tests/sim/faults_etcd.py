@@ -30,7 +30,7 @@ class EtcdFaults(Part):
     def expire(self) -> None:
         leases = sorted(self._job.server.leases())
         if leases and self._job.server.up:
-            self._job.server.expire(self._rng.choice(leases))
+            self._job.revoke([self._rng.choice(leases)])
 
     def expire_leader(self) -> None:
         for node in self._stage.leader():

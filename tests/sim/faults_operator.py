@@ -35,7 +35,7 @@ class OperatorFaults(Part):
 
     def revoke_all(self) -> None:
         if self._job.server.up:
-            self._job.server.expire_all()
+            self._job.revoke(sorted(self._job.server.leases()))
 
     def extend_leases(self) -> None:
         if self._job.server.up:

@@ -223,14 +223,15 @@ class Promises:
             trained = survivors | {name for name in told if told[name] == max(told.values())}
         return (set(before.heirs) & set(told)) - later or latest or trained
 
-    def check_not_ended(self, record: Round, lost_s: float | None) -> None:
+    def check_not_ended(self, record: Round, unsure_s: float | None) -> None:
         """A run that was closed has no more rounds, and who was in it is in no other run.
 
-        Unless etcd has lost data since (at ``lost_s``, if ever): then nobody might know.
+        Unless etcd has lost since what tells of ends (at ``unsure_s``, if ever), with its data, or
+        because its lease was revoked: then nobody might know.
         """
 
         def is_known(ended_s: float | None) -> bool:
-            return ended_s is not None and (lost_s is None or lost_s < ended_s)
+            return ended_s is not None and (unsure_s is None or unsure_s < ended_s)
 
         ended_s = self._state.ended.get(record.origin)
         self._demand(

@@ -23,7 +23,8 @@ from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from rdzv_etcd.testing.state_machine import Model
-from tests.sim.commits import Saved
+from rdzv_etcd.testing.requests import Revoke
+from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
 from tests.sim.work import Work
 
@@ -289,6 +290,11 @@ class SimJob:
         self.server.wipe()
         for job in (self, *self.neighbours):
             job.history.lose_all(self.loop.time())
+
+    def revoke(self, lease_ids: Iterable[int]) -> None:
+        """Have leases revoked, one after the other, that have not run out."""
+        for lease_id in lease_ids:
+            self.server.apply(Revoke(lease_id), OPERATOR)
 
     def save(self) -> Snapshot:
         """Make a snapshot of etcd."""
