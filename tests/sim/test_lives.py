@@ -35,6 +35,7 @@ def test_whatever_happens_all_work_again_when_it_is_over(start: int) -> None:
         live(seed)
 
 
+@pytest.mark.slow
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Sets of strings are ordered by the process's hash seed: nothing may depend on it."""
     traces = [_traces_of_a_process(hash_seed) for hash_seed in ("1", "2")]

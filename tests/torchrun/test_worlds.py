@@ -11,7 +11,7 @@ from tests.support.servers import EtcdServer
 from tests.torchrun.agents import QUICK, Agents, Job
 from tests.torchrun.in_etcd import finish, leader, node_pids
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 
 def test_three_agents_with_two_workers_each_form_one_world(
@@ -27,7 +27,6 @@ def test_three_agents_with_two_workers_each_form_one_world(
     finish(agents, etcd, job, started)
 
 
-@pytest.mark.slow
 def test_killed_nodes_are_left_behind(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """SIGKILL of an agent and its worker, first the leader, then rank 0: the others train on.
 
@@ -58,7 +57,6 @@ def test_killed_nodes_are_left_behind(etcd: EtcdServer, agents: Agents, tmp_path
     finish(agents, etcd, job, living)
 
 
-@pytest.mark.slow
 def test_a_spare_waits_takes_over_and_ends_well(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
@@ -102,7 +100,6 @@ def test_a_failing_worker_uses_up_a_restart(
     finish(agents, etcd, job, started)
 
 
-@pytest.mark.slow
 def test_the_same_id_works_again_at_once(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """After a job that finished, and after one that failed, without waiting for anything."""
     job = Job(
@@ -121,7 +118,6 @@ def test_the_same_id_works_again_at_once(etcd: EtcdServer, agents: Agents, tmp_p
     assert not etcd.keys(f"/rdzv_etcd/{job.run_id}/nodes/".encode())
 
 
-@pytest.mark.slow
 def test_a_job_that_was_stopped_everywhere_starts_again_at_once(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
