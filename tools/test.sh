@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs everything the tests need into a virtual environment and runs all of them.
+# Installs everything the tests need into a virtual environment and runs them: without the slow ones,
+# which --all adds.
 #
-#   ./tools/test.sh [--install-only | --no-install] [pytest arguments]
+#   ./tools/test.sh [--install-only | --no-install] [--all] [pytest arguments]
 #
 # Most tests wait most of the time, so several run at once: -n 0 after it runs them in series.
 #
@@ -21,11 +22,16 @@ torch=${RDZV_ETCD_TORCH:-torch>=2.6}
 extras=${RDZV_ETCD_EXTRAS:-test}
 workers=${RDZV_ETCD_TEST_WORKERS:-$((2 * $(nproc)))}
 
-install=yes run=yes
-case ${1-} in
---install-only) run=no && shift ;;
---no-install) install=no && shift ;;
-esac
+install=yes run=yes chosen=()
+while true; do
+    case ${1-} in
+    --install-only) run=no ;;
+    --no-install) install=no ;;
+    --all) chosen=(-m '') ;;
+    *) break ;;
+    esac
+    shift
+done
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -86,5 +92,5 @@ fi
 
 if [[ $run == yes ]]; then
     say "running the tests, $workers at a time"
-    exec "$python" -m pytest -n "$workers" "$@"
+    exec "$python" -m pytest -n "$workers" "${chosen[@]}" "$@"
 fi

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,20 +80,10 @@ def set_up(server: EtcdServer, certificates: Certificates, folder: Path) -> Docu
 def documented_etcd(
     fresh_etcd: Callable[..., EtcdServer], certificates: Certificates, tmp_path: Path
 ) -> Callable[..., DocumentedEtcd]:
-    """A factory of servers with users, of each version under test; takes EtcdServer's keywords."""
+    """A factory of servers with users; takes EtcdServer's keywords."""
 
     def make(**options: object) -> DocumentedEtcd:
         server = fresh_etcd(certificates=certificates, require_client_cert=True, **options)
         return set_up(server, certificates, tmp_path)
 
     return make
-
-
-@pytest.fixture
-def newest_documented_etcd(certificates: Certificates, tmp_path: Path) -> Iterator[DocumentedEtcd]:
-    """The same of the newest version, for what need not be shown on every version."""
-    server = EtcdServer(
-        find_binaries()[0], tmp_path, certificates=certificates, require_client_cert=True
-    )
-    yield set_up(server.start_on_free_ports(), certificates, tmp_path)
-    server.kill()

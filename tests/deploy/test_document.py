@@ -43,6 +43,7 @@ def test_the_options_exist() -> None:
     assert {"lease_ttl", "join_timeout", "last_call_timeout"} <= NAMES.keys()
 
 
+@pytest.mark.every_etcd
 def test_the_metrics_exist(etcd_server: EtcdServer) -> None:
     metrics = set(re.findall(r"`((?:etcd|process)_\w+)`", text())) - {"etcd_prefix"}
     assert len(metrics) > len(_METRICS_OF_THE_RUNTIME)
@@ -51,6 +52,7 @@ def test_the_metrics_exist(etcd_server: EtcdServer) -> None:
     assert metrics <= published | histograms
 
 
+@pytest.mark.every_etcd
 def test_etcd_knows_the_flags(etcd_server: EtcdServer) -> None:
     """Those in the document; the manifest's are tried in test_etcd_manifest.py."""
     ours = {"--shutdown-timeout", "--max-restarts", "--signal"}

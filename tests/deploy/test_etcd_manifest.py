@@ -20,6 +20,8 @@ from tests.support.gateway import Gateway, GatewayError
 from tests.support.processes import end, free_port, spawn
 from tests.support.servers import EtcdBinary
 
+pytestmark = pytest.mark.every_etcd
+
 MEMBERS = 3
 LIMIT_S = 60.0
 

@@ -18,6 +18,8 @@ from tests.library.nodes import join_all, node_settings
 from tests.support.gateway import GatewayError
 from tests.support.servers import EtcdBinary, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 
 def test_two_nodes_meet_as_the_user_and_nothing_else_is_allowed(
     documented_etcd: Callable[..., DocumentedEtcd], job_id: str

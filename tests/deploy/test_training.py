@@ -33,7 +33,12 @@ WITH_RANK_KEY = {
 _MARK = "RDZV_ETCD_DEPLOY_TEST"
 
 # An etcd embedded in a job is what tests/torchrun/test_embedded.py is about.
-EXAMPLES = [path for path in TRAINING if "embedded" not in path.name]
+# One of them is enough for a quick run: they differ in what starts torchrun.
+EXAMPLES = [
+    pytest.param(path, id=path.name, marks=() if path.name == "trainjob.yaml" else pytest.mark.slow)
+    for path in TRAINING
+    if "embedded" not in path.name
+]
 
 
 @pytest.fixture
@@ -53,15 +58,14 @@ def start() -> Iterator[Callable[[Launch, Path], subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.torchrun
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_two_nodes_train(
     path: Path,
-    newest_documented_etcd: DocumentedEtcd,
+    documented_etcd: Callable[..., DocumentedEtcd],
     start: Callable[[Launch, Path], subprocess.Popen[bytes]],
     tmp_path: Path,
 ) -> None:
-    etcd = newest_documented_etcd
+    etcd = documented_etcd()
     processes = {}
     for index in reversed(range(NODES)):  # a rank key is to decide, not who comes first
         folder = tmp_path / f"node{index}"

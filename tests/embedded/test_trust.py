@@ -24,6 +24,8 @@ from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway, GatewayError
 from tests.support.servers import EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 LOGIN = ("ann", "s3cret-word")
 
 # Becomes another user and then listens, or holds the lock: what matters is whose it is. Behind the

@@ -1,10 +1,9 @@
 """The faults of ``docs/reliability.md`` on real etcd servers, with real processes.
 
-The default run takes the newest etcd and the short variants. All of it, the long ones and every
-etcd version included:
+The default run takes a few of them, and the newest etcd. All of it, on every etcd version found:
 
-    python -m pytest tests/faults -m ""
+    python -m pytest tests/faults -m "" --every-etcd
 
-``slow_faults`` marks what only that runs. The churn test's rounds and seed are chosen with
+The churn test's rounds and seed are chosen with
 ``RDZV_ETCD_CHURN_ROUNDS`` and ``RDZV_ETCD_CHURN_SEED``.
 """

@@ -10,22 +10,7 @@ import pytest
 
 from tests.faults.nodes import Nodes
 from tests.support.bridge import FaultBridge
-from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer, find_binaries
-
-
-def _versions() -> list[object]:
-    """Every version under test; all but the newest are for the complete run."""
-    return [
-        pytest.param(binary, id=binary.label, marks=[pytest.mark.slow_faults] if place else [])
-        for place, binary in enumerate(find_binaries())
-    ]
-
-
-@pytest.fixture(scope="session", params=_versions())
-def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
-    """The newest version under test; with ``slow_faults`` the others too."""
-    binary: EtcdBinary = request.param
-    return binary
+from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer
 
 
 @pytest.fixture

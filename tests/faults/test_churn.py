@@ -122,11 +122,12 @@ def gone_without_zombies(nodes: Sequence[NodeProcess]) -> list[str]:
     return [str(node) for node in nodes if node.process.poll() is None]
 
 
-def test_thirty_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
-    run(etcd, job, 30)
+@pytest.mark.slow
+def test_twenty_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
+    run(etcd, job, 20)
 
 
-@pytest.mark.slow_faults
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_hundred_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
     run(etcd, job, 200)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.faults.nodes import Nodes
 from tests.support.servers import EtcdCluster
 
 Job = Callable[..., Nodes]
 
 
+@pytest.mark.slow
 def test_the_etcd_leader_dies_while_nodes_connect(cluster: EtcdCluster, job: Job) -> None:
     """At several moments around their first requests: none gives up."""
     for moment_s in (0.3, 0.4):
@@ -54,6 +57,7 @@ def test_the_etcd_leader_dies_while_nodes_wait(cluster: EtcdCluster, job: Job) -
     nodes.finish(cluster.gateway)
 
 
+@pytest.mark.slow
 def test_the_etcd_leader_dies_while_the_round_is_closed(cluster: EtcdCluster, job: Job) -> None:
     """At several moments around the closing write, and with the write stuck in the dying leader."""
     for number, (pause, moment_s) in enumerate([(True, 0.2), (False, 0.0), (False, 0.03)]):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.faults.nodes import TTL_S, Nodes, take_in_another
 from tests.support.servers import EtcdServer
 
 Job = Callable[..., Nodes]
 
 
+@pytest.mark.slow
 def test_all_nodes_are_stopped_beyond_their_ttl_and_go_on(etcd: EtcdServer, job: Job) -> None:
     """As when a whole cluster of virtual machines is suspended: no restart."""
     nodes = job(etcd.endpoint, "3:4")

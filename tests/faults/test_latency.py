@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.faults.nodes import TTL_S
 from tests.faults.servers import Job
 from tests.support.bridge import FaultBridge
@@ -13,6 +15,7 @@ ONE_WAY_S = 0.2
 LOSS = 0.05
 
 
+@pytest.mark.slow
 def test_200_ms_each_way_with_5_percent_loss_costs_neither_lease_nor_connection(
     etcd: EtcdServer, bridge: FaultBridge, job: Job
 ) -> None:

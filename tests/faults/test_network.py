@@ -14,6 +14,7 @@ from tests.support.servers import EtcdServer
 Job = Callable[..., Nodes]
 
 
+@pytest.mark.slow
 def test_all_connections_are_refused_for_several_ttls(
     etcd: EtcdServer, bridge: FaultBridge, job: Job
 ) -> None:
@@ -53,6 +54,7 @@ def test_connections_break_while_nodes_work_and_while_they_wait(
     nodes.finish(etcd.gateway)
 
 
+@pytest.mark.slow
 def test_rounds_form_with_200_ms_latency_and_5_percent_loss(
     etcd: EtcdServer, bridge: FaultBridge, job: Job
 ) -> None:

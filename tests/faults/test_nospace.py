@@ -14,6 +14,8 @@ from tests.faults.nodes import TTL_S, NodeProcess, Nodes
 from tests.faults.servers import Job, ended_with, fill, make_room, running
 from tests.support.servers import EtcdBinary, EtcdServer
 
+pytestmark = [pytest.mark.every_etcd, pytest.mark.slow]
+
 _QUOTA = 2 * 1024 * 1024
 _CURE = "etcdctl alarm disarm"
 

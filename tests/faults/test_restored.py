@@ -11,6 +11,8 @@ from tests.faults.nodes import TTL_S, Nodes
 from tests.support.leaks import job_root
 from tests.support.servers import EtcdServer
 
+pytestmark = [pytest.mark.every_etcd, pytest.mark.slow]
+
 Job = Callable[..., Nodes]
 
 

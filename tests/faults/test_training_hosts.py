@@ -24,7 +24,7 @@ from tests.support.netns import Host, Network
 from tests.support.servers import EtcdBinary, EtcdServer
 from tests.torchrun.agents import WRONG_CLOCK, Agent, Job
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 _NAMES = ("far", "ahead", "behind")
 _HOUR_S, _DAY_S = 3600, 86400

@@ -18,7 +18,7 @@ from tests.support.gateway import GatewayError
 from tests.support.servers import ROOT_PASSWORD, USER, USER_PASSWORD, EtcdBinary, EtcdServer
 from tests.torchrun.agents import QUICK, Job
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 _TOKEN_S = 2
 _QUOTA = 4 * 1024 * 1024

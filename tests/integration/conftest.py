@@ -27,7 +27,7 @@ from tests.integration.containers import Host, Project, remove_abandoned
 
 _HOW = (
     "no container engine answers. As root on Debian, this installs and starts one for the tests: "
-    "tests/integration/engine.sh python -m pytest tests/integration"
+    "tests/integration/engine.sh python -m pytest -m '' tests/integration"
 )
 
 

@@ -44,6 +44,9 @@ _MIRROR = os.environ.get("RDZV_ETCD_DEBIAN_MIRROR")
 
 _FETCH_ETCD = PROJECT / "tools/fetch_newest_etcd.sh"
 
+_FETCHED_ETCD = os.environ.get("RDZV_ETCD_NEWEST_ETCD")
+"""The folder that this script has filled already, if somebody has called it."""
+
 _DEBIAN_PACKAGES = ("python3", "libstdc++6", "openssl")
 """Beyond the essential ones: C++ is for torch, openssl for compose/certificates.sh."""
 
@@ -86,9 +89,12 @@ def build_etcd(folder: Path) -> bool:
     fingerprint = _fingerprint(_FETCH_ETCD.read_text())
     if _is_built(ETCD_IMAGE, fingerprint):
         return False
-    result = subprocess.run([_FETCH_ETCD, folder], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise ImageError(f"{_FETCH_ETCD.name} failed:\n{result.stderr[-4000:]}")
+    if _FETCHED_ETCD is not None:
+        folder = Path(_FETCHED_ETCD)
+    else:
+        result = subprocess.run([_FETCH_ETCD, folder], capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise ImageError(f"{_FETCH_ETCD.name} failed:\n{result.stderr[-4000:]}")
     tar = ["tar", "--numeric-owner", "-C", str(folder), "-c", "."]
     _import(tar, ETCD_IMAGE, fingerprint, "ENV PATH=/usr/bin", 'CMD ["etcd"]')
     return True

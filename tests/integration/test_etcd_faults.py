@@ -1,7 +1,8 @@
 """etcd nodes lose power, hang or lose their network while two nodes train: no worker restarts.
 
-One follower, the leader, and two of three, which is the quorum. Judged by what the workers report,
-see worker.py; the faults last longer than a lease.
+A follower, the leader, and two of three, which is the quorum. Judged by what the workers report,
+see worker.py; the faults last longer than a lease. Followers and a quorum that are killed are what
+tests/faults/test_training.py is about.
 """
 
 from __future__ import annotations
@@ -39,9 +40,19 @@ def is_leader(member: Host) -> bool:
     return bool(answer["Status"]["leader"] == answer["Status"]["header"]["member_id"])
 
 
-@pytest.mark.parametrize("fault", [Host.killed, Host.paused, Host.disconnected])
+_FOLLOWER, _LEADER, _TWO = slice(1, 2), slice(0, 1), slice(0, 2)
+
+
 @pytest.mark.parametrize(
-    "victims", [slice(1, 2), slice(0, 1), slice(0, 2)], ids=["follower", "leader", "two"]
+    ("victims", "fault"),
+    [
+        pytest.param(_FOLLOWER, Host.disconnected, id="follower-disconnected"),
+        pytest.param(_LEADER, Host.killed, id="leader-killed"),
+        pytest.param(_LEADER, Host.paused, id="leader-paused"),
+        pytest.param(_LEADER, Host.disconnected, id="leader-disconnected"),
+        pytest.param(_TWO, Host.paused, id="two-paused"),
+        pytest.param(_TWO, Host.disconnected, id="two-disconnected"),
+    ],
 )
 def test_training_goes_on(
     job: Project, pair: list[Host], members: list[Host], fault: Fault, victims: slice

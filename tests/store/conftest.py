@@ -1,4 +1,4 @@
-"""The store under test, on the in-memory etcd and on every real version."""
+"""The store under test, on the in-memory etcd and on a real one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rdzv_etcd.settings.definitions import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdBinary, EtcdServer, find_binaries
+from tests.support.servers import EtcdBinary, EtcdServer
+from tests.support.versions import versions_for
 
 GENEROUS = timedelta(seconds=60)
 """For what must happen; a slow machine may take a while."""
@@ -51,12 +52,15 @@ def nothing_left() -> Iterator[None]:
     check.check()
 
 
-@pytest.fixture(
-    scope="package",
-    params=[None, *find_binaries()],
-    ids=lambda binary: "memory" if binary is None else binary.label,
-)
-def server(
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backing" in metafunc.fixturenames:
+        real = [pytest.param(each, id=each.label) for each in versions_for(metafunc)]
+        kinds = [pytest.param(None, id="memory"), *real]
+        metafunc.parametrize("backing", kinds, indirect=True, scope="package")
+
+
+@pytest.fixture(scope="package")
+def backing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer | None]:
     """A real server, or ``None`` for the in-memory etcd."""
@@ -71,11 +75,11 @@ def server(
 
 
 @pytest.fixture
-def place(server: EtcdServer | None, job_id: str) -> Iterator[Place]:
+def place(backing: EtcdServer | None, job_id: str) -> Iterator[Place]:
     """Where one test's store is; afterwards revoking the job's lease must have removed it all."""
     with ExitStack() as stack:
         loop_thread = stack.enter_context(LoopHold.acquire())
-        etcd = stack.enter_context(_connected(loop_thread, server))
+        etcd = stack.enter_context(_connected(loop_thread, backing))
         job = JobKeys("/rdzv_etcd", job_id)
         lease_id = loop_thread.run(etcd.grant(600)).lease_id
         yield Place(loop_thread, etcd, job.store(1, "run"), lease_id)

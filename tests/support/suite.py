@@ -23,12 +23,9 @@ TESTS = Path(__file__).parents[1]
 ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 """A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
 
-GROUPS = {
-    "containers": "tests/integration/",
-    "training": r"tests/faults/(test_training\w*).*(etcd-[\d.]+)",
-}
-"""Tests that never run side by side, by what is found in their ids (another group for other groups
-of the expression): there is one container engine, and tests that share a training need it all."""
+TOGETHER = re.compile(r"tests/(integration/|faults/test_training\w*)")
+"""Tests that stay on one worker, by what is found in their ids: there is one container engine, and
+the tests of such a file hurt one training."""
 
 LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
 """The folders whose tests take longest: begun first, so that no worker ends long after the others.
@@ -38,7 +35,8 @@ LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
 def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
     """Return what distributes the tests over ``-n`` workers: in their order, groups kept together.
 
-    Not by xdist's own markers: xdist 3.8 overlooks them under pytest 9.2, and without ``--dist``.
+    ``--dist loadgroup`` would do the same, but does not work here: xdist 3.8 writes a test's group
+    where pytest 9.2 does not read it, and then lets its tests run anywhere.
     """
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - xdist may be missing
 
@@ -52,10 +50,8 @@ def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
 
 def group_of(nodeid: str) -> str:
     """Return what must be the same for two tests to be kept on one worker, in their order."""
-    for name, expression in GROUPS.items():
-        if found := re.search(expression, nodeid):
-            return " ".join((name, *found.groups()))
-    return nodeid
+    found = TOGETHER.search(nodeid)
+    return found[0] if found else nodeid
 
 
 def put_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:

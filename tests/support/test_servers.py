@@ -19,6 +19,8 @@ from tests.support.gateway import GatewayError, parse_metrics
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
 
+pytestmark = pytest.mark.every_etcd
+
 FreshEtcd = Callable[..., EtcdServer]
 
 

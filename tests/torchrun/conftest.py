@@ -1,4 +1,4 @@
-"""Fixtures for tests through real torchrun: agents that are cleaned up, one newest etcd."""
+"""Fixtures for tests through real torchrun: agents that are cleaned up, and an etcd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import EtcdServer, find_binaries
+from tests.support.servers import EtcdBinary, EtcdServer
 from tests.torchrun.agents import Agents
 
 
@@ -19,16 +19,8 @@ def agents(tmp_path: Path) -> Iterator[Agents]:  # their output is there, and is
 
 
 @pytest.fixture
-def newest_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    """An etcd of the newest version under test, for what need not be shown on every version."""
-    server = EtcdServer(find_binaries()[0], tmp_path).start_on_free_ports()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=find_binaries(), ids=lambda binary: binary.label)
-def each_etcd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EtcdServer]:
-    """An etcd of every version under test, in turn."""
-    server = EtcdServer(request.param, tmp_path).start_on_free_ports()
+def etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+    """A server of this test's own."""
+    server = EtcdServer(etcd_binary, tmp_path).start_on_free_ports()
     yield server
     server.stop()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import Agents, Job
 from tests.torchrun.in_etcd import finish, node_pids
@@ -16,31 +18,35 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 @pytest.mark.parametrize("dead_rank", [0, 1])
 def test_nobody_waits_for_a_node_that_died_after_it_arrived(
-    dead_rank: int, newest_etcd: EtcdServer, agents: Agents, tmp_path: Path
+    dead_rank: int, etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
     """A round is formed with a dead node, because its lease still lives; the others get over it.
 
     Without help torch's agents would wait 300 s for the dead one's part in assigning the workers'
     ranks, and fail then.
     """
-    conf = "lease_ttl=60,closed_ttl=3,ended_ttl=3,rank_key=RACK"
-    job = Job(newest_etcd.target, tmp_path, nnodes="3", conf=conf)
+    conf = "lease_ttl=20,closed_ttl=3,ended_ttl=3,rank_key=RACK"
+    job = Job(etcd.target, tmp_path, nnodes="3", conf=conf)
     (first,) = agents.start(job, "first", RACK=str(1 - dead_rank))
     # The first one leads: without a leader no round would be formed before the lease has run out.
-    _wait_for_arrivals(agents, newest_etcd, job, 1)
+    _wait_for_arrivals(agents, etcd, job, 1)
     (dead,) = agents.start(job, "dead", RACK=str(dead_rank))
-    _wait_for_arrivals(agents, newest_etcd, job, 2)
-    dead.kill()
-    killed_at = time.time()
-    (last,) = agents.start(job, "last", RACK="2")
-    agents.wait_until(
-        "a round is formed with the dead node",
-        lambda: "round 1: rank" in first.output and "round 1: rank" in last.output,
-    )
-    (replacement,) = agents.start(job, "replacement", RACK="3")
-    alive = [first, last, replacement]
-    agents.wait_for_world(alive, size=3, after=killed_at)
-    finish(agents, newest_etcd, job, alive)
+    _wait_for_arrivals(agents, etcd, job, 2)
+    with FaultBridge((etcd.host, etcd.port)) as bridge:
+        bridge.black_hole()  # the last one is to arrive as soon as the second is dead
+        (last,) = agents.start(replace(job, endpoint=bridge.target), "last", RACK="2")
+        agents.wait_until("the last one's first request", lambda: bridge.connections > 0)
+        dead.kill()
+        killed_at = time.time()
+        bridge.heal()
+        agents.wait_until(
+            "a round is formed with the dead node",
+            lambda: "round 1: rank" in first.output and "round 1: rank" in last.output,
+        )
+        (replacement,) = agents.start(job, "replacement", RACK="3")
+        alive = [first, last, replacement]
+        agents.wait_for_world(alive, size=3, after=killed_at)
+        finish(agents, etcd, job, alive)
 
 
 def _wait_for_arrivals(agents: Agents, server: EtcdServer, job: Job, count: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import free_port
 from tests.torchrun.agents import DIGITS, QUICK, Agents, Job, wait_until
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+pytestmark = pytest.mark.torchrun
 
 EMBED = f"{QUICK},embed=1,embed_grace=5"
 
@@ -36,6 +36,7 @@ def test_the_example_trains_without_any_etcd_set_up(agents: Agents, tmp_path: Pa
     wait_until_etcd_has_ended(port)
 
 
+@pytest.mark.slow
 def test_the_node_that_started_etcd_is_no_single_point_of_failure(
     agents: Agents, tmp_path: Path
 ) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.certificates import make_certificates
 from tests.support.processes import free_port
-from tests.support.servers import USER, EtcdServer, find_binaries
+from tests.support.servers import USER, EtcdBinary, EtcdServer
 from tests.torchrun.agents import QUICK, Agent, Agents, Job
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+pytestmark = pytest.mark.torchrun
 
 SOON_S = 90.0
 """Start-up of torchrun on a busy machine plus ``connect_timeout``."""
@@ -39,6 +39,7 @@ def test_wrong_endpoint(agents: Agents, tmp_path: Path) -> None:
     refused(agents, Job(endpoint, tmp_path, nnodes="1"), rf"{endpoint}.*refused")
 
 
+@pytest.mark.slow
 def test_no_endpoint(agents: Agents, tmp_path: Path) -> None:
     """Without ``--rdzv-endpoint`` it is etcd's default port on this machine."""
     with socket.socket() as probe:
@@ -47,40 +48,44 @@ def test_no_endpoint(agents: Agents, tmp_path: Path) -> None:
     refused(agents, Job("", tmp_path, nnodes="1"), r"localhost:2379.*refused")
 
 
-def test_misspelt_key(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
-    job = Job(newest_etcd.target, tmp_path, nnodes="1", conf="leese_ttl=3")
+@pytest.mark.slow
+def test_misspelt_key(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+    job = Job(etcd.target, tmp_path, nnodes="1", conf="leese_ttl=3")
     refused(agents, job, "leese_ttl.*lease_ttl")
 
 
-def test_min_above_max(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_min_above_max(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """torchrun itself refuses this, before the backend is asked."""
-    refused(agents, Job(newest_etcd.target, tmp_path, nnodes="3:2"), "min.*max|AssertionError|3:2")
+    refused(agents, Job(etcd.target, tmp_path, nnodes="3:2"), "min.*max|AssertionError|3:2")
 
 
-def test_too_few_open_files(newest_etcd: EtcdServer) -> None:
+@pytest.mark.slow
+def test_too_few_open_files(etcd: EtcdServer) -> None:
     """torch's own store would try for five minutes to get a socket."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1"]
-    torchrun += ["--rdzv-backend=etcd3", f"--rdzv-endpoint={newest_etcd.target}", "--no-python"]
+    torchrun += ["--rdzv-backend=etcd3", f"--rdzv-endpoint={etcd.target}", "--no-python"]
     limited = ["bash", "-c", 'ulimit -n 24; exec "$@"', "bash", *torchrun, "true"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=SOON_S, check=False)
     assert done.returncode != 0
     assert done.stderr.rstrip().endswith("raise ulimit -n"), done.stderr
 
 
-def test_wrong_password(newest_etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
-    newest_etcd.enable_auth()
+@pytest.mark.slow
+def test_wrong_password(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+    etcd.enable_auth()
     refused(
         agents,
-        Job(newest_etcd.target, tmp_path, nnodes="1"),
+        Job(etcd.target, tmp_path, nnodes="1"),
         "user|password",
         RDZV_ETCD_USER=USER,
         RDZV_ETCD_PASSWORD="not the password",
     )
 
 
-def test_wrong_ca(agents: Agents, tmp_path: Path) -> None:
+def test_wrong_ca(etcd_binary: EtcdBinary, agents: Agents, tmp_path: Path) -> None:
     files = make_certificates(tmp_path / "certificates")
-    server = EtcdServer(find_binaries()[0], tmp_path, certificates=files).start_on_free_ports()
+    server = EtcdServer(etcd_binary, tmp_path, certificates=files).start_on_free_ports()
     try:
         job = Job(server.endpoint, tmp_path, nnodes="1", conf=f"{QUICK},ca_cert={files.foreign_ca}")
         refused(agents, job, "(?i)certificate")
