@@ -22,8 +22,8 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
-from rdzv_etcd.testing.state_machine import Model
 from rdzv_etcd.testing.requests import Revoke
+from rdzv_etcd.testing.state_machine import Model
 from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
 from tests.sim.work import Work
