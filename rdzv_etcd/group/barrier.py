@@ -22,7 +22,6 @@ from rdzv_etcd.errors import (
     BarrierTimeoutError,
     EtcdError,
     EtcdUnavailableError,
-    JobClosedError,
     LeaseNotFoundError,
     RevisionRegressedError,
     WatchLostError,
@@ -98,8 +97,8 @@ class _Barrier:
             await asyncio.wait({passing, over}, return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
                 error = over.result()
-                # Others may have passed and gone on to close the job.
-                if isinstance(error, JobClosedError) and await self._has_passed(turn):
+                # Others may have passed and gone on: to leave, to join again, to close the job.
+                if await self._has_passed(turn):
                     return
                 raise _broken(error)
             passing.result()

@@ -8,7 +8,13 @@ from functools import partial
 
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
-from rdzv_etcd.errors import BarrierTimeoutError, EtcdError, StoreTimeoutError
+from rdzv_etcd.errors import (
+    BarrierTimeoutError,
+    EtcdError,
+    MisuseError,
+    RequestTooLargeError,
+    StoreTimeoutError,
+)
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.world_over import unless_over
@@ -31,31 +37,52 @@ class Exchange:
             clock=context.clock,
         )
         self._done = 0
+        self._given: bytes | None = None
+        """What this member has given in the turn that is not done: some may have read it."""
         self._one_at_a_time = asyncio.Lock()
 
     async def give(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Give ``data``; return what every member gave, by rank, once all have.
 
-        Raises BarrierTimeoutError (names who is missing; to call it again is to try again),
-        WorldOverError, JobClosedError, RequestTooLargeError, RendezvousFailedError if this node
-        leaves, and EtcdError.
+        Raises BarrierTimeoutError (names who is missing; to call it again is to try again, and what
+        was given first stands), WorldOverError, JobClosedError, MisuseError while another call is
+        under way, RequestTooLargeError, RendezvousFailedError if this node leaves, and EtcdError.
         """
         until_s = self._node.context.clock.now_s() + timeout_s
+        if self._one_at_a_time.locked():
+            raise MisuseError(
+                "this member is in an exchange already: exchanges are counted, and which of two at "
+                "the same time is the first, no other member could know"
+            )
         async with self._one_at_a_time:
             turn = self._done + 1
-            give = partial(self._give, turn, data, until_s)
             try:
-                all_data = await unless_over(self._node, self._seat, f"exchange {turn}", give)
+                all_data = await unless_over(
+                    self._node,
+                    self._seat,
+                    f"exchange {turn}",
+                    partial(self._give, turn, data, until_s),
+                    partial(self._take, turn, 0.0),
+                )
             except StoreTimeoutError as error:
                 raise await self._timeout(turn, timeout_s, error) from None
-            self._done = turn
+            self._done, self._given = turn, None
             return all_data
 
     async def _give(self, turn: int, data: bytes, until_s: float) -> list[bytes]:
-        seat = self._seat
-        await self._store.set(_key(turn, seat.rank), data, self._left_s(until_s))
-        everybody = [_key(turn, rank) for rank in range(seat.size)]
-        return await self._store.multi_get(everybody, self._left_s(until_s))
+        if self._given is None:
+            self._given = data
+        try:
+            key = _key(turn, self._seat.rank)
+            await self._store.set(key, self._given, self._left_s(until_s))
+        except RequestTooLargeError:
+            self._given = None
+            raise
+        return await self._take(turn, self._left_s(until_s))
+
+    async def _take(self, turn: int, timeout_s: float) -> list[bytes]:
+        everybody = [_key(turn, rank) for rank in range(self._seat.size)]
+        return await self._store.multi_get(everybody, timeout_s)
 
     def _left_s(self, until_s: float) -> float:
         return max(0.0, until_s - self._node.context.clock.now_s())

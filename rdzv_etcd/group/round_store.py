@@ -37,7 +37,11 @@ class UnlessOver(Protocol):
     """Does work that waits for other members, unless their world is over."""
 
     def __call__(
-        self, what: str, work: Callable[[], Coroutine[Any, Any, T]]
+        self,
+        what: str,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        last_look: Callable[[], Coroutine[Any, Any, T]] | None,
+        /,
     ) -> Coroutine[Any, Any, T]: ...
 
 
@@ -179,7 +183,10 @@ class RoundStore:
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
         what = None if even_if_over else f"queue {key!r}"
         return self._run(
-            lambda limit_s: self._store.queue_pop(key, limit_s, block=block), timeout_s, what
+            lambda limit_s: self._store.queue_pop(key, limit_s, block=block),
+            timeout_s,
+            what,
+            last_look=False,  # an item may be on its way
         )
 
     def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
@@ -197,10 +204,17 @@ class RoundStore:
         operation: Callable[[float | None], Coroutine[Any, Any, T]],
         timeout_s: float | None,
         waits_for: str | None = None,
+        *,
+        last_look: bool = True,
     ) -> T:
-        """Do the operation; ``waits_for``: what the other members may owe it."""
+        """Do the operation; ``waits_for``: what the other members may owe it; ``last_look``: it may
+        be given up and done once more."""
         if waits_for is not None and self._unless_over is not None:
-            work = self._unless_over(waits_for, lambda: operation(timeout_s))
+            work = self._unless_over(
+                waits_for,
+                lambda: operation(timeout_s),
+                (lambda: operation(0.0)) if last_look else None,
+            )
         else:
             work = operation(timeout_s)
         backstop_s = None if timeout_s is None else timeout_s + _BACKSTOP_S

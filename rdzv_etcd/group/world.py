@@ -169,10 +169,12 @@ class World:
         belongs together, then the second. What one member gives must fit into one request to etcd
         (1.5 MiB by default), and all of them are read by all. Blocks for at most ``timeout_s``
         seconds, and some seconds more to say who is missing. Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again),
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again; what was
+        given first stands, for others may have it),
         :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
-        :class:`~rdzv_etcd.errors.EtcdError`.
+        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is in an exchange of this
+        world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._part.run(self._exchange.give(data, timeout_s))
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure, display_name
 from rdzv_etcd.core.over import WorldChange
-from rdzv_etcd.errors import JobClosedError, RendezvousFailedError, WorldOverError
+from rdzv_etcd.errors import (
+    EtcdError,
+    JobClosedError,
+    RendezvousFailedError,
+    StoreTimeoutError,
+    WorldOverError,
+)
 from rdzv_etcd.group.node import Node
 
 T = TypeVar("T")
 
 _GRACE_S = 1.0
-"""Room for an answer that is on its way when the world ends."""
+"""Room for an answer that is on its way when the world ends, where nothing can be asked again."""
 
 
 async def until_over(node: Node, seat: Seat, what: str) -> RendezvousFailedError:
@@ -31,10 +38,16 @@ async def until_over(node: Node, seat: Seat, what: str) -> RendezvousFailedError
 
 
 async def unless_over(
-    node: Node, seat: Seat, what: str, work: Callable[[], Coroutine[Any, Any, T]]
+    node: Node,
+    seat: Seat,
+    what: str,
+    work: Callable[[], Coroutine[Any, Any, T]],
+    last_look: Callable[[], Coroutine[Any, Any, T]] | None = None,
 ) -> T:
     """Do the work, which waits for other members, unless the world is or gets over meanwhile.
 
+    What the others have done before it was over still counts: ``last_look`` is the same without the
+    wait, and raises StoreTimeoutError if it is not done. Without one, the work gets a second more.
     Raises what the work raises, WorldOverError, JobClosedError if the job was closed, and
     RendezvousFailedError if this node leaves, or cannot go on.
     """
@@ -43,7 +56,11 @@ async def unless_over(
     try:
         await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            await asyncio.wait({working}, timeout=_GRACE_S)
+            if last_look is not None:
+                with contextlib.suppress(StoreTimeoutError, EtcdError):
+                    return await last_look()
+            else:
+                await asyncio.wait({working}, timeout=_GRACE_S)
         if not working.done():
             raise over.result()
         return working.result()

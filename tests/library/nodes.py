@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -73,6 +74,17 @@ def at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:
     """Do each in a thread of its own; return what they return, or raise the first error."""
     with ThreadPoolExecutor(len(works)) as pool:
         return [work.result() for work in [pool.submit(work) for work in works]]
+
+
+@asynccontextmanager
+async def notified_of_nothing(*_: object, **__: object) -> AsyncIterator[tuple[Any, bool]]:
+    """Stands for ``puts_after`` where notifications are slower than all else."""
+
+    async def nothing() -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    yield nothing(), False
 
 
 class RemoteError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,6 +13,7 @@ from rdzv_etcd.errors import (
     BarrierTimeoutError,
     JobClosedError,
 )
+from rdzv_etcd.group import barrier
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
     LIMIT_S,
@@ -22,10 +24,15 @@ from tests.library.nodes import (
     join_all,
     node_options,
     node_settings,
+    notified_of_nothing,
     wait_until,
 )
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
+
+
+def _join_again(node: Group) -> None:
+    node.join()
 
 
 def test_all_members_pass_together(
@@ -94,6 +101,29 @@ def test_a_change_breaks_it(leak_check: LeakCheck, etcd_server: EtcdServer, job_
         nodes[1].leave()
         with pytest.raises(BarrierBrokenError, match="round 1 is over"):
             waiting.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("goes_on", [Group.leave, Group.finish, _join_again])
+def test_all_pass_a_barrier_although_one_goes_on_as_soon_as_it_has_passed(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    goes_on: Callable[[Group], object],
+) -> None:
+    monkeypatch.setattr(barrier, "puts_after", notified_of_nothing)
+    with (
+        groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        worlds = join_all(nodes)
+        waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        worlds[1].barrier("saved", LIMIT_S)
+        gone_on = pool.submit(goes_on, nodes[1])
+        waiting.result(LIMIT_S)
+        nodes[0].leave()
+        gone_on.result(LIMIT_S)
 
 
 def test_a_name_may_be_used_again_in_the_next_round(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,13 +16,23 @@ from rdzv_etcd import Failed, Finished, Group, Left, Lost, World, WorldMember
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
     JobClosedError,
+    MisuseError,
     RequestTooLargeError,
     SettingsError,
     StateCorruptError,
     StoreTimeoutError,
     WorldOverError,
 )
-from tests.library.nodes import LIMIT_S, RemoteNode, at_once, join_all, node_options
+from rdzv_etcd.kv import reads
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteNode,
+    at_once,
+    join_all,
+    node_options,
+    notified_of_nothing,
+    wait_until,
+)
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
@@ -51,6 +62,16 @@ class Door:
         groups = [self.connect(nodes or count, **given) for _ in range(count)]
         pairs = sorted(zip(join_all(groups), groups, strict=True), key=lambda pair: pair[0].rank)
         return [group for _, group in pairs], [world for world, _ in pairs]
+
+    def wait_for_bytes(self, members: int) -> None:
+        """Until that many have given something in the first exchange."""
+        given = re.compile(rb"exchange/k/1/\d+$")
+
+        def look() -> bool:
+            keys = self._server.gateway.keys(job_root(self._job_id))
+            return len([key for key in keys if given.search(key)]) == members
+
+        wait_until(f"{members} have given", look)
 
 
 @pytest.fixture
@@ -238,7 +259,31 @@ def test_an_exchange_that_runs_out_of_time_names_who_is_missing_and_may_be_tried
         worlds[0].exchange(b"early", 0.3)
     assert caught.value.missing == (groups[1].node_id, groups[2].node_id)
     answers = at_once([partial(world.exchange, b"%d" % world.rank, LIMIT_S) for world in worlds])
-    assert answers == [[b"0", b"1", b"2"]] * 3
+    assert answers == [[b"early", b"1", b"2"]] * 3  # what was given first may have been read
+
+
+def test_one_exchange_at_a_time(door: Door) -> None:
+    _, worlds = door.worlds(2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worlds[0].exchange, b"0", LIMIT_S)
+        door.wait_for_bytes(1)
+        with pytest.raises(MisuseError, match="in an exchange already"):
+            worlds[0].exchange(b"also", LIMIT_S)
+        assert worlds[1].exchange(b"1", LIMIT_S) == [b"0", b"1"]
+        assert waiting.result(LIMIT_S) == [b"0", b"1"]
+
+
+def test_what_all_gave_before_one_left_is_there_for_all(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, worlds = door.worlds(2, (1, 2))
+    monkeypatch.setattr(reads, "puts_after", notified_of_nothing)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worlds[0].exchange, b"0", LIMIT_S)
+        door.wait_for_bytes(1)
+        assert worlds[1].exchange(b"1", LIMIT_S) == [b"0", b"1"]
+        groups[1].leave("has all it needs")
+        assert waiting.result(LIMIT_S) == [b"0", b"1"]
 
 
 def test_an_exchange_ends_with_its_world(door: Door) -> None:
