@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Change, Closure, Control, Round
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.testing.simloop import WALL_EPOCH_S
 from tests.sim.commits import COUNTER, Commits
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.state import Formed, State
@@ -34,6 +35,8 @@ class History:
     def __init__(self, keys: JobKeys, rejoin_timeout_s: float) -> None:
         self.told: list[Told] = []
         self.clocks_are_wrong = False
+        self.clocks_s: set[float] = set()
+        """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
         self._verdicts = Verdicts()
         self._commits = Commits(keys, self._state, self._verdicts, rejoin_timeout_s)
@@ -155,21 +158,29 @@ class History:
                 f"{identity} was put back, but never formed",
             )
             self.demand(
-                formed.epoch > last_epoch or self._may_not_know(formed),
+                formed.epoch > last_epoch or self._may_not_know(formed, last_epoch),
                 Invariant.EPOCH,
                 f"the epoch of round {identity} is {formed.epoch}, not above {last_epoch}",
             )
             last_epoch = formed.epoch
             seen[identity] = formed
 
-    def _may_not_know(self, formed: Formed) -> bool:
+    def _may_not_know(self, formed: Formed, last_epoch: int) -> bool:
         """Whether etcd had lost data, and there was somebody who went on from an earlier round:
         then it may be that only others know of the latest one. (That for each node epochs grow all
-        the same is another promise; and where all are new they do, if their clocks are right.)"""
+        the same is another promise; and where all are new they do, as far as their clocks agree:
+        theirs is not less than the time by their clocks, nor is the latest one much more than that
+        by other nodes' clocks.)"""
         forgot_s = self._commits.forgot_s
         lost = forgot_s is not None and formed.at_s >= forgot_s
         trained = {told.node_id for told in self.told if told.at_s < formed.at_s}
-        return lost and (self.clocks_are_wrong or not trained.isdisjoint(formed.record.members))
+        apart_us = 1e6 * (max(self.clocks_s, default=0.0) - min(self.clocks_s, default=0.0))
+        by_clocks = formed.epoch >= 1e6 * WALL_EPOCH_S
+        return lost and (
+            self.clocks_are_wrong
+            or not trained.isdisjoint(formed.record.members)
+            or (by_clocks and last_epoch - formed.epoch < apart_us)
+        )
 
     def _check_worlds(self) -> None:
         by_epoch: dict[int, list[Round]] = {}

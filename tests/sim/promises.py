@@ -59,9 +59,13 @@ class Promises:
         self._demand(follows, Invariant.SUCCESSION, f"{record} does not follow {before}")
 
     def check_epoch(self, record: Round, epoch: int) -> None:
-        """Above that of every round its members were in, even if etcd's revisions begin again."""
+        """Above that of every round its members were in, even if etcd's revisions begin again.
+
+        A presence that came back with a snapshot says what its node knew when it was put. That the
+        node itself is told of no older round is checked at the end.
+        """
         for node_id in record.members:
-            highest = self._state.highest.get(node_id, 0)
+            highest = self._state.told_according_to_etcd(node_id)
             self._demand(
                 highest < epoch,
                 Invariant.EPOCH,

@@ -217,6 +217,7 @@ class SimJob:
             wall_skew_s=100.0 * serial + clock_ahead_s,
             seed=unique,
         )
+        self.history.clocks_s.add(clock.wall_skew_s)
         connection = self.server.connect(unique)
         self.history.writers.add(unique)
         connection.link.delay(0.0, delay_s)
