@@ -82,25 +82,20 @@ class Afterwards(Part):
             self._stage.newcomer()
 
     def _check_error(self, node: SimNode) -> None:
-        """An etcd that only needs an operator ends no member, and no spare gives up; nobody who
-        belongs gives up early, or with an error that no fault explains."""
+        """An etcd that only needs an operator ends no member early, and no spare gives up;
+        nobody who belongs gives up early, or with an error that no fault explains."""
         self._job.history.demand(
             node.error is None or isinstance(node.error, self._explained()),
             Invariant.CONVERGENCE,
             f"{node.name} ended, and no fault explains why: {node.error!r}",
         )
         too_late = isinstance(node.error, JoinTimeoutError) or (
-            isinstance(node.error, EtcdUnavailableError) and bool(node.worlds)
+            isinstance(node.error, EtcdUnavailableError | EtcdRefusedError) and bool(node.worlds)
         )
         self._job.history.demand(
             not too_late or node.tried_s >= 0.9 * node.join_timeout_s,
             Invariant.CONVERGENCE,
             f"{node.name} gave up after {node.tried_s:.0f} s: {node.error}",
-        )
-        self._job.history.demand(
-            not (isinstance(node.error, EtcdRefusedError) and node.worlds),
-            Invariant.CONVERGENCE,
-            f"{node.name} was a member, and gave up: {node.error}",
         )
         healthy_s, healed_s = self._job.history.healthy_s(), self._healed_s
         self._job.history.demand(
