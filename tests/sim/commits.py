@@ -9,7 +9,7 @@ from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Change, Closure, Leader, Round
 from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import Event, EventKind
+from rdzv_etcd.etcd.api import Compare, Event, EventKind, Relation, Target, Txn, TxnResult
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store_values import StoreKeys, number_of
@@ -80,6 +80,8 @@ class Commits:
         if not applied.source and not isinstance(applied.request, Revoke):
             self._take_overwritten(applied)
             return
+        if self._removes_the_job(applied):
+            self._state.removers.add(applied.source)
         for revision in applied.changes:
             for event in revision.events:
                 if applied.source == FOREIGN:
@@ -92,6 +94,16 @@ class Commits:
                         False, Invariant.RANKS, f"{applied.source} wrote nonsense: {error}"
                     )
             self._state.note_health(applied.at_s)
+
+    def _removes_the_job(self, applied: Applied) -> bool:
+        """Whether it is the last one's transaction, which found nobody there; there need not be
+        anything left that it deletes."""
+        request, outcome = applied.request, applied.outcome
+        if not isinstance(request, Txn) or not isinstance(outcome, TxnResult):
+            return False
+        nodes = self._keys.nodes
+        nobody = Compare(nodes.start, Target.CREATE, Relation.EQUAL, 0, nodes.end)
+        return outcome.succeeded and nobody in request.guards
 
     def _take_overwritten(self, applied: Applied) -> None:
         """A presence in whose place a test puts something without a lease is gone; so is a lead."""

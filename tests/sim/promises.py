@@ -261,8 +261,6 @@ class Promises:
         back between the two, it puts back again.
         """
         record, removers = self._state.round, self._state.removers
-        if key == self._keys.round and not self._state.nodes:
-            removers.add(applied.source)
         self._demand(
             record is None or record.closure is None or key != self._keys.round,
             Invariant.KEPT,
