@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from rdzv_etcd.core.accusations import lost_from_s
 from rdzv_etcd.core.census import take_census
-from rdzv_etcd.core.model import Change, Control, Loss, Nodes, Round, is_unknown, left_because
-
-ABSENCE_GRACE_S = 0.3
-"""How long a member may be without presence before that counts: now and then etcd revokes the lease
-of a node that has renewed it, which then puts its presence back (see ``group/presence.py``)."""
+from rdzv_etcd.core.model import Change, Control, Nodes, Round, is_unknown, left_because
 
 NAMES_IN_CHANGE = 32
 """How many waiters, and how many lost members, a change names."""
@@ -45,8 +42,8 @@ def decide_change(
 
     Before ``trust_absence_s`` a member without presence is not declared lost: the leader was cut
     off itself a moment ago, and the others may be coming back (see docs: being lost is an act).
-    Nor is one whose presence went less than :data:`ABSENCE_GRACE_S` ago. A newcomer is a reason
-    only if the next world would be larger with it.
+    Nor is one that may still put its presence back (see :mod:`rdzv_etcd.core.accusations`). A
+    newcomer is a reason only if the next world would be larger with it.
 
     A member whose name is not known is not declared lost before ``unknown_until_s`` while a node is
     there that may be it: that node lives, so it will put its slice back or arrive again.
@@ -58,13 +55,13 @@ def decide_change(
     lost = {node_id: left_because(reason) for node_id, reason in census.leaving.items()}
     may_return: list[float] = []
     for node_id in census.absent:
-        until_s = max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)
+        until_s = lost_from_s(nodes, node_id, trust_absence_s)
         if census.unplaced and is_unknown(node_id):
             until_s = max(until_s, unknown_until_s)
         if now_s < until_s:
             may_return.append(until_s)
         else:
-            lost[node_id] = Loss.EXPIRED.value
+            lost[node_id] = nodes.how_absent(node_id)
     live = len(census.expected) + len(census.returning) + len(may_return)
     settings = formed.settings
     possible = min(settings.max_nodes, live + len(census.newcomers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rdzv_etcd.core.accusations import may_answer_until_s
 from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names, left_because
 from rdzv_etcd.core.ranks import assign_ranks
@@ -78,26 +79,33 @@ def decide_close(
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
     if size < settings.min_nodes or size == 0:
-        return KeepWaiting(None, here + _missing(census, control))
-    full = size == settings.max_nodes // settings.node_unit * settings.node_unit
-    enough_s = _enough_since(pool, settings, limits.opened_s)
-    if census.expected or census.unplaced:
-        until_s = max(limits.opened_s + limits.rejoin_s, enough_s)
-        why = "live members were not back in time"
-    elif full:
-        return _close(control, census, size, "all seats are taken")
-    elif control.formed is not None:
-        last_s = max(limits.opened_s, *(presence.seen_s for presence in pool))
-        until_s = min(last_s + limits.settle_s, enough_s + limits.last_call_s)
-        why = "all live members are back"
-    else:
-        until_s = enough_s + limits.last_call_s
-        why = "last call passed"
+        return KeepWaiting(None, here + _missing(census, control, nodes))
+    until_s, why = _closes_at(control, census, size, settings, limits)
+    # Who was accused and lives answers within this time, and would be left out of the world else.
+    until_s = max(until_s, may_answer_until_s(nodes, now_s))
     if limits.give_up_s < until_s:
         until_s, why = limits.give_up_s, "the leader's join timeout is about to end"
     if now_s >= until_s:
         return _close(control, census, size, why)
-    return KeepWaiting(until_s, here + _missing(census, control))
+    return KeepWaiting(until_s, here + _missing(census, control, nodes))
+
+
+def _closes_at(
+    control: Control, census: Census, size: int, settings: JobSettings, limits: RoundLimits
+) -> tuple[float, str]:
+    """When a round that may be closed with so many nodes is closed, and why then."""
+    pool = census.pool
+    enough_s = _enough_since(pool, settings, limits.opened_s)
+    if census.expected or census.unplaced:
+        until_s = max(limits.opened_s + limits.rejoin_s, enough_s)
+        return until_s, "live members were not back in time"
+    if size == settings.max_nodes // settings.node_unit * settings.node_unit:
+        return -math.inf, "all seats are taken"
+    if control.formed is not None:
+        last_s = max(limits.opened_s, *(presence.seen_s for presence in pool))
+        until_s = min(last_s + limits.settle_s, enough_s + limits.last_call_s)
+        return until_s, "all live members are back"
+    return enough_s + limits.last_call_s, "last call passed"
 
 
 def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
@@ -108,7 +116,7 @@ def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: f
     return max(opened_s, arrivals[least - 1])
 
 
-def _missing(census: Census, control: Control) -> str:
+def _missing(census: Census, control: Control, nodes: Nodes) -> str:
     parts = []
     if census.expected:
         parts.append(f"waiting for {display_names(census.expected)}")
@@ -116,7 +124,7 @@ def _missing(census: Census, control: Control) -> str:
     lost = dict(change.lost) if change is not None else {}
     lost.update({node_id: left_because(reason) for node_id, reason in census.leaving.items()})
     for node_id in census.absent:
-        lost.setdefault(node_id, "gone")
+        lost.setdefault(node_id, nodes.how_absent(node_id) if node_id in nodes.accused else "gone")
     for node_id, how in lost.items():
         if node_id in census.absent or node_id in census.leaving:
             parts.append(f"lost {display_names([node_id])} ({shown(how)})")

@@ -97,6 +97,10 @@ class Member:
     """The background task that failed unexpectedly, and how: this node cannot go on."""
     met_end: Closure | None = None
     """How the run ended after which this node was started, if a join has told about that."""
+    watches_early: bool = False
+    """Whether this node watches its own presence from soon after its first world was formed."""
+    hears_accusations: bool = False
+    """Whether it does: then it can answer."""
 
     def check_not_gone(self) -> None:
         """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
@@ -283,6 +287,14 @@ class Member:
             self.phase = Phase.IDLE
         self.info = None
         self.forget_arrival()
+
+    def watch_early(self) -> None:
+        """Note that others will look after this node, and may be wrong about it."""
+        self.watches_early = True
+
+    def hear_accusations(self) -> None:
+        """Note that this node watches its own presence."""
+        self.hears_accusations = True
 
     def evict(self) -> None:
         """Note that the others went on without this node."""

@@ -43,6 +43,21 @@ class NodeInfo:
     median of these; they are compared for nothing else."""
     data: Mapping[str, object] = field(default_factory=dict)
     """What it tells the other members of itself; means nothing here."""
+    peer_port: int = 0
+    """Where its neighbour watches it; 0: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """What stands in the place of a presence whose node another one has found to be gone, on the
+    accuser's session; a node that lives puts its presence back."""
+
+    by: str
+    """The accuser's node id."""
+    how: str
+    """What it has seen, for people."""
+    is_certain: bool
+    """Whether the process is gone, as its host says; otherwise the node is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +284,16 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
+class Accused:
+    """An accusation as the leader sees it."""
+
+    accusation: Accusation
+    mod_revision: int
+    seen_s: float
+    """When the leader saw it, on the leader's clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """A key among the presences that is none: whoever wrote it is a stranger."""
 
@@ -293,6 +318,19 @@ class Nodes:
     """What stands where nodes of these ids would be. A node whose presence was overwritten with it
     counts as gone."""
 
+    accused: Mapping[str, Accused] = field(default_factory=dict)
+    """Nodes without presence that others have found to be gone."""
+
+    def in_place_of(self, node_id: str) -> int:
+        """The revision of what stands in the place of a node's presence; 0: nothing."""
+        instead = self.accused.get(node_id) or self.unreadable.get(node_id)
+        return 0 if instead is None else instead.mod_revision
+
+    def how_absent(self, node_id: str) -> str:
+        """How a node without presence was lost."""
+        accused = self.accused.get(node_id)
+        return Loss.EXPIRED.value if accused is None else shown(accused.accusation.how, _SHOWN_HOW)
+
     def absent_since_s(self, node_id: str) -> float:
         """Since when a node without presence has been seen to have none."""
         return self.gone.get(node_id, self.since_s)
@@ -301,6 +339,7 @@ class Nodes:
 _NOBODY = "nobody~"
 _SHOWN_NAME = 100
 _SHOWN_REASON = 100
+_SHOWN_HOW = 200
 _LEFT = f"{Loss.LEFT.value}: "
 
 

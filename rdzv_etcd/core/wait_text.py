@@ -59,7 +59,8 @@ def _missing(control: Control, nodes: Nodes, census: Census) -> list[str]:
     if formed is None:
         return []
     change = control.open_change
-    how = {} if change is None else change.lost
+    how = {node_id: nodes.how_absent(node_id) for node_id in nodes.accused}
+    how |= {} if change is None else change.lost
     missing = [
         *(_with_address(nodes.present[node_id]) for node_id in census.expected),
         *(

@@ -37,6 +37,8 @@ class Options(TypedDict, total=False):
     rank_key: str
     slice_nodes: int
     after_end: str
+    peer_links: bool
+    peer_silence: float
     embed: bool
     embed_grace: float
     request_timeout: float

@@ -20,11 +20,18 @@ from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError, MisuseError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.context import Identity
-from rdzv_etcd.group.listener import Listener, bind_listener, loopback_problem, master_problem
+from rdzv_etcd.group.listener import (
+    Listener,
+    bind_beside,
+    bind_listener,
+    loopback_problem,
+    master_problem,
+)
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
 from rdzv_etcd.group.world import World
+from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
@@ -88,7 +95,8 @@ class Group:
         except BaseException:
             loop_thread.release()
             raise
-        self._node = Node(etcd, settings, make_identity(), self._clock)
+        self._network = TcpPeers(settings.peer_silence_s) if settings.peer_links else None
+        self._node = Node(etcd, settings, make_identity(), self._clock, self._network)
         self._part = Participation(loop_thread, etcd, self._node, place)
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
@@ -96,6 +104,8 @@ class Group:
             self._start()
             bound = self._bind()
             self._part.reserve(bound)
+            if self._network is not None:
+                self._network.listen_on(bind_beside(bound))
             if settings.job.max_nodes > 1:
                 self._warn(loopback_problem(bound, settings.connection.endpoints))
         except BaseException:

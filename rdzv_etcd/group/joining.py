@@ -60,7 +60,7 @@ class Joining:
         self._limits = JoinLimits(context, member, timeout_s)
         self._conflict = Conflict(context, self._limits)
 
-    async def run(self, address: str, port: int) -> Seat:
+    async def run(self, address: str, port: int, peer_port: int = 0) -> Seat:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
         context, member = self._context, self._member
         settings = context.settings
@@ -73,6 +73,7 @@ class Joining:
                 settings.job,
                 settings.rank_key,
                 data=settings.data,
+                peer_port=peer_port,
             )
         )
         try:

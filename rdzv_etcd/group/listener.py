@@ -75,6 +75,12 @@ def bind_listener(local_addr: str | None, endpoints: Sequence[Endpoint]) -> List
     return Listener(address, listener.getsockname()[1], listener, own_address)
 
 
+def bind_beside(listener: Listener) -> socket.socket:
+    """Listen on another free port at the same addresses. Raises :class:`OSError`."""
+    place = listener.socket.getsockname()
+    return _listen_on(listener.socket.family, (place[0], 0, *place[2:]))
+
+
 def loopback_problem(listener: Listener, endpoints: Sequence[Endpoint]) -> str | None:
     """Tell what is wrong if the address is one that other hosts take for themselves.
 

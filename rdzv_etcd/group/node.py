@@ -21,11 +21,13 @@ from rdzv_etcd.group import job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
 from rdzv_etcd.group.joining import Joining
 from rdzv_etcd.group.leadership import Leadership
+from rdzv_etcd.group.peer_links import PeerLinks
 from rdzv_etcd.group.repair import Repair
 from rdzv_etcd.group.session import Session
 from rdzv_etcd.group.status_log import StatusLog
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.group.wakeup import Wakeup
+from rdzv_etcd.peers.api import PeerNetwork
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -39,11 +41,20 @@ _REASON = 500
 class Node:
     """One participant of one job; at most one join at a time."""
 
-    def __init__(self, etcd: Etcd, settings: Settings, identity: Identity, clock: Clock) -> None:
+    def __init__(
+        self,
+        etcd: Etcd,
+        settings: Settings,
+        identity: Identity,
+        clock: Clock,
+        network: PeerNetwork | None = None,
+    ) -> None:
+        """``network``: over which nodes watch each other, if they do; closed with the node."""
         self._member = Member(identity.node_id)
         self._context = _context(etcd, settings, identity, clock, self._member)
         self._leadership = Leadership(self._context, self._member)
         self._repair = Repair(self._context, self._member)
+        self._peers = None if network is None else PeerLinks(self._context, self._member, network)
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- what others ask ------------------------------------------------------------------------
@@ -144,6 +155,8 @@ class Node:
             self._spawn(presence.watch_own(context, self._member), "presence"),
             self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
         ]
+        if self._peers is not None:
+            self._tasks.append(self._spawn(self._peers.run(), "peer links"))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -172,7 +185,7 @@ class Node:
         joining = Joining(self._context, self._member, self._leadership, timeout_s)
         telling = self._spawn(joining.tell(), "wait lines")
         try:
-            return await joining.run(address, port)
+            return await joining.run(address, port, 0 if self._peers is None else self._peers.port)
         finally:
             telling.cancel()
 
@@ -208,6 +221,8 @@ class Node:
         except (RdzvEtcdError, TimeoutError) as error:
             context.log.say(f"left without etcd's confirmation: {error}")
         finally:
+            if self._peers is not None:
+                await self._peers.close()
             await self._stop_tasks()
             await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
 

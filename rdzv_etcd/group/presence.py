@@ -9,27 +9,42 @@ the key is gone (somebody deleted it), no keep-alive tells, and a waiting node w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import NodeInfo
-from rdzv_etcd.errors import EtcdError, WatchLostError
+from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
+from rdzv_etcd.core.steps import Recovery, decide_recovery
+from rdzv_etcd.errors import EtcdError, StateCorruptError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.control import place_in
 from rdzv_etcd.schema.values import encode_node
+from rdzv_etcd.text import shown
 
 _RETRY_S = 1.0
+_ROOM_FOR_THE_FIRST_WORLD_S = 0.3
+"""Workers are started, and agents exchange their ranks."""
 
 
 async def watch_own(context: NodeContext, member: Member) -> None:
     """See to it that the presence of a node that has arrived is there, until cancelled.
 
-    Begins when the node has been there for the time between two keep-alives: when it arrives and
-    when a round is formed there are better things to do.
+    Begins when the node has been there for the time between two keep-alives, or soon after its
+    first world was formed if others will look after it: when it arrives and when a round is formed
+    there are better things to do.
     """
     while not _should_be_there(member):
         await context.wakeup.wait(when=lambda: _should_be_there(member))
-    await context.clock.sleep(context.session.renewal_period_s)
+    until_s = context.clock.now_s() + context.session.renewal_period_s
+    if member.watches_early:
+        while member.phase is not Phase.MEMBER and await context.wakeup.wait(
+            until_s, when=lambda: member.phase is Phase.MEMBER
+        ):
+            pass
+        until_s = min(until_s, context.clock.now_s() + _ROOM_FOR_THE_FIRST_WORLD_S)
+    await context.clock.sleep(max(0.0, until_s - context.clock.now_s()))
     backoff = Backoff(context.session.renewal_period_s)
     while True:
         try:
@@ -49,6 +64,8 @@ async def _follow(context: NodeContext, member: Member, backoff: Backoff) -> Non
         await watch.ready()
         await _check(context, member)  # it may have gone before
         backoff.reset()
+        member.hear_accusations()
+        context.wakeup.notify()
         async for batch in watch:
             session = context.session.lease_id
             if not batch.events or any(  # the watch goes on after a break
@@ -65,6 +82,8 @@ async def _check(context: NodeContext, member: Member) -> None:
         session = context.session.lease_id
         if not session or not _should_be_there(member):
             return
+        if await _answer(context, member, session):
+            return
         # If etcd went back, what a waiting node said at an earlier arrival may be there again.
         arrived = member.info if member.phase is Phase.WAITING else None
         if await is_present(context, session, arrived):
@@ -74,6 +93,43 @@ async def _check(context: NodeContext, member: Member) -> None:
             context.wakeup.notify()
         else:
             context.session.lost(session)
+
+
+async def _answer(context: NodeContext, member: Member, session: int) -> bool:
+    """Put the presence back at once if another node has accused this one, and nobody has declared
+    it lost since; tell whether that was so.
+
+    A waiting node arrives again instead: what it says then may be something else.
+    """
+    info, record, control = member.info, member.record, context.control.view
+    if member.phase is not Phase.MEMBER or info is None or record is None or member.evicted:
+        return False
+    if decide_recovery(control, record) is not Recovery.PRESENCE:
+        return False
+    result = await context.etcd.get(requests.read_presence(context.keys, member.node_id))
+    for kv in result.kvs:
+        try:
+            place = place_in(context.keys, kv)
+        except StateCorruptError:  # somebody else has written there
+            return False
+        if not isinstance(place, Accusation):
+            return False
+        back = replace(
+            info,
+            arrived_for=record.number,
+            epoch_seen=member.epoch_seen,
+            epoch_trained=member.epoch,
+        )
+        txn = requests.restore_presence(
+            context.keys, control, back, session, presence_revision=kv.mod_revision
+        )
+        answer = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
+        if answer.succeeded:
+            context.log.warn(
+                f"was taken for dead by {display_name(place.by)} ({shown(place.how)}), and is not"
+            )
+        return answer.succeeded
+    return False
 
 
 def _should_be_there(member: Member) -> bool:

@@ -13,7 +13,7 @@ from rdzv_etcd.core.rank_slices import assemble, cut
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.control import node_in, slices_from
+from rdzv_etcd.schema.control import place_in, slices_from
 
 
 class Roster:
@@ -92,9 +92,12 @@ async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
         result = await context.etcd.get(
             requests.read_nodes(context.keys), timeout_s=context.urgent_limit_s
         )
-        there = {context.keys.node_id(kv.key): kv for kv in result.kvs}
-        if all(member in there for member in members):
-            return [node_in(context.keys, there[member]) for member in members]
+        found = {context.keys.node_id(kv.key): kv for kv in result.kvs}
+        if all(member in found for member in members):
+            places = [place_in(context.keys, found[member]) for member in members]
+            there = [place for place in places if isinstance(place, NodeInfo)]
+            if len(there) == len(members):  # whoever was accused and lives puts its presence back
+                return there
         await context.clock.sleep(RETRY_S)
 
 

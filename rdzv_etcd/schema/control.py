@@ -7,7 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, Round, Slice, Unreadable
+from rdzv_etcd.core.model import (
+    Accusation,
+    Accused,
+    Control,
+    NodeInfo,
+    Nodes,
+    Presence,
+    Round,
+    Slice,
+    Unreadable,
+)
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.schema import values
@@ -105,22 +115,30 @@ def nodes_from(
     """
     present: dict[str, Presence] = {}
     unreadable: dict[str, Unreadable] = {}
+    accused: dict[str, Accused] = {}
     known = {} if before is None else before.present
     for kv in result.kvs:
         node_id = keys.node_id(kv.key)
-        presence = _presence(keys, kv, now_s)
+        presence = _place(keys, kv, now_s)
         if isinstance(presence, Unreadable):
             unreadable[node_id] = presence
+            continue
+        if isinstance(presence, Accused):
+            earlier_one = None if before is None else before.accused.get(node_id)
+            same = earlier_one is not None and earlier_one.mod_revision == presence.mod_revision
+            accused[node_id] = earlier_one if earlier_one is not None and same else presence
             continue
         earlier = known.get(node_id)
         same = earlier is not None and earlier.mod_revision == presence.mod_revision
         present[node_id] = earlier if earlier is not None and same else presence
     if before is None:
-        return Nodes(result.revision, present, since_s=now_s, unreadable=unreadable)
+        return Nodes(
+            result.revision, present, since_s=now_s, unreadable=unreadable, accused=accused
+        )
     missed = dict.fromkeys(known.keys() - present.keys(), now_s)
     gone = {node_id: at_s for node_id, at_s in before.gone.items() if node_id not in present}
     left = {node: reason for node, reason in before.left.items() if node not in present}
-    return Nodes(result.revision, present, left, before.since_s, missed | gone, unreadable)
+    return Nodes(result.revision, present, left, before.since_s, missed | gone, unreadable, accused)
 
 
 def nodes_after(
@@ -131,47 +149,56 @@ def nodes_after(
     left = dict(nodes.left)
     gone = {node_id: at_s for node_id, at_s in nodes.gone.items() if now_s - at_s < _REMEMBERED_S}
     unreadable = dict(nodes.unreadable)
+    accused = dict(nodes.accused)
     for event in events:
         if event.kv.mod_revision <= nodes.revision:
             continue
         node_id = keys.node_id(event.kv.key)
         was_readable = unreadable.pop(node_id, None) is None
-        presence = _presence(keys, event.kv, now_s) if event.kind is EventKind.PUT else None
+        accused.pop(node_id, None)
+        presence = _place(keys, event.kv, now_s) if event.kind is EventKind.PUT else None
         if isinstance(presence, Presence):
             present[node_id] = presence
             left.pop(node_id, None)
             gone.pop(node_id, None)
             continue
-        if presence is not None:
+        if isinstance(presence, Unreadable):
             unreadable[node_id] = presence
+        elif presence is not None:
+            accused[node_id] = presence
         last = present.pop(node_id, None)
         if was_readable:
             gone[node_id] = now_s
         if last is not None and last.info.leaving is not None:
             left[node_id] = last.info.leaving
     revision = max(nodes.revision, revision)
-    return Nodes(revision, present, left, nodes.since_s, gone, unreadable)
+    return Nodes(revision, present, left, nodes.since_s, gone, unreadable, accused)
 
 
-def node_in(keys: JobKeys, kv: KeyValue) -> NodeInfo:
-    """Read one key among the presences. Raises StateCorruptError."""
+def place_in(keys: JobKeys, kv: KeyValue) -> NodeInfo | Accusation:
+    """Read one key among the presences: a node, or why another one says that it is gone.
+
+    Raises StateCorruptError.
+    """
     node_id = keys.node_id(kv.key)
 
-    def decode(key: bytes, value: bytes) -> NodeInfo:
+    def decode(key: bytes, value: bytes) -> NodeInfo | Accusation:
         if not kv.lease_id:
             raise StateCorruptError(key.decode(errors="replace"), "it is not on a node's lease")
         if keys.node(node_id) != key:
             raise StateCorruptError(key.decode(errors="replace"), "the key is not UTF-8")
-        return values.decode_node(key, node_id, value)
+        return values.decode_place(key, node_id, value)
 
     return values.decode_key(decode, kv)
 
 
-def _presence(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Unreadable:
+def _place(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Accused | Unreadable:
     """What cannot be a presence does not keep the others from being read: whoever may write there
     could stop the job with it."""
     try:
-        info = node_in(keys, kv)
+        info = place_in(keys, kv)
     except StateCorruptError as error:
         return Unreadable(str(error), kv.mod_revision)
+    if isinstance(info, Accusation):
+        return Accused(info, kv.mod_revision, now_s)
     return Presence(info, kv.create_revision, kv.mod_revision, now_s)

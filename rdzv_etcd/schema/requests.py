@@ -10,23 +10,24 @@ import json
 from collections.abc import Mapping, Sequence
 
 from rdzv_etcd.core.model import (
+    Accusation,
     Change,
     Control,
     Ended,
     Leader,
-    Loss,
     NodeInfo,
     Nodes,
     Round,
     Slice,
     Slices,
-    Unreadable,
+    reason_to_leave,
 )
 from rdzv_etcd.etcd.api import (
     OPS_PER_TXN,
     Compare,
     Delete,
     Get,
+    KeyValue,
     Op,
     Put,
     Relation,
@@ -115,14 +116,13 @@ def publish_change(
     else has put in its place according to ``nodes`` may stay there.
     """
     record = control.round
-    lost = [node for node, how in change.lost.items() if how == Loss.EXPIRED.value]
-    instead = {} if nodes is None else nodes.unreadable
+    lost = [node for node, how in change.lost.items() if reason_to_leave(how) is None]
     return Txn(
         (
             *_leads(keys, control),
             _record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
-            *(_is_missed(keys, node, instead.get(node)) for node in lost),
+            *(_is_missed(keys, node, nodes) for node in lost),
         ),
         (
             Put(
@@ -137,9 +137,39 @@ def read_presence(keys: JobKeys, node_id: str) -> Get:
     return Get(keys.node(node_id))
 
 
-def _is_missed(keys: JobKeys, node_id: str, instead: Unreadable | None) -> Compare:
-    revision = 0 if instead is None else instead.mod_revision
+def _is_missed(keys: JobKeys, node_id: str, nodes: Nodes | None) -> Compare:
+    revision = 0 if nodes is None else nodes.in_place_of(node_id)
     return Compare(keys.node(node_id), Target.MOD, Relation.EQUAL, revision)
+
+
+def accuse(
+    keys: JobKeys, node_id: str, presence: KeyValue, accusation: Accusation, session: int
+) -> Txn:
+    """Put an accusation in the place of the very presence that was read, on the accuser's session,
+    and free the lead if that node holds it.
+
+    Its lease is left alone: a node that lives answers by putting its presence back, and everything
+    else that is on the lease is still there then.
+    """
+    return Txn(
+        (
+            Compare(presence.key, Target.MOD, Relation.EQUAL, presence.mod_revision),
+            Compare(presence.key, Target.LEASE, Relation.EQUAL, presence.lease_id),
+        ),
+        (
+            Put(keys.node(node_id), values.encode_accusation(accusation), session),
+            Txn(
+                (Compare(keys.leader, Target.LEASE, Relation.EQUAL, presence.lease_id),),
+                (Delete(keys.leader),),
+            ),
+        ),
+    )
+
+
+def withdraw_accusation(keys: JobKeys, node_id: str, revision: int) -> Txn:
+    """Delete the accusation that this node has made at ``revision``, if it is still there."""
+    key = keys.node(node_id)
+    return Txn((Compare(key, Target.MOD, Relation.EQUAL, revision),), (Delete(key),))
 
 
 def read_slice(keys: JobKeys, record: Round, slices: Slices, node_id: str) -> Get:

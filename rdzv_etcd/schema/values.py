@@ -11,7 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices, is_unknown
+from rdzv_etcd.core.model import (
+    Accusation,
+    Change,
+    Closure,
+    Ended,
+    Leader,
+    NodeInfo,
+    Round,
+    Slices,
+    is_unknown,
+)
 from rdzv_etcd.schema.fields import (
     MAX_EPOCH,
     MAX_ROUND,
@@ -30,6 +40,7 @@ __all__ = ["VERSION", "decode_key"]
 _LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
 _MAX_PORT = 65535
+_ACCUSED = "accused"
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -72,11 +83,9 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["clock_us"] = min(max(0, info.clock_us), MAX_EPOCH_CLAIM)
     if info.data:
         fields["data"] = dict(info.data)
+    if info.peer_port:
+        fields["peer_port"] = info.peer_port
     return encode(fields, lambda f: _node(info.node_id, f))
-
-
-def decode_node(key: bytes, node_id: str, value: bytes) -> NodeInfo:
-    return decode(key, value, lambda f: _node(node_id, f))
 
 
 def _node(node_id: str, f: Fields) -> NodeInfo:
@@ -94,7 +103,27 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.whole("epoch_trained", 0, most=MAX_EPOCH_CLAIM),
         f.whole("clock_us", 0, most=MAX_EPOCH_CLAIM),
         f.data("data", most=MAX_DATA) if f.has("data") else {},
+        f.whole("peer_port", 0, most=_MAX_PORT),
     )
+
+
+def encode_accusation(accusation: Accusation) -> bytes:
+    fields = {
+        "by": accusation.by,
+        "how": accusation.how,
+        "certain": accusation.is_certain,
+    }
+    return encode({_ACCUSED: fields}, _accusation)
+
+
+def decode_place(key: bytes, node_id: str, value: bytes) -> NodeInfo | Accusation:
+    """Read what stands in the place of a node's presence: that, or an accusation."""
+    return decode(key, value, lambda f: _accusation(f) if f.has(_ACCUSED) else _node(node_id, f))
+
+
+def _accusation(f: Fields) -> Accusation:
+    accused = f.nested(_ACCUSED)
+    return Accusation(accused.name("by"), accused.text("how"), accused.flag("certain"))
 
 
 def _address(f: Fields) -> str:

@@ -344,6 +344,21 @@ class Settings:
     """What the node tells the other members of itself: a JSON object of at most 4 KiB."""
     epoch_floor: int = 0
     """An epoch that the job has reached before: its next ones are higher."""
+    peer_links: bool = option(
+        "peer_links",
+        Kind.FLAG,
+        "Members watch each other over connections of their own, so that a death is noticed in "
+        "milliseconds instead of after `lease_ttl`. Where they cannot connect it is as without.",
+        default=False,
+    )
+    peer_silence_s: float = option(
+        "peer_silence",
+        Kind.SECONDS,
+        "A host that answers nothing for so long is asked, over etcd, whether it lives. 0: only "
+        "deaths of processes are noticed early.",
+        default=3.0,
+        zero=True,
+    )
     embed: bool = option(
         "embed",
         Kind.FLAG,

@@ -14,6 +14,8 @@ from dataclasses import replace
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, RoundLimits, decide_close
 from rdzv_etcd.core.model import (
+    Accusation,
+    Accused,
     Change,
     Closure,
     Control,
@@ -57,6 +59,7 @@ class Scene:
         self._present: dict[str, Presence] = {}
         self._left: dict[str, str] = {}
         self._gone: dict[str, float] = {}
+        self._accused: dict[str, Accused] = {}
         record = None
         if members:
             record = Round(
@@ -106,6 +109,11 @@ class Scene:
             del self._present[name]
             if ago_s is not None:
                 self._gone[name] = NOW_S - ago_s
+        return self
+
+    def accused(self, name: str, accusation: Accusation, ago_s: float) -> Scene:
+        """Without presence, which another one has put an accusation in the place of."""
+        self._accused[name] = Accused(accusation, self._revision, NOW_S - ago_s)
         return self
 
     def left(self, words: str) -> Scene:
@@ -183,7 +191,9 @@ class Scene:
     @property
     def nodes(self) -> Nodes:
         present, left = dict(self._present), dict(self._left)
-        return Nodes(self._revision, present, left, gone=dict(self._gone))
+        return Nodes(
+            self._revision, present, left, gone=dict(self._gone), accused=dict(self._accused)
+        )
 
     def close(self, now_s: float = NOW_S) -> Close | KeepWaiting:
         limits = RoundLimits(LAST_CALL_S, SETTLE_S, REJOIN_S, self.opened_s, self.give_up_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv_etcd.core.changes import ABSENCE_GRACE_S, Healthy
+from rdzv_etcd.core.accusations import ABSENCE_GRACE_S
+from rdzv_etcd.core.changes import Healthy
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
+from rdzv_etcd.core.model import Accusation, Change, Closure, Ended, Leader, NodeInfo, Round, Slices
 from rdzv_etcd.errors import RdzvEtcdError, SettingsError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.etcd.tls import channel_credentials
@@ -161,8 +161,12 @@ def targets() -> Iterator[dict[str, Shot]]:
                 values.encode_leader(Leader("a~1~x", _SETTINGS)),
             ),
             "node": _decodes(
-                lambda value: values.decode_node(KEYS.node("a~1~x"), "a~1~x", value),
+                lambda value: values.decode_place(KEYS.node("a~1~x"), "a~1~x", value),
                 values.encode_node(_NODE),
+            ),
+            "accusation": _decodes(
+                lambda value: values.decode_place(KEYS.node("a~1~x"), "a~1~x", value),
+                values.encode_accusation(Accusation("b~1~x", "its process is gone", True)),
             ),
             "store_value": store_value,
             "keys": keys,

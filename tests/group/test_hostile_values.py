@@ -222,7 +222,7 @@ def test_what_a_job_has_written_can_be_read_again() -> None:
             job.start(name, rank_key="9" * 1000)
         await job.until_works("abcdef")
         for kv in job.server.snapshot(job.keys.nodes.start):
-            values.decode_node(kv.key, job.keys.node_id(kv.key), kv.value)
+            values.decode_place(kv.key, job.keys.node_id(kv.key), kv.value)
         (record,) = job.server.snapshot(job.keys.round)
         assert values.decode_round(record.key, record.value).size == 6
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.core.model import (
+    Accusation,
+    Accused,
     Change,
     Closure,
     Control,
@@ -28,6 +30,7 @@ from rdzv_etcd.etcd.api import (
     EventKind,
     Get,
     GetResult,
+    KeyValue,
     Put,
     Relation,
     Target,
@@ -544,3 +547,82 @@ def test_a_view_tells_since_when_a_node_has_been_absent(store: Store) -> None:
 def test_guards_look_at_the_record_as_it_was_read(store: Store) -> None:
     txn = requests.arrive(store.keys, info("a"), 1, 42)
     assert txn.guards == (Compare(store.keys.round, Target.MOD, Relation.EQUAL, 42),)
+
+
+# --- accusations ----------------------------------------------------------------------------------
+
+ACCUSATION = Accusation("b~1~x", "its process is gone", is_certain=True)
+
+
+def _presence(store: Store, node_id: str) -> KeyValue:
+    (kv,) = store.read(requests.read_presence(store.keys, node_id)).kvs
+    return kv
+
+
+def test_an_accusation_takes_the_place_of_the_presence_and_frees_the_lead(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    assert store.control.leader is not None
+    seen = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 10.0)
+    accused = requests.accuse(store.keys, "a", _presence(store, "a"), ACCUSATION, 2)
+    result = store.do(accused)
+    assert result.succeeded
+    assert store.control.leader is None
+    nodes = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 20.0, seen)
+    assert set(nodes.present) == {"b"}
+    assert nodes.accused == {"a": Accused(ACCUSATION, result.revision, 20.0)}
+    assert nodes.how_absent("a") == ACCUSATION.how
+    again = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 30.0, nodes)
+    assert again.accused["a"].seen_s == 20.0
+    assert not store.do(accused).succeeded  # the presence is not that any more
+    store.model.step(Revoke(2))
+    assert not store.read(requests.read_nodes(store.keys)).kvs
+
+
+def test_a_presence_that_was_put_again_is_not_accused_for_the_one_before(store: Store) -> None:
+    store.arrive("a", 1)
+    before = _presence(store, "a")
+    store.arrive("a", 1)
+    assert not store.do(requests.accuse(store.keys, "a", before, ACCUSATION, 2)).succeeded
+
+
+def test_the_lead_of_another_node_stays(store: Store) -> None:
+    store.arrive("a", 1)
+    store.arrive("b", 2)
+    accused = requests.accuse(store.keys, "b", _presence(store, "b"), ACCUSATION, 1)
+    assert store.do(accused).succeeded
+    assert store.control.leader is not None
+    assert store.control.leader.node_id == "a"
+
+
+def test_who_has_answered_an_accusation_is_not_declared_lost(store: Store) -> None:
+    for node, lease in (("a", 1), ("b", 2)):
+        store.arrive(node, lease)
+    record = store.form("a", "b")
+    store.do(requests.accuse(store.keys, "b", _presence(store, "b"), ACCUSATION, 1))
+    nodes = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 10.0)
+    change = Change(record.run, 1, (), {"b": ACCUSATION.how})
+    published = requests.publish_change(store.keys, store.control, change, nodes)
+    answered = requests.restore_presence(
+        store.keys,
+        store.control,
+        info("b"),
+        2,
+        presence_revision=nodes.in_place_of("b"),
+    )
+    assert store.do(answered).succeeded
+    assert not store.do(published).succeeded
+    store.do(requests.accuse(store.keys, "b", _presence(store, "b"), ACCUSATION, 1))
+    nodes = nodes_from(store.keys, store.read(requests.read_nodes(store.keys)), 10.0)
+    assert store.do(requests.publish_change(store.keys, store.control, change, nodes)).succeeded
+    assert not store.do(answered).succeeded
+
+
+def test_an_accusation_is_withdrawn_by_who_made_it_and_only_that_one(store: Store) -> None:
+    store.arrive("a", 1)
+    accused = store.do(requests.accuse(store.keys, "a", _presence(store, "a"), ACCUSATION, 2))
+    assert not store.do(
+        requests.withdraw_accusation(store.keys, "a", accused.revision - 1)
+    ).succeeded
+    assert store.do(requests.withdraw_accusation(store.keys, "a", accused.revision)).succeeded
+    assert not store.read(requests.read_nodes(store.keys)).kvs

@@ -90,7 +90,9 @@ ENDED = st.lists(st.builds(Ended, NAME, CLOSURES, st.integers(0, MAX_EPOCH_CLAIM
 
 
 def decode_node(key: bytes, value: bytes) -> NodeInfo:
-    return values.decode_node(key, "host~1~x", value)
+    place = values.decode_place(key, "host~1~x", value)
+    assert isinstance(place, NodeInfo)
+    return place
 
 
 KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., Any]]] = [

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Change, Closure, Leader, Round
+from rdzv_etcd.core.model import Accusation, Change, Closure, Leader, Round
 from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import Compare, Event, EventKind, Relation, Target, Txn, TxnResult
+from rdzv_etcd.etcd.api import Compare, Event, EventKind, Put, Relation, Target, Txn, TxnResult
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store_values import StoreKeys, number_of
@@ -137,6 +137,17 @@ class Commits:
             counter.end_life(saved.totals.get(key, 0))
         self._note(at_s, "etcd went back to an older snapshot")
 
+    def _accuses_leader(self, request: Txn) -> bool:
+        """Whether it puts an accusation in the place of the presence of who leads."""
+        leader = self._state.leader
+        key = None if leader is None else self._keys.node(leader.node_id)
+        puts = [op for op in request.success if isinstance(op, Put) and op.key == key]
+        return any(
+            isinstance(values.decode_place(op.key, leader.node_id, op.value), Accusation)
+            for op in puts
+            if leader is not None
+        )
+
     def _take(self, applied: Applied, event: Event) -> None:
         keys, state, kv = self._keys, self._state, event.kv
         put = event.kind is EventKind.PUT
@@ -148,7 +159,8 @@ class Commits:
             )
         if not put and applied.source and applied.source != OPERATOR:
             self._promises.check_deleted(applied, kv.key, needed=self._is_needed(kv.key))
-            if kv.key == keys.leader and not isinstance(applied.request, Revoke):
+            accused = isinstance(applied.request, Txn) and self._accuses_leader(applied.request)
+            if kv.key == keys.leader and not isinstance(applied.request, Revoke) and not accused:
                 self._promises.check_leader(applied, "gave up the lead")
         if not put and applied.source == OPERATOR and self._tells_of_ends(applied, kv.key):
             self.unsure_s = applied.at_s  # perhaps nobody can know any more what has ended
@@ -207,7 +219,11 @@ class Commits:
         kv = event.kv
         node_id = self._keys.node_id(kv.key)
         if event.kind is EventKind.PUT:
-            info = values.decode_node(kv.key, node_id, kv.value)
+            info = values.decode_place(kv.key, node_id, kv.value)
+            if isinstance(info, Accusation):
+                self._note(applied.at_s, f"{info.by} accuses {node_id}: {info.how}")
+                self._state.drop_node(node_id, applied.at_s)
+                return
             self._promises.check_evicted(info, self.lost_s)
             self._state.put_node(info, kv.mod_revision, applied.at_s)
         else:

@@ -15,7 +15,8 @@ from tests.sim.aimed import Aimed
 from tests.sim.faults_etcd import EtcdFaults
 from tests.sim.faults_nodes import NodeFaults
 from tests.sim.faults_operator import OperatorFaults
-from tests.sim.kinds import NODES, OPERATOR
+from tests.sim.faults_peers import PeerFaults
+from tests.sim.kinds import NODES, OPERATOR, PEERS
 from tests.sim.neighbours import Neighbour
 from tests.sim.plan import Plan
 from tests.sim.stage import Part, Stage
@@ -36,6 +37,7 @@ class Life(Part):
         self._nodes = NodeFaults(self._stage)
         self._etcd = EtcdFaults(self._stage, self._nodes)
         self._operator = OperatorFaults(self._stage)
+        self._peers = PeerFaults(self._stage)
         self._aimed = Aimed(self._stage)
         self._afterwards = Afterwards(self._stage)
 
@@ -122,7 +124,8 @@ class Life(Part):
         """The faults of this life's kinds."""
         nodes = [getattr(self._nodes, kind) for kind in NODES if kind in self._plan.kinds]
         others = [getattr(self._operator, kind) for kind in OPERATOR if kind in self._plan.kinds]
-        return nodes + others
+        peers = [getattr(self._peers, kind) for kind in PEERS if kind in self._plan.kinds]
+        return nodes + others + peers
 
     def _close(self) -> None:
         for node in self._job.members_now()[:1]:

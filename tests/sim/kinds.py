@@ -36,7 +36,16 @@ OPERATOR = (
 )
 """See :mod:`tests.sim.faults_operator`."""
 
+PEERS = (
+    "kill_processes",
+    "break_links",
+    "refuse_links",
+    "cut_links",
+    "accept_for_the_dead",
+)
+"""See :mod:`tests.sim.faults_peers`. Nodes have links in lives that draw any of these."""
+
 JOBS = ("neighbour",)
 """Another job on the same etcd."""
 
-KINDS = (*SETTINGS, *NODES, *OPERATOR, *JOBS)
+KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
-from tests.sim.kinds import KINDS
+from tests.sim.kinds import KINDS, PEERS
 from tests.sim.world import TIMING
 
 KINDS_AT_ONCE = 4
@@ -134,4 +134,5 @@ def options(what: Plan) -> dict[str, Any]:
         ),
         "works": what.works,
         "slice_nodes": what.slice_nodes,
+        "peer_links": any(kind in PEERS for kind in what.kinds),
     }

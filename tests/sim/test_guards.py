@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import changes, closing
+from rdzv_etcd.core import accusations, closing
 from rdzv_etcd.core.closing import Close
 from rdzv_etcd.core.member import Member
+from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group import drafting, presence
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.values import decode_node
+from rdzv_etcd.schema.values import decode_place
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request
 from tests.group import test_scenarios
@@ -96,15 +97,17 @@ def restores(job: SimJob, member: SimNode) -> Match:
     """Match the transactions with which a member puts its presence back in its round."""
     key = job.keys.node(member.node_id)
 
+    def arrives_for(put: Put) -> int | None:
+        place = decode_place(key, member.node_id, put.value)
+        return place.arrived_for if isinstance(place, NodeInfo) else None
+
     def matching(request: Request) -> bool:
         world = member.world
         return (
             world is not None
             and isinstance(request, Txn)
             and any(
-                isinstance(op, Put)
-                and op.key == key
-                and decode_node(key, member.node_id, op.value).arrived_for == world.round
+                isinstance(op, Put) and op.key == key and arrives_for(op) == world.round
                 for op in request.success
             )
         )
@@ -200,7 +203,7 @@ async def _looks_away(context: NodeContext, member: Member) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name", "by"),
-    [(changes, "ABSENCE_GRACE_S", 0.0), (presence, "watch_own", _looks_away)],
+    [(accusations, "ABSENCE_GRACE_S", 0.0), (presence, "watch_own", _looks_away)],
     ids=["the grace", "the watch"],
 )
 def test_a_living_member_whose_lease_was_taken(

@@ -42,6 +42,8 @@ class Afterwards(Part):
         if not job.server.up:
             await job.until(lambda: job.server.up, "etcd is back", 40)
         job.server.set_no_space(False)
+        if job.switch is not None:
+            job.switch.heal()
         for node in self._stage.alive():
             self._heal_link(node)
             node.hurry.set()

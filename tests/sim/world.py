@@ -22,6 +22,7 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
+from rdzv_etcd.testing.peers import MemoryPeer, PeerSwitch
 from rdzv_etcd.testing.requests import Revoke
 from rdzv_etcd.testing.state_machine import Model
 from tests.sim.commits import OPERATOR, Saved
@@ -69,6 +70,8 @@ class SimNode:
     join_timeout_s: float
     works: bool = False
     """Whether its workers do something; otherwise it just is in its world."""
+    peer: MemoryPeer | None = None
+    """Its end of the links between nodes, if there are any."""
     work: Work | None = None
     stops_in_s: float = 0.0
     """How long its agent needs to stop its workers before it joins again."""
@@ -143,7 +146,7 @@ class SimNode:
         self.joins += 1
         self.port += 1  # a fresh listening socket each time
         self.world = None
-        listens = (f"10.0.0.{self.name}", self.port)
+        listens = (_address(self.name), self.port)
         clock = self.node.context.clock
         began_s = clock.now_s()
         try:
@@ -176,8 +179,10 @@ class SimJob:
         timing: Timing = TIMING,
         works: bool = False,
         slice_nodes: int = DEFAULT_SLICE_NODES,
+        peer_links: bool = False,
     ) -> None:
         self.loop = loop
+        self.switch = PeerSwitch() if peer_links else None
         self.server = server
         self.agents_work = works
         self.settings = Settings(
@@ -225,15 +230,19 @@ class SimJob:
             self.settings, job=job if job is not None else self.settings.job, rank_key=rank_key
         )
         identity = Identity(unique, f"run-of-{unique}")
+        peer = None
+        if self.switch is not None:
+            peer = self.switch.plug(_address(name), 50_000 + serial)
         node = SimNode(
             name,
-            Node(connection, settings, identity, clock),
+            Node(connection, settings, identity, clock, peer),
             connection,
             self.loop,
             self.history,
             20_000 + 100 * serial,
             self.settings.timing.join_timeout_s if join_timeout_s is None else join_timeout_s,
             self.agents_work,
+            peer,
         )
         self.nodes[name] = node
         return node
@@ -262,15 +271,34 @@ class SimJob:
             node.alive, node.crashed = False, True
             self.loop.crash(self._place(node))
             node.connection.link.partition()
+            if self.switch is not None and node.peer is not None:
+                self.switch.silence(node.peer)
             self.history.note(self.loop.time(), f"{name} crashes")
+
+    def kill(self, *names: str) -> None:
+        """End the processes: their hosts say so to whoever asks."""
+        for name in names:
+            node = self.nodes[name]
+            if self.switch is not None and node.peer is not None:
+                self.switch.kill(node.peer)
+            node.alive, node.crashed = False, True
+            self.loop.crash(self._place(node))
+            node.connection.link.partition()
+            self.history.note(self.loop.time(), f"{name} is killed")
 
     def pause(self, name: str) -> None:
         """Let nothing of the node run (SIGSTOP, a long pause of the machine)."""
-        self.loop.pause(self._place(self.nodes[name]))
+        node = self.nodes[name]
+        self.loop.pause(self._place(node))
+        if self.switch is not None and node.peer is not None:
+            self.switch.stop(node.peer)
 
     def resume(self, name: str) -> None:
-        if not self.nodes[name].crashed:
-            self.loop.resume(self._place(self.nodes[name]))
+        node = self.nodes[name]
+        if not node.crashed:
+            self.loop.resume(self._place(node))
+            if self.switch is not None and node.peer is not None:
+                self.switch.resume(node.peer)
 
     async def leave(self, name: str, reason: str = "SIGTERM") -> None:
         """What a signal does to a torchrun: the agent's work ends, the node leaves."""
@@ -365,6 +393,10 @@ class SimJob:
                 lines.append(f"    sees {node.node.control}, waiting={node.node.waiting_count()}")
         lines += [f"key {kv.key!r} = {kv.value!r}" for kv in self.server.snapshot()]
         return "\n".join(lines)
+
+
+def _address(name: str) -> str:
+    return f"10.0.0.{name}"
 
 
 Scenario = Callable[[SimJob], Coroutine[Any, Any, None]]

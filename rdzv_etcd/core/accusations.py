@@ -1,0 +1,44 @@
+"""Decides when a node that another one has found to be gone counts as lost. Pure.
+
+An accusation stands in the place of the presence, and whoever lives and reaches etcd puts its
+presence back: a wrong one costs one write and no restart. How long that may take depends on how
+certain the accuser is.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rdzv_etcd.core.model import Nodes
+
+ANSWER_GRACE_S = 0.03
+"""For a node whose process is gone, as its host says: only who answers for it can be wrong."""
+
+ABSENCE_GRACE_S = 0.3
+"""For a node that is silent, or whose presence is just gone: now and then etcd revokes the lease of
+a node that has renewed it, which then puts its presence back (see ``group/presence.py``)."""
+
+FEW_AT_ONCE = 2
+"""If more than this many are accused at the same time, it may be the network that is at fault, and
+all of them get the longer time."""
+
+
+def lost_from_s(nodes: Nodes, node_id: str, trust_absence_s: float = 0.0) -> float:
+    """From when on (on the leader's clock) a node without presence counts as lost.
+
+    Before ``trust_absence_s`` nobody does because it is silent: the leader was cut off itself a
+    moment ago, and others may be coming back. That a process is gone is true all the same.
+    """
+    accused = nodes.accused.get(node_id)
+    if accused is None:
+        return max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)
+    if not accused.accusation.is_certain:
+        return max(trust_absence_s, accused.seen_s + ABSENCE_GRACE_S)
+    few = len(nodes.accused) <= FEW_AT_ONCE
+    return accused.seen_s + (ANSWER_GRACE_S if few else ABSENCE_GRACE_S)
+
+
+def may_answer_until_s(nodes: Nodes, now_s: float) -> float:
+    """Until when some node that was accused may still answer; minus infinity if there is none."""
+    times_s = (lost_from_s(nodes, node_id) for node_id in nodes.accused)
+    return min((time_s for time_s in times_s if now_s < time_s), default=-math.inf)

@@ -1,0 +1,62 @@
+"""Decides who watches whom, and what a broken link says of the other end. Pure.
+
+The members of a world are a ring in the order of their ranks, and each watches the next one: one
+link per node, however large the world is, and one node that acts when another dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rdzv_etcd.core.model import display_name
+
+QUIET_S = 60.0
+"""A node that has answered an accusation is not accused again for so long by the same one."""
+MOST_MISTAKES = 3
+"""A node that was wrong this often within that time accuses nobody: it is the one that hears
+badly."""
+
+
+def ring_after(members: Sequence[str], node_id: str) -> tuple[str, ...]:
+    """The others in the order in which this node watches them: the next ranks first."""
+    if node_id not in members:
+        return ()
+    at = members.index(node_id)
+    return (*members[at + 1 :], *members[:at])
+
+
+def ring_in_slice(ranks: Mapping[str, int], node_id: str) -> tuple[str, ...]:
+    """The same in a large world, of which this node knows one slice."""
+    return ring_after(sorted(ranks, key=lambda member: ranks[member]), node_id)
+
+
+@dataclass(slots=True)
+class Mistakes:
+    """Whom this node has accused wrongly, and when."""
+
+    _answered_s: dict[str, float] = field(default_factory=dict)
+
+    def note(self, node_id: str, now_s: float) -> None:
+        """Note that the node has answered."""
+        self._answered_s[node_id] = now_s
+
+    def quiet_until_s(self, node_id: str, now_s: float) -> float:
+        """Until when this node accuses that one of nothing; in the past if it may."""
+        recent = [at_s for at_s in self._answered_s.values() if now_s < at_s + QUIET_S]
+        if len(recent) >= MOST_MISTAKES:
+            return min(recent) + QUIET_S
+        return self._answered_s.get(node_id, -QUIET_S) + QUIET_S
+
+
+def how_gone(by: str, after_s: float) -> str:
+    """How a node was lost whose process is gone."""
+    return (
+        f"its process is gone (refused by its host, seen by {display_name(by)} after "
+        f"{1000 * after_s:.0f} ms)"
+    )
+
+
+def how_silent(by: str, why: str) -> str:
+    """How a node was lost that did not answer, neither its neighbour nor etcd."""
+    return f"its host is silent (seen by {display_name(by)}: {why})"

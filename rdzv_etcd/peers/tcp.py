@@ -1,0 +1,319 @@
+"""Links over TCP: a handshake of one line each way, then silence until the link ends.
+
+The kernel of a host closes what a dying process had open, and answers for it that nobody listens
+any more; where the host itself is gone, keep-alive probes go unanswered. Python's sockets are not
+inherited by what is executed; in a forked child they are replaced, because a child that held them
+would keep its dead parent alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+
+from rdzv_etcd.peers.api import Answer, Contact, End, Peer
+from rdzv_etcd.text import shown
+
+_WORDS = b"rdzv-etcd peer 1 "
+"""With the version of what is said here. Both sides' lines begin with it."""
+_GOOD_BYE = b"good-bye\n"
+_MAX_LINE = 8192
+"""A job's id has at most 1,000 characters, each up to six bytes in JSON, a node's 300."""
+_GREETING_S = 5.0
+"""Who connects has this long to say for whom it comes."""
+_MAX_STRANGERS = 64
+"""Connections that have not said yet for whom they come; more are closed at once."""
+_IDLE_S = 60
+"""How often the kernel looks whether who watches this node is still there."""
+
+
+class TcpPeers:
+    """One node's end of its links over TCP."""
+
+    def __init__(self, silence_s: float = 3.0) -> None:
+        """``silence_s``: after so long without a sign of life a link ends; 0: never."""
+        self._silence_s = silence_s
+        self._listener: socket.socket | None = None
+        self._port = 0
+        self._server: asyncio.Server | None = None
+        self._me: Peer | None = None
+        self._watchers: set[_Watcher] = set()
+        self._links: weakref.WeakSet[_Watched] = weakref.WeakSet()
+        self._closed = False
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Take over a listening socket; may be called on any thread, before :meth:`admit`."""
+        listener.setblocking(False)
+        _sockets.add(listener)
+        self._listener, self._port = listener, listener.getsockname()[1]
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    async def admit(self, me: Peer) -> None:
+        if self._server is not None or self._listener is None or self._closed:
+            return
+        self._me = me
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Watcher(me, self._watchers), sock=self._listener
+        )
+
+    async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
+        watched = _Watched(peer)
+        try:
+            return await asyncio.wait_for(self._connect(watched, address, port), timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            watched.close()
+            if watched.is_connected:
+                return Contact(Answer.MUTE, Answer.MUTE.value)
+            return Contact(Answer.UNREACHABLE, "timed out")
+        except ConnectionRefusedError:
+            return Contact(Answer.REFUSED, Answer.REFUSED.value)
+        except OSError as error:
+            return Contact(Answer.UNREACHABLE, shown(error.strerror or str(error), 100))
+
+    async def _connect(self, watched: _Watched, address: str, port: int) -> Contact:
+        family, target = await _resolve(address, port)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        _sockets.add(sock)
+        try:
+            sock.setblocking(False)
+            self._keep_alive(sock)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, target)
+            await loop.create_connection(lambda: watched, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        self._links.add(watched)
+        answer = await watched.answer()
+        if answer is Answer.SAME:
+            return Contact(answer, answer.value, watched)
+        watched.close()
+        return Contact(answer, answer.value)
+
+    def _keep_alive(self, sock: socket.socket) -> None:
+        if not self._silence_s:
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        every_s = max(1, int(self._silence_s / 3))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        # Ends the probes when it is over, whatever their number.
+        sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * self._silence_s))
+        )
+
+    async def close(self) -> None:
+        self._closed, self._port = True, 0
+        for watcher in tuple(self._watchers):
+            watcher.say_good_bye()
+        for link in tuple(self._links):
+            link.close()
+        if self._server is not None:
+            self._server.close()
+        elif self._listener is not None:
+            self._listener.close()
+        self._server = self._listener = None
+        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+
+
+class _Watcher(asyncio.Protocol):
+    """A connection that somebody has opened, to watch this node or for whatever else."""
+
+    def __init__(self, me: Peer, all_of_them: set[_Watcher]) -> None:
+        self._me = me
+        self._all = all_of_them
+        self._line = b""
+        self._is_answered = False
+        self._transport: asyncio.Transport | None = None
+        self._limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        strangers = sum(not watcher._is_answered for watcher in self._all)
+        if strangers >= _MAX_STRANGERS:
+            transport.abort()
+            return
+        self._all.add(self)
+        _accepted.add(self)
+        sock = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        self._limit = asyncio.get_running_loop().call_later(_GREETING_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Read the greeting; what comes after it is of no interest, but is read: what is left
+        unread turns the end of a connection into a reset."""
+        if self._is_answered or self._transport is None:
+            return
+        self._line += data
+        line, end, _ = self._line.partition(b"\n")
+        if not end and len(line) < _MAX_LINE:
+            return
+        asked = _read_peer(line) if end else None
+        if asked is None:  # a stranger
+            self._transport.abort()
+            return
+        self._is_answered, self._line = asked == self._me, b""
+        self._transport.write(_WORDS + (b"yes\n" if self._is_answered else b"no\n"))
+        if not self._is_answered:
+            self._transport.close()
+        elif self._limit is not None:
+            self._limit.cancel()
+
+    @property
+    def descriptor(self) -> int:
+        """The connection's, -1 once it is closed."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
+    def say_good_bye(self) -> None:
+        if self._transport is not None:
+            if self._is_answered:
+                self._transport.write(_GOOD_BYE)
+            self._transport.close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._all.discard(self)
+        if self._limit is not None:
+            self._limit.cancel()
+
+
+class _Watched(asyncio.Protocol):
+    """A link to the node that this one watches."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._said = b""
+        self._transport: asyncio.Transport | None = None
+        self._answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None
+
+    async def answer(self) -> Answer:
+        return await asyncio.shield(self._answered)
+
+    async def ended(self) -> End:
+        return await asyncio.shield(self._end)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(_WORDS + _greeting(self._peer) + b"\n")
+
+    def data_received(self, data: bytes) -> None:
+        if len(self._said) < _MAX_LINE:
+            self._said += data
+        if self._answered.done():
+            return
+        line, end, _ = self._said.partition(b"\n")
+        if not end and len(self._said) < len(_WORDS) + 4:
+            return
+        answers = {_WORDS + b"yes": Answer.SAME, _WORDS + b"no": Answer.OTHER}
+        self._answered.set_result(answers.get(line, Answer.MUTE) if end else Answer.MUTE)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._answered.done():
+            self._answered.set_result(Answer.MUTE)
+        if self._said.endswith(_GOOD_BYE):
+            self._end.set_result(End.GOOD_BYE)
+        elif error is None or isinstance(error, ConnectionError):
+            self._end.set_result(End.CLOSED)
+        else:  # timed out, no route to the host
+            self._end.set_result(End.SILENT)
+
+
+def _greeting(peer: Peer) -> bytes:
+    return json.dumps([peer.job, peer.node_id], separators=(",", ":")).encode()
+
+
+def _read_peer(line: bytes) -> Peer | None:
+    """For whom somebody comes; ``None`` if that is not what the line says."""
+    if not line.startswith(_WORDS):
+        return None
+    try:
+        match json.loads(line[len(_WORDS) :]):
+            case [str(job), str(node_id)]:
+                return Peer(job, node_id)
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+async def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
+    """Return the family and the address of a host, its first one. Raises OSError.
+
+    A name is looked up in a thread of its own: an executor's would be waited for at the end, and
+    cannot be used any more while the interpreter exits.
+    """
+    with contextlib.suppress(ValueError):
+        literal = ipaddress.ip_address(address)
+        if getattr(literal, "scope_id", None) is None:
+            family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
+            return family, (address, port)
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[tuple[int, tuple[object, ...]]] = loop.create_future()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if found.done() else set_it())
+
+    def look_up() -> None:
+        try:
+            infos = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            family, _, _, _, target = infos[0]
+        except (OSError, UnicodeError) as error:
+            problem = OSError(f"its name cannot be resolved: {error}")
+            tell(lambda: found.set_exception(problem))
+        else:
+            tell(lambda: found.set_result((family, target)))
+
+    threading.Thread(target=look_up, name="rdzv-etcd name look-up", daemon=True).start()
+    return await found
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_accepted: weakref.WeakSet[_Watcher] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Let a forked child hold none of its parent's connections. What refers to them there must not
+    meet another file under their numbers, so these stay in use."""
+    descriptors = [sock.fileno() for sock in _sockets]
+    descriptors += [watcher.descriptor for watcher in _accepted]
+    open_ones = [descriptor for descriptor in descriptors if descriptor >= 0]
+    if not open_ones:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in open_ones:
+        os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _sockets.clear()
+    _accepted.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

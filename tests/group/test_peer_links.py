@@ -1,0 +1,353 @@
+"""Members that watch each other: deaths are told early, and what looks like one is none.
+
+The links are in memory; :mod:`tests.peers` has the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.core import accusations
+from rdzv_etcd.core.model import Accusation, NodeInfo
+from rdzv_etcd.core.peer_ring import MOST_MISTAKES, Mistakes
+from rdzv_etcd.etcd.api import KeyValue, Put, Txn
+from rdzv_etcd.group.peer_links import PeerLinks
+from rdzv_etcd.peers.api import Answer, Contact
+from rdzv_etcd.schema import requests, values
+from rdzv_etcd.schema.keys import JobKeys
+from tests.sim.invariants import InvariantError
+from tests.sim.matching import puts
+from tests.sim.world import SimJob, simulate
+
+TOLD_S = 0.2
+"""Links, the grace, two writes; far less than a lease."""
+ESTABLISHED_S = 2.0
+"""By then every member watches its neighbour."""
+
+
+async def formed(job: SimJob, names: str) -> None:
+    job.start_all(names)
+    await job.until_works(names)
+    await job.pass_time(ESTABLISHED_S)
+
+
+async def told_after_s(job: SimJob, *names: str) -> float:
+    """How long it takes until all others know that the round is over."""
+    survivors = [node for node in job.nodes.values() if node.alive and node.name not in names]
+    return await job.until(
+        lambda: not any(node.is_working for node in survivors), "all are told", limit_s=30.0
+    )
+
+
+def restarts(job: SimJob) -> int:
+    return sum(node.joins - 1 for node in job.nodes.values())
+
+
+def accused_in(job: SimJob) -> list[str]:
+    return [line for line in job.history.log if " accuses " in line]
+
+
+# --- what is told early ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slice_nodes", [128, 8])
+def test_a_killed_process_is_told_at_once(slice_nodes: int) -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        victim = job.loop.rng.choice("abcd")
+        job.kill(victim)
+        assert await told_after_s(job) < TOLD_S
+        (change,) = [change for _, change in job.history.changes if change.lost]
+        (how,) = change.lost.values()
+        assert how.startswith("its process is gone (refused by its host, seen by ")
+        await job.until_works([name for name in "abcd" if name != victim], limit_s=2.0)
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, slice_nodes=slice_nodes)
+
+
+def test_a_killed_leader_is_told_at_once() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        job.kill(job.leader.name)
+        assert await told_after_s(job) < TOLD_S
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_a_host_that_falls_silent_is_told_in_seconds() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        await job.pass_time(10.0)  # the leader may trust what it does not hear
+        job.crash(job.loop.rng.choice("abcd"))
+        assert await told_after_s(job) < 4.0
+        (change,) = [change for _, change in job.history.changes if change.lost]
+        assert "its host is silent" in next(iter(change.lost.values()))
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_all_processes_of_a_host_are_found_one_after_the_other() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcdefgh")
+        job.kill("b", "c", "d", "e")
+        assert await job.until_works("afgh", limit_s=30.0) < 3.0
+
+    simulate(scenario, min_nodes=2, max_nodes=8, peer_links=True)
+
+
+def test_a_waiting_member_that_dies_holds_nobody_up() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        job.kill("b")
+        await told_after_s(job)
+        job.kill("d")
+        assert await job.until_works("ac", limit_s=30.0) < 3.0
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_who_says_good_bye_is_not_accused() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        await job.leave("b")
+        await job.until_works("ac")
+        assert not accused_in(job)
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_what_was_said_of_the_dead_does_not_outlive_their_round() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        job.kill("b")
+        await job.until_works("ac")
+        await job.pass_time(ESTABLISHED_S)
+        places = [kv.key for kv in job.server.snapshot() if kv.key in job.keys.nodes]
+        assert len(places) == 2
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+# --- what looks like a death and is none ----------------------------------------------------------
+
+
+def test_links_that_all_break_at_once_are_there_again() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcdefgh")
+        for _ in range(5):
+            assert job.switch is not None
+            job.switch.reset_all()
+            await job.pass_time(job.loop.rng.uniform(0.1, 3.0))
+        assert restarts(job) == 0
+        assert not accused_in(job)
+
+    simulate(scenario, min_nodes=2, max_nodes=8, peer_links=True)
+
+
+def test_a_living_member_that_is_refused_answers() -> None:
+    """As by a firewall that breaks its links and refuses new ones."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        assert job.switch is not None
+        job.switch.refuse("10.0.0.b")
+        await job.pass_time(120.0)
+        assert restarts(job) == 0
+        assert 1 <= len(accused_in(job)) <= 3  # once, and not again within a minute
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_who_was_wrong_is_quiet_for_a_while() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        assert job.switch is not None
+        for _ in range(12):
+            job.switch.refuse("10.0.0.b")
+            await job.pass_time(5.0)
+            job.switch.heal()
+            await job.pass_time(10.0)
+        assert restarts(job) == 0
+        assert 2 <= len(accused_in(job)) <= 1 + 12 * 15 / 60
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_members_that_all_refuse_each_other_answer() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcdef")
+        assert job.switch is not None
+        for name in "abcdef":
+            job.switch.refuse(f"10.0.0.{name}")
+        await job.pass_time(30.0)
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=2, max_nodes=6, peer_links=True)
+
+
+def test_an_accusation_that_comes_late_is_refused() -> None:
+    """The node has put its presence back since, or has arrived again."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        assert job.switch is not None
+        of_b = puts(job.keys.node(job.nodes["b"].node_id))
+        for name in "ac":
+            job.nodes[name].connection.link.repeat_requests(3.0, matching=of_b)
+        job.switch.refuse("10.0.0.b")
+        await job.pass_time(30.0)
+        assert len(accused_in(job)) == 1
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_members_that_cannot_see_each_other_answer(both_ways: bool) -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        assert job.switch is not None
+        for one in "abcd":
+            for other in "abcd":
+                if one != other and (both_ways or one < other):
+                    job.switch.cut(f"10.0.0.{one}", f"10.0.0.{other}")
+        await job.pass_time(300.0)
+        assert restarts(job) == 0
+        for name in "abcd":
+            accused = [line for line in accused_in(job) if f"{name}~" in line.split("accuses")[0]]
+            assert len(accused) <= 300 / 60 + MOST_MISTAKES
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_a_stopped_process_is_not_lost_before_its_lease() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        job.pause("b")
+        await job.pass_time(5.0)
+        job.resume("b")
+        await job.pass_time(30.0)
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_a_proxy_that_accepts_for_a_dead_process_only_makes_it_later() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        await job.pass_time(10.0)
+        assert job.switch is not None
+        job.switch.accept_for("10.0.0.b")
+        job.kill("b")
+        assert await told_after_s(job) < 1.0
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_etcd_away_while_all_links_break() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        assert job.switch is not None
+        for node in job.nodes.values():
+            node.connection.link.partition()
+        job.switch.reset_all()
+        await job.pass_time(job.loop.rng.uniform(1.0, 30.0))
+        job.switch.reset_all()
+        for node in job.nodes.values():
+            node.connection.link.heal()
+        await job.pass_time(60.0)
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_one_that_is_cut_off_from_etcd_and_its_peers_is_lost_and_comes_back() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        await job.pass_time(10.0)
+        assert job.switch is not None
+        b = job.nodes["b"]
+        b.connection.link.partition()
+        for other in "ac":
+            job.switch.cut("10.0.0.b", f"10.0.0.{other}")
+        assert await told_after_s(job, "b") < 5.0
+        await job.until_works("ac")
+        b.connection.link.heal()
+        job.switch.heal()
+        await job.until_works("abc")
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_a_member_that_cannot_be_reached_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        assert job.switch is not None
+        job.switch.refuse("10.0.0.b")
+        await formed(job, "ab")
+        await job.pass_time(60.0)
+        assert restarts(job) == 0
+        assert not accused_in(job)
+
+    simulate(scenario, range(1), min_nodes=2, max_nodes=2, peer_links=True)
+    (line,) = [text for text in caplog.messages if "cannot reach" in text]
+    assert "a cannot reach b at 10.0.0.b:" in line
+    assert "refused by its host" in line
+    assert "MASTER_ADDR" in line
+
+
+# --- what would be missed without its guard -------------------------------------------------------
+
+
+async def _no_second_look(self: PeerLinks, info: NodeInfo) -> Contact:
+    return Contact(Answer.REFUSED, "not asked")
+
+
+def _never_quiet(self: Mistakes, node_id: str, now_s: float) -> float:
+    return 0.0
+
+
+def _unguarded(
+    keys: JobKeys, node_id: str, presence: KeyValue, accusation: Accusation, session: int
+) -> Txn:
+    return Txn((), (Put(keys.node(node_id), values.encode_accusation(accusation), session),))
+
+
+async def _stays(self: PeerLinks) -> None:
+    """Withdraw nothing."""
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "by", "noticed_by"),
+    [
+        (
+            PeerLinks,
+            "_recontact",
+            _no_second_look,
+            test_links_that_all_break_at_once_are_there_again,
+        ),
+        (Mistakes, "quiet_until_s", _never_quiet, test_who_was_wrong_is_quiet_for_a_while),
+        (accusations, "ANSWER_GRACE_S", 0.0, test_a_living_member_that_is_refused_answers),
+        (accusations, "ABSENCE_GRACE_S", 0.0, test_members_that_all_refuse_each_other_answer),
+        (
+            PeerLinks,
+            "_withdraw",
+            _stays,
+            test_what_was_said_of_the_dead_does_not_outlive_their_round,
+        ),
+        (requests, "accuse", _unguarded, test_an_accusation_that_comes_late_is_refused),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_each_guard_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+    by: object,
+    noticed_by: Callable[[], None],
+) -> None:
+    monkeypatch.setattr(place, name, by)
+    with pytest.raises((AssertionError, InvariantError)):
+        noticed_by()

@@ -1,0 +1,96 @@
+"""Members that watch each other, with a real etcd and real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rdzv_etcd import Group, Lost, World
+from rdzv_etcd.peers.tcp import TcpPeers
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteNode,
+    at_once,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+LONG_LEASE: dict[str, Any] = {"lease_ttl": 15, "peer_links": True}
+"""So long that what is told before has not waited for its end."""
+
+
+def watched_by(group: Group) -> set[str]:
+    """The node ids to which a group has links that were answered."""
+    network = group._network
+    assert isinstance(network, TcpPeers)
+    return {link._peer.node_id for link in tuple(network._links) if link._answered.done()}
+
+
+@pytest.fixture
+def killed(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> Iterator[Callable[[], tuple[str, list[Group], list[World]]]]:
+    """Forms a world of two nodes here and one elsewhere, which is killed once it is watched."""
+    leak_check.timeout_s = 45.0  # the lease of who was killed
+    with ExitStack() as stack:
+
+        def form_and_kill() -> tuple[str, list[Group], list[World]]:
+            remote = RemoteNode(node_options(etcd_server, job_id, "2:3", **LONG_LEASE))
+            stack.callback(remote.process.wait)
+            stack.callback(remote.process.kill)
+            for pipe in (remote.process.stdin, remote.process.stdout):
+                assert pipe is not None
+                stack.callback(pipe.close)
+            settings = node_settings(etcd_server, job_id, "2:3", **LONG_LEASE)
+            here = stack.enter_context(groups(settings, 2))
+            assert remote.node_id
+            _, *worlds = at_once([partial(remote.call, "join"), *[group.join for group in here]])
+            wait_until(
+                "the remote node is watched",
+                lambda: any(remote.node_id in watched_by(group) for group in here),
+            )
+            remote.process.kill()
+            return remote.node_id, here, worlds
+
+        yield form_and_kill
+
+
+@pytest.mark.slow  # what the killed node held goes with its lease
+def test_a_killed_process_is_told_long_before_its_lease_runs_out(killed: Any) -> None:
+    victim, here, worlds = killed()
+    for world in worlds:
+        assert world.wait_over(LIMIT_S / 2)
+        assert isinstance(world.change, Lost)
+        assert world.change.members[victim].startswith("its process is gone (refused by its host")
+    again = join_all(here)
+    assert {world.size for world in again} == {2}
+
+
+def test_members_that_leave_are_not_taken_for_dead(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "1:3", **LONG_LEASE), 3) as nodes:
+        join_all(nodes)
+        wait_until("all are watched", lambda: all(watched_by(node) for node in nodes))
+        nodes[1].leave("has to go")
+        worlds = join_all([nodes[0], nodes[2]])
+        assert {world.size for world in worlds} == {2}
+    assert not [line for line in caplog.messages if "its process is gone" in line]
+
+
+def test_nothing_of_the_links_is_there_without_them(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with Group(node_settings(etcd_server, job_id, "1", peer_links=False)) as group:
+        group.join()
+        assert group._network is None
+        assert b"peer_port" not in b"".join(etcd_server.keys().values())

@@ -1,0 +1,458 @@
+"""Links over TCP: who answers, how a link ends, and what strangers can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rdzv_etcd.peers import tcp
+from rdzv_etcd.peers.api import Answer, Contact, End, Peer
+from rdzv_etcd.peers.tcp import TcpPeers
+from tests.support import netns
+from tests.support.netns import Host, Network
+
+HERE = "127.0.0.1"
+LIMIT_S = 30.0
+JOB = "/p/job"
+A, B = Peer(JOB, "a~1~x"), Peer(JOB, "b~2~x")
+RUBBISH = [
+    b"\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 100,
+    b"rdzv-etcd peer 1 \n",
+    b"rdzv-etcd peer 1 [1,2]\n",
+    b'rdzv-etcd peer 2 ["/p/job","b~2~x"]\n',
+    b"rdzv-etcd peer 1 " + b"[" * 8000 + b"\n",
+    b"x" * 100_000,
+]
+
+
+def in_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run it, and check that it leaves no descriptor behind."""
+    before = psutil.Process().num_fds()
+    asyncio.run(asyncio.wait_for(work, LIMIT_S))
+    assert psutil.Process().num_fds() == before
+
+
+@asynccontextmanager
+async def node(me: Peer | None = B, address: str = HERE) -> AsyncIterator[TcpPeers]:
+    """A node that answers for ``me``, or has not begun to."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    peers = TcpPeers(silence_s=1.0)
+    peers.listen_on(socket.create_server((address, 0), family=family))
+    try:
+        if me is not None:
+            await peers.admit(me)
+        yield peers
+    finally:
+        await peers.close()
+        await peers.close()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def plain_server(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+) -> AsyncIterator[int]:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(begin, HERE, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+
+async def reached(peers: TcpPeers, port: int, peer: Peer = B, limit_s: float = LIMIT_S) -> Contact:
+    return await peers.connect(HERE, port, peer, limit_s)
+
+
+async def until_refused(peers: TcpPeers, port: int) -> None:
+    """A process that is dying answers for some milliseconds."""
+    async for contact in tries(peers, port):
+        if contact.answer is Answer.REFUSED:
+            return
+
+
+async def tries(peers: TcpPeers, port: int) -> AsyncIterator[Contact]:
+    while True:
+        yield await reached(peers, port)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """For what the kernel has yet to do."""
+    while not holds():  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0.01)
+
+
+@contextmanager
+def other_process(*more: str, address: str = HERE, host: Host | None = None) -> Iterator[Any]:
+    """Node B in a process of its own; its port."""
+    command = [sys.executable, "-m", "tests.peers.other_node", address, JOB, B.node_id, *more]
+    if host is not None:
+        command = host.enter(command)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+# --- who answers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", [HERE, "::1", "localhost"])
+def test_the_node_itself_answers(address: str) -> None:
+    if address == "::1" and not socket.has_ipv6:
+        pytest.skip("no IPv6")
+
+    async def work() -> None:
+        async with node(address=HERE if address == "localhost" else address) as b, node(A) as a:
+            contact = await a.connect(address, b.port, B, LIMIT_S)
+            assert contact.answer is Answer.SAME
+            assert contact.link is not None
+            assert asyncio.get_running_loop()._default_executor is None  # type: ignore[attr-defined]
+
+    in_loop(work())
+
+
+@pytest.mark.parametrize("asked", [Peer(JOB, "c~3~x"), Peer("/p/other", B.node_id)])
+def test_another_node_says_that_it_is_another(asked: Peer) -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            contact = await reached(a, b.port, asked)
+            assert contact.answer is Answer.OTHER
+            assert contact.link is None
+
+    in_loop(work())
+
+
+def test_a_host_refuses_where_nobody_listens() -> None:
+    async def work() -> None:
+        async with node(A) as a:
+            with socket.create_server((HERE, 0)) as gone:
+                port = gone.getsockname()[1]
+            contact = await reached(a, port)
+            assert contact.answer is Answer.REFUSED
+
+    in_loop(work())
+
+
+def test_a_host_that_cannot_be_reached() -> None:
+    async def work() -> None:
+        async with node(A) as a:
+            # A listener whose queue is full answers nothing, as a host that is gone.
+            with contextlib.ExitStack() as stack:
+                full = stack.enter_context(socket.create_server((HERE, 0), backlog=0))
+                for _ in range(4):
+                    waiting = stack.enter_context(socket.socket())
+                    waiting.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        waiting.connect(full.getsockname())
+                contact = await reached(a, full.getsockname()[1], limit_s=0.3)
+            assert contact == Contact(Answer.UNREACHABLE, "timed out")
+
+    in_loop(work())
+
+
+def test_a_name_that_nobody_knows() -> None:
+    async def work() -> None:
+        async with node(A) as a:
+            contact = await a.connect("nobody.invalid", 1, B, LIMIT_S)
+            assert contact.answer is Answer.UNREACHABLE
+            assert "cannot be resolved" in contact.why
+
+    in_loop(work())
+
+
+async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+async def _closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(await reader.readline())
+    await asyncio.Event().wait()
+
+
+async def _talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n" * 1000)
+        await writer.drain()
+
+
+@pytest.mark.parametrize("serve", [_silent, _closes, _echoes, _talks])
+def test_whoever_else_accepts_is_no_node(serve: Any) -> None:
+    async def work() -> None:
+        async with plain_server(serve) as port, node(A) as a:
+            contact = await reached(a, port, limit_s=1.0)
+            assert contact.answer is Answer.MUTE
+            assert contact.link is None
+
+    in_loop(work())
+
+
+def test_who_comes_before_a_node_answers_waits_for_it() -> None:
+    async def work() -> None:
+        async with node(me=None) as b, node(A) as a:
+            early = asyncio.ensure_future(reached(a, b.port))
+            assert (await reached(a, b.port, limit_s=0.2)).answer is Answer.MUTE
+            assert not early.done()
+            await b.admit(B)
+            assert (await early).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_a_node_that_has_ended_before_it_answered() -> None:
+    async def work() -> None:
+        async with node(me=None) as b, node(A) as a:
+            port = b.port
+            await b.close()
+            await b.admit(B)
+            assert b.port == 0
+            assert (await reached(a, port)).answer is Answer.REFUSED
+
+    in_loop(work())
+
+
+# --- how a link ends ------------------------------------------------------------------------------
+
+
+def test_a_node_that_leaves_says_good_bye() -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            contact = await reached(a, b.port)
+            assert contact.link is not None
+            await b.close()
+            assert await contact.link.ended() is End.GOOD_BYE
+
+    in_loop(work())
+
+
+def test_who_watches_may_stop() -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            contact = await reached(a, b.port)
+            assert contact.link is not None
+            contact.link.close()
+            contact.link.close()
+            await contact.link.ended()
+            await until(lambda: not b._watchers)
+            assert (await reached(a, b.port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_a_killed_process_is_refused_by_its_host() -> None:
+    async def work() -> None:
+        with other_process() as (process, port):
+            async with node(A) as a:
+                contact = await reached(a, port)
+                assert contact.link is not None
+                process.kill()
+                assert await contact.link.ended() is End.CLOSED
+                await until_refused(a, port)
+
+    in_loop(work())
+
+
+def test_a_stopped_process_keeps_its_links() -> None:
+    async def work() -> None:
+        with other_process() as (process, port):
+            async with node(A) as a:
+                contact = await reached(a, port)
+                assert contact.link is not None
+                process.send_signal(signal.SIGSTOP)
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(contact.link.ended(), 2.5)  # longer than its silence
+                assert (await reached(a, port, limit_s=0.2)).answer is Answer.MUTE
+                process.send_signal(signal.SIGCONT)
+                assert (await reached(a, port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_a_reset_on_the_way_closes_a_link() -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            contact = await reached(a, b.port)
+            assert contact.link is not None
+            (watcher,) = b._watchers
+            assert watcher._transport is not None
+            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+            sock = watcher._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            watcher._transport.abort()
+            assert await contact.link.ended() is End.CLOSED
+            assert (await reached(a, b.port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_a_host_that_is_gone_falls_silent(tmp_path: Path) -> None:
+    if netns.why_not():
+        pytest.skip(netns.why_not())
+
+    async def work() -> None:
+        with contextlib.closing(Network(tmp_path)) as network:
+            host = network.add_host()
+            with other_process(address=host.address, host=host) as (_, port):
+                async with node(A) as a:
+                    contact = await a.connect(host.address, port, B, LIMIT_S)
+                    assert contact.link is not None
+                    host.cut()
+                    assert await contact.link.ended() is End.SILENT
+                    gone = await a.connect(host.address, port, B, 0.2)
+                    assert gone.answer is not Answer.SAME  # a router may refuse in its place
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+# --- children -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["fork", "exec"])
+def test_a_child_does_not_keep_its_parent_alive(how: str) -> None:
+    async def work() -> None:
+        with other_process(how) as (process, port):
+            async with node(A) as a:
+                contact = await reached(a, port)
+                assert contact.link is not None
+                process.send_signal(signal.SIGUSR1)
+                child = int(await asyncio.to_thread(process.stdout.readline))
+                try:
+                    assert (await reached(a, port)).answer is Answer.SAME
+                    process.kill()
+                    assert await contact.link.ended() is End.CLOSED
+                    await until_refused(a, port)
+                    assert psutil.pid_exists(child)
+                finally:
+                    os.kill(child, signal.SIGKILL)
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+def test_a_child_holds_other_files_under_its_parents_numbers() -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            contact = await reached(a, b.port)
+            assert contact.link is not None
+            ours = {
+                connection.fd
+                for connection in psutil.Process().net_connections(kind="tcp")
+                if b.port in (connection.laddr.port, *(connection.raddr or ())[1:])
+            }
+            assert len(ours) == 3  # the listener, and both ends
+            with multiprocess_fork() as tell:
+                assert tell(ours) == [os.devnull] * 3
+            assert (await reached(a, b.port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+@contextmanager
+def multiprocess_fork() -> Iterator[Callable[[set[int]], list[str]]]:
+    def tell(descriptors: set[int]) -> list[str]:
+        back, out = os.pipe()
+        child = os.fork()
+        if child == 0:
+            files = [Path(f"/proc/self/fd/{number}").readlink() for number in descriptors]
+            os.write(out, "\n".join(map(str, files)).encode())
+            os._exit(0)
+        os.close(out)
+        text = os.read(back, 10_000).decode()
+        os.close(back)
+        os.waitpid(child, 0)
+        return text.split("\n")
+
+    yield tell
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH, ids=range(len(RUBBISH)))
+def test_a_stranger_hears_nothing(rubbish: bytes) -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            reader, writer = await asyncio.open_connection(HERE, b.port)
+            with contextlib.suppress(ConnectionError):
+                writer.write(rubbish)
+                await writer.drain()
+                assert await reader.read() == b""
+            writer.transport.abort()
+            assert (await reached(a, b.port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_GREETING_S", 0.2)
+
+    async def work() -> None:
+        async with node() as b:
+            reader, writer = await asyncio.open_connection(HERE, b.port)
+            writer.write(b"rdzv-etcd pe")
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+            assert not b._watchers
+
+    in_loop(work())
+
+
+def test_a_crowd_that_says_nothing_keeps_nobody_away() -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            first = await reached(a, b.port)
+            assert first.link is not None
+            crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
+            await until(lambda: len(b._watchers) >= tcp._MAX_STRANGERS)
+            assert len(b._watchers) <= tcp._MAX_STRANGERS + 1
+            for _, writer in crowd:
+                writer.transport.abort()
+            assert (await reached(a, b.port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_what_is_said_after_the_greeting_is_ignored() -> None:
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            reader, writer = await asyncio.open_connection(HERE, b.port)
+            writer.write(b'rdzv-etcd peer 1 ["/p/job","b~2~x"]\n')
+            assert await reader.readline() == b"rdzv-etcd peer 1 yes\n"
+            for _ in range(100):
+                writer.write(b"x" * 100_000)
+                await writer.drain()
+            assert (await reached(a, b.port)).answer is Answer.SAME
+            writer.transport.abort()
+
+    in_loop(work())
