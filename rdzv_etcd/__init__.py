@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rdzv_etcd import errors
+    from rdzv_etcd import aio, errors
     from rdzv_etcd.core.model import Closure
     from rdzv_etcd.core.over import (
         Expelled,
@@ -66,6 +66,7 @@ __all__ = [
     "WorldChange",
     "WorldMember",
     "__version__",
+    "aio",
     "connect",
     "errors",
     "leave_all",
@@ -99,8 +100,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'rdzv_etcd' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - see the module's docstring
 
-    if name == "errors":
-        return import_module("rdzv_etcd.errors")
+    if name in ("aio", "errors"):
+        return import_module(f"rdzv_etcd.{name}")
     home = next((home for home, names in _HOMES.items() if name in names), "rdzv_etcd.settings")
     return getattr(import_module(home), name)
 

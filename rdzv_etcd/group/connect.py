@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.group.group import Group
-from rdzv_etcd.settings import settings_from_config
+from rdzv_etcd.settings import Settings, settings_from_config
 from rdzv_etcd.settings.config import EPOCH_VARIABLE
 from rdzv_etcd.text import shown
 
@@ -78,8 +78,33 @@ def connect(
     Blocks and raises as :class:`~rdzv_etcd.group.group.Group`, and raises
     :class:`~rdzv_etcd.errors.SettingsError` for what cannot be.
     """
+    return Group(
+        settings_for(
+            endpoints,
+            job=job,
+            nodes=nodes,
+            data=data,
+            local_addr=local_addr,
+            epoch_floor=epoch_floor,
+            **options,
+        )
+    )
+
+
+def settings_for(
+    endpoints: str | Sequence[str],
+    *,
+    job: str,
+    nodes: int | tuple[int, int],
+    data: Mapping[str, object] | None = None,
+    local_addr: str | None = None,
+    epoch_floor: int = 0,
+    **options: Unpack[Options],
+) -> Settings:
+    """What :func:`connect` makes of its arguments. Raises
+    :class:`~rdzv_etcd.errors.SettingsError`."""
     fewest, most = _fewest_and_most(nodes)
-    settings = settings_from_config(
+    return settings_from_config(
         endpoint=endpoints if isinstance(endpoints, str) else ",".join(endpoints),
         job_id=job,
         min_nodes=fewest,
@@ -90,7 +115,6 @@ def connect(
         data=data,
         epoch_floor=epoch_floor,
     )
-    return Group(settings)
 
 
 def _fewest_and_most(nodes: object) -> tuple[int, int]:

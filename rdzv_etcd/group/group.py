@@ -12,9 +12,11 @@ import socket
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rdzv_etcd.clock import Clock, SystemClock
+from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError, MisuseError
 from rdzv_etcd.etcd.api import Etcd
@@ -181,27 +183,41 @@ class Group:
         :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is joining already: a node
         has one place in a round, and the other call would take this one's arrival for its own.
         """
+        with self._one_join() as listener:
+            seat = self._part.run(self._arrive(listener, timeout_s))
+            return self._enter(listener, seat)
+
+    @contextmanager
+    def _one_join(self, bound: Listener | None = None) -> Iterator[Listener]:
+        """Refuse another join meanwhile; give the socket of this one, and close it if it fails.
+
+        ``bound`` is one that the caller has made.
+        """
         if not self._joining.acquire(blocking=False):
+            if bound is not None:
+                bound.close()
             refuse_after_fork()
             raise MisuseError(
                 f"this node is joining job {self._settings.job_id!r} already: let one thread call "
                 "join(), and share the world that it returns; another node is another group"
             )
         try:
-            return self._join(timeout_s)
+            self._note_change()
+            listener = self._part.begin_join() or bound or self._bind()
+            try:
+                yield listener
+            except BaseException:
+                listener.close()
+                raise
         finally:
             self._joining.release()
 
-    def _join(self, timeout_s: float | None) -> World:
-        part = self._part
-        self._note_change()
-        listener = part.begin_join() or self._bind()
+    async def _arrive(self, listener: Listener, timeout_s: float | None) -> Seat:
         limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
-        try:
-            seat = part.run(self._node.join(listener.address, listener.port, limit_s))
-        except BaseException:
-            listener.close()
-            raise
+        return await self._node.join(listener.address, listener.port, limit_s)
+
+    def _enter(self, listener: Listener, seat: Seat) -> World:
+        part = self._part
         if seat.rank == 0:
             part.offer(listener, seat.epoch)
         else:
@@ -263,7 +279,10 @@ class Group:
         return self._end(reason, succeeded=False, force=force)
 
     def _end(self, reason: str, *, succeeded: bool, force: bool) -> bool:
-        self._part.run(self._node.close_job(succeeded=succeeded, reason=reason, anyones=force))
+        return self._part.run(self._end_it(reason, succeeded=succeeded, force=force))
+
+    async def _end_it(self, reason: str, *, succeeded: bool, force: bool) -> bool:
+        await self._node.close_job(succeeded=succeeded, reason=reason, anyones=force)
         return self.closure() is not None
 
     def leave(self, reason: str = "left") -> None:

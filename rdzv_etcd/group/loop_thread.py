@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -159,6 +159,36 @@ class LoopHold:
                 raise TimeoutError(f"not done within {timeout_s} s")
         return call.result()
 
+    async def call(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run ``coro`` on the loop, await its end on the caller's own, and return its result.
+
+        If the caller is cancelled, so is ``coro``, which gets ``CANCEL_GRACE_S`` to tidy up before
+        the cancellation goes on. Raises as :meth:`run`.
+        """
+        thread = self._usable(coro)
+        if thread.is_current:
+            coro.close()
+            raise RuntimeError(
+                "LoopHold.call() was called on the library's own event loop; await the coroutine"
+            )
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
+                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
+
+        call = _Call(coro, tell)
+        try:
+            thread.begin(call)
+            await asyncio.wait({ended})
+        except asyncio.CancelledError:
+            thread.cancel(call)
+            await asyncio.wait({ended}, timeout=CANCEL_GRACE_S)
+            call.log_failure()
+            raise
+        return call.result()
+
     def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:
         if self._thread.is_foreign:
             coro.close()
@@ -172,8 +202,12 @@ class LoopHold:
 class _Call(Generic[T]):
     """One coroutine on its way through the loop, and a latch that opens when it has ended."""
 
-    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
+    def __init__(
+        self, coro: Coroutine[Any, Any, T], tell: Callable[[], None] | None = None
+    ) -> None:
+        """``tell`` is called on the loop's thread when the coroutine has ended."""
         self.coro = coro
+        self._tell = tell
         self.task: asyncio.Task[T] | None = None
         self._opened = False
         # A bare lock is the cheapest latch to wait on, and signals interrupt the wait.
@@ -185,6 +219,8 @@ class _Call(Generic[T]):
         if not self._opened:
             self._opened = True
             self._latch.release()
+            if self._tell is not None:
+                self._tell()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until the latch is open; tell whether it is. Interruptible by signals."""

@@ -104,6 +104,15 @@ class Participation:
             # The loop thread was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
 
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for a coroutine on another event loop, which awaits it; no time limit."""
+        try:
+            return await self.loop_thread.call(work)
+        except RuntimeError:
+            if not self.has_left:
+                raise
+            raise RendezvousFailedError("this node has left the job") from None
+
     def keep(self, user: object) -> None:
         """Keep ``user`` alive until this node has left."""
         self.loop_thread.keep(user)

@@ -103,7 +103,7 @@ class RoundStore:
         even_if_over: bool = False,
     ) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
-        what = None if even_if_over else _named(keys)
+        what = None if even_if_over else named(keys)
         return self._run(lambda limit_s: self._store.multi_get(keys, limit_s), timeout_s, what)
 
     def wait(
@@ -114,7 +114,7 @@ class RoundStore:
         even_if_over: bool = False,
     ) -> None:
         """Return when there is a value or a queue's item under each key."""
-        what = None if even_if_over else _named(keys)
+        what = None if even_if_over else named(keys)
         self._run(lambda limit_s: self._store.wait(keys, limit_s), timeout_s, what)
 
     def check(self, keys: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> bool:
@@ -207,24 +207,30 @@ class RoundStore:
         *,
         last_look: bool = True,
     ) -> T:
-        """Do the operation; ``waits_for``: what the other members may owe it; ``last_look``: it may
-        be given up and done once more."""
-        if waits_for is not None and self._unless_over is not None:
-            work = self._unless_over(
-                waits_for,
-                lambda: operation(timeout_s),
-                (lambda: operation(0.0)) if last_look else None,
-            )
-        else:
-            work = operation(timeout_s)
         backstop_s = None if timeout_s is None else timeout_s + _BACKSTOP_S
+        work = self._work(operation, timeout_s, waits_for, last_look=last_look)
         try:
             return self._runner.run(work, backstop_s)
         except TimeoutError as error:
             raise StoreTimeoutError(f"the store did not answer within {backstop_s:g} s") from error
 
+    def _work(
+        self,
+        operation: Callable[[float | None], Coroutine[Any, Any, T]],
+        timeout_s: float | None,
+        waits_for: str | None = None,
+        *,
+        last_look: bool = True,
+    ) -> Coroutine[Any, Any, T]:
+        """The operation, for the library's event loop; ``waits_for``: what the other members may
+        owe it; ``last_look``: it may be given up and done once more."""
+        if waits_for is None or self._unless_over is None:
+            return operation(timeout_s)
+        look = (lambda: operation(0.0)) if last_look else None
+        return self._unless_over(waits_for, lambda: operation(timeout_s), look)
 
-def _named(keys: Sequence[str]) -> str:
+
+def named(keys: Sequence[str]) -> str:
     some = ", ".join(repr(key) for key in keys[:3])
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return f"store keys {some}{more}"

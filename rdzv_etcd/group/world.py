@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_name
@@ -94,7 +94,10 @@ class World:
         From memory; in a world of more than ``slice_nodes`` members the first use is one read of
         etcd, for up to ``request_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`.
         """
-        return self._part.run(members_of(self._part.node.context, self._seat))
+        return self._part.run(self._read_node_ids())
+
+    def _read_node_ids(self) -> Coroutine[Any, Any, tuple[str, ...]]:
+        return members_of(self._part.node.context, self._seat)
 
     @cached_property
     def members(self) -> tuple[WorldMember, ...]:
@@ -107,9 +110,12 @@ class World:
         :class:`~rdzv_etcd.errors.StateCorruptError` if somebody else wrote there, and
         :class:`~rdzv_etcd.errors.EtcdError`.
         """
+        return self._part.run(self._read_members())
+
+    async def _read_members(self) -> tuple[WorldMember, ...]:
         node, seat = self._part.node, self._seat
-        infos = self._part.run(
-            unless_over(node, seat, "the members", partial(presences_of, node.context, seat))
+        infos = await unless_over(
+            node, seat, "the members", partial(presences_of, node.context, seat)
         )
         return tuple(
             WorldMember(rank, info.node_id, display_name(info.node_id), info.address, info.data)

@@ -83,7 +83,8 @@ def test_the_library_s_example_works(
     name: str, etcd_server: EtcdServer, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Alone, on a real etcd: replaced are the endpoint, the job's name and the number of nodes."""
-    (code,) = Document(ROOT / name).code("python")
+    code, *others = Document(ROOT / name).code("python")
+    assert all("rdzv_etcd.aio" in other for other in others)
     for shown, here in (
         ("etcd-host:2379", etcd_server.endpoint),
         ("my-job", job_id),
@@ -103,3 +104,15 @@ def test_the_library_s_example_works(
     assert capsys.readouterr().out.startswith("0 1 ")
     assert not steps
     assert dict(os.environ) == environ  # the library changes nobody's environment
+
+
+def test_the_library_s_example_on_asyncio_works(etcd_server: EtcdServer, job_id: str) -> None:
+    _, code = Document(ROOT / "docs/library.md").code("python")
+    for shown, here in (
+        ("etcd-host:2379", etcd_server.endpoint),
+        ("my-job", job_id),
+        ("nodes=(2, 4)", "nodes=1"),
+    ):
+        assert shown in code
+        code = code.replace(shown, here)
+    exec(compile(code, "docs/library.md", "exec"), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -55,6 +56,35 @@ _KINDS = {
 def test_connect_takes_every_option_by_its_name_and_in_its_unit() -> None:
     named = {name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()}
     assert named == {option.name: _KINDS[option.kind] for option in OPTIONS}
+
+
+_DIFFERENT = {
+    "World": {"members", "node_ids"},  # methods there, because they may wait
+    "RoundStore": {"keep"},  # for torch's C++
+}
+
+
+def _public(cls: type) -> dict[str, object]:
+    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", ["Group", "World", "RoundStore"])
+def test_asyncio_s_face_has_the_same_names_and_parameters(name: str) -> None:
+    one, other = getattr(rdzv_etcd, name), getattr(rdzv_etcd.aio, name)
+    missing = _public(one).keys() ^ _public(other).keys()
+    assert missing <= _DIFFERENT.get(name, set())
+    assert one.__annotations__ == other.__annotations__
+    for method in _public(one).keys() & _public(other).keys() - _DIFFERENT.get(name, set()):
+        mine, its = _public(one)[method], _public(other)[method]
+        assert callable(mine) == callable(its), method
+        if callable(mine) and callable(its):
+            parameters = inspect.signature(mine).parameters
+            assert parameters == inspect.signature(its).parameters, method
+
+
+def test_asyncio_s_connect_takes_the_same() -> None:
+    parameters = inspect.signature(rdzv_etcd.connect).parameters
+    assert inspect.signature(rdzv_etcd.aio.connect).parameters == parameters
 
 
 def test_a_name_that_is_not_there_is_named() -> None:

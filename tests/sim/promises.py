@@ -211,8 +211,11 @@ class Promises:
         ]
         opened_s = self._state.opened_s
         waited = opened_s is not None and at_s - opened_s >= self._rejoin_timeout_s
+        # Heirs of an earlier round come before those who began again without them.
+        older = bool(record.heirs) and set(record.heirs) <= set(before.heirs)
+        named = older or set(expected) <= set(record.heirs)
         self._demand(
-            bool(claim) or not expected or (waited and set(expected) <= set(record.heirs)),
+            bool(claim) or not expected or (waited and named),
             Invariant.SURVIVORS,
             f"nobody in {record} was in {before}, but {expected} are alive",
         )

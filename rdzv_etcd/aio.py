@@ -1,0 +1,383 @@
+"""The library for programs on asyncio: the same names as in :mod:`rdzv_etcd`, to be awaited.
+
+::
+
+    async with await rdzv_etcd.aio.connect("etcd-host:2379", job="my-job", nodes=2) as group:
+        async for world in group.worlds():
+            print(world.rank, await world.exchange(b"10.0.0.7:9000"))
+
+Everything runs on the library's own event loop, in its own thread; nothing here blocks the
+caller's, and what waits long occupies no further thread. A call that is cancelled ends what it has
+begun within some two seconds. What each method does and raises is what it does and raises there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rdzv_etcd.core.model import Closure
+from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
+from rdzv_etcd.group import group as blocking
+from rdzv_etcd.group import round_store as blocking_store
+from rdzv_etcd.group import world as blocking_world
+from rdzv_etcd.group.connect import Options, settings_for
+from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.group.participation import Participation
+from rdzv_etcd.group.round_store import TIMEOUT_S, named
+from rdzv_etcd.group.world import Master, WorldMember
+from rdzv_etcd.kv.store import KeyValueStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Group", "RoundStore", "World", "connect"]
+
+T = TypeVar("T")
+
+
+async def connect(
+    endpoints: str | Sequence[str],
+    *,
+    job: str,
+    nodes: int | tuple[int, int],
+    data: Mapping[str, object] | None = None,
+    local_addr: str | None = None,
+    epoch_floor: int = 0,
+    **options: Unpack[Options],
+) -> Group:
+    """As :func:`rdzv_etcd.connect`. If this is cancelled, the node leaves as soon as it has
+    connected."""
+    settings = settings_for(
+        endpoints,
+        job=job,
+        nodes=nodes,
+        data=data,
+        local_addr=local_addr,
+        epoch_floor=epoch_floor,
+        **options,
+    )
+    return Group(
+        await _in_thread(lambda: blocking.Group(settings), lambda group: group._part.drop())
+    )
+
+
+class Group:
+    """One participant of one job, as :class:`rdzv_etcd.Group`; :func:`connect` makes one.
+
+    Its methods may be awaited on any event loop, :meth:`join` only when no other call of it is
+    under way.
+    """
+
+    def __init__(self, group: blocking.Group) -> None:
+        """Use ``group`` from asyncio; it may be used in both ways at the same time."""
+        self._group = group
+
+    @property
+    def job(self) -> str:
+        """The job's id."""
+        return self._group.job
+
+    @property
+    def node_id(self) -> str:
+        """This node's id, ``<host>~<pid>~<random>``: names the process, not only the host."""
+        return self._group.node_id
+
+    async def worlds(self) -> AsyncIterator[World]:
+        """As :meth:`rdzv_etcd.Group.worlds`, for ``async for``."""
+        while True:
+            try:
+                world = await self.join()
+            except JobClosedError as error:
+                if error.succeeded and not error.is_refused:
+                    return
+                raise
+            yield world
+
+    async def join(self, timeout_s: float | None = None) -> World:
+        """As :meth:`rdzv_etcd.Group.join`. If this is cancelled, the node takes its arrival back,
+        and may join again."""
+        group, part = self._group, self._group._part
+        bound = None
+        if part.bound is None and not part.has_left:
+            bound = await _in_thread(group._bind, lambda listener: listener.close())
+        with group._one_join(bound) as listener:
+            seat = await part.call(group._arrive(listener, timeout_s))
+            return World(group._enter(listener, seat))
+
+    def waiting_count(self) -> int:
+        """As :meth:`rdzv_etcd.Group.waiting_count`: from memory."""
+        return self._group.waiting_count()
+
+    def closure(self) -> Closure | None:
+        """As :meth:`rdzv_etcd.Group.closure`: from memory."""
+        return self._group.closure()
+
+    async def finish(self, reason: str = "the work is done") -> bool:
+        """As :meth:`rdzv_etcd.Group.finish`."""
+        return await self._end(reason, succeeded=True, force=False)
+
+    async def fail(self, reason: str, *, force: bool = False) -> bool:
+        """As :meth:`rdzv_etcd.Group.fail`."""
+        return await self._end(reason, succeeded=False, force=force)
+
+    async def _end(self, reason: str, *, succeeded: bool, force: bool) -> bool:
+        work = self._group._end_it(reason, succeeded=succeeded, force=force)
+        return await self._group._part.call(work)
+
+    async def leave(self, reason: str = "left") -> None:
+        """As :meth:`rdzv_etcd.Group.leave`. If this is cancelled, the node leaves all the same."""
+        await asyncio.shield(asyncio.to_thread(self._group.leave, reason))
+
+    @property
+    def has_left(self) -> bool:
+        return self._group.has_left
+
+    async def __aenter__(self) -> Group:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.leave(
+            "left" if error is None else f"left after {kind.__name__ if kind else error}"
+        )
+
+
+class World:
+    """One formed round, as :class:`rdzv_etcd.World`. Never changes; it gets over."""
+
+    rank: int
+    """This node's rank, from 0."""
+    size: int
+    """How many members there are."""
+    epoch: int
+    """Fencing token: see :attr:`rdzv_etcd.World.epoch`."""
+    round: int
+    """Counts the worlds of one run of the job, from 1; for people."""
+    master: Master
+
+    def __init__(self, world: blocking_world.World) -> None:
+        """Made by :meth:`Group.join`."""
+        self.rank, self.size, self.epoch = world.rank, world.size, world.epoch
+        self.round, self.master = world.round, world.master
+        self._world = world
+        self._part = world._part
+
+    def __repr__(self) -> str:
+        return repr(self._world)
+
+    async def node_ids(self) -> tuple[str, ...]:
+        """As :attr:`rdzv_etcd.World.node_ids`: in a large world the first call reads etcd."""
+        known = self._world.__dict__
+        if "node_ids" not in known:
+            known["node_ids"] = await self._part.call(self._world._read_node_ids())
+        return self._world.node_ids
+
+    async def members(self) -> tuple[WorldMember, ...]:
+        """As :attr:`rdzv_etcd.World.members`: the first call reads etcd."""
+        known = self._world.__dict__
+        if "members" not in known:
+            known["members"] = await self._part.call(self._world._read_members())
+        return self._world.members
+
+    @property
+    def over(self) -> bool:
+        """As :attr:`rdzv_etcd.World.over`: from memory."""
+        return self._world.over
+
+    @property
+    def change(self) -> WorldChange | None:
+        """As :attr:`rdzv_etcd.World.change`: from memory."""
+        return self._world.change
+
+    async def wait_over(self, timeout_s: float | None = None) -> bool:
+        """Wait until this world is over; ``False`` after ``timeout_s`` seconds (``None``: no
+        limit)."""
+        if not self.over:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError, RendezvousFailedError):
+                await self._part.call(self._world._until_over(timeout_s))
+        return self.over
+
+    async def barrier(self, name: str, timeout_s: float = 300.0) -> None:
+        """As :meth:`rdzv_etcd.World.barrier`."""
+        await self._part.call(self._world._barriers.wait(name, timeout_s))
+
+    async def exchange(self, data: bytes, timeout_s: float = 300.0) -> list[bytes]:
+        """As :meth:`rdzv_etcd.World.exchange`."""
+        return await self._part.call(self._world._exchange.give(data, timeout_s))
+
+    @cached_property
+    def store(self) -> RoundStore:
+        """The world's own key-value store; empty when the world begins, gone after it."""
+        return RoundStore(self._world.store, self._part)
+
+    def take_listener(self) -> Listener | None:
+        """As :meth:`rdzv_etcd.World.take_listener`: does not wait."""
+        return self._world.take_listener()
+
+
+class RoundStore:
+    """The key-value store of a world, as :class:`rdzv_etcd.RoundStore`, which says what each method
+    does. ``timeout_s`` are seconds, ``None``: without limit."""
+
+    def __init__(self, store: blocking_store.RoundStore, part: Participation) -> None:
+        """Made by :attr:`World.store`."""
+        self._blocking = store
+        self._part = part
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def get(
+        self, key: str, timeout_s: float | None = TIMEOUT_S, *, even_if_over: bool = False
+    ) -> bytes:
+        """Return the value; waits for a missing key."""
+        what = None if even_if_over else f"store key {key!r}"
+        return await self._do(lambda store, limit_s: store.get(key, limit_s), timeout_s, what)
+
+    async def multi_get(
+        self,
+        keys: Sequence[str],
+        timeout_s: float | None = TIMEOUT_S,
+        *,
+        even_if_over: bool = False,
+    ) -> list[bytes]:
+        """Return the values in the order of ``keys``; waits for missing ones."""
+        what = None if even_if_over else named(keys)
+        return await self._do(
+            lambda store, limit_s: store.multi_get(keys, limit_s), timeout_s, what
+        )
+
+    async def wait(
+        self,
+        keys: Sequence[str],
+        timeout_s: float | None = TIMEOUT_S,
+        *,
+        even_if_over: bool = False,
+    ) -> None:
+        """Return when there is a value or a queue's item under each key."""
+        what = None if even_if_over else named(keys)
+        await self._do(lambda store, limit_s: store.wait(keys, limit_s), timeout_s, what)
+
+    async def check(self, keys: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> bool:
+        """Tell at once whether all keys exist."""
+        return await self._do(lambda store, limit_s: store.check(keys, limit_s), timeout_s)
+
+    async def num_keys(self, timeout_s: float | None = TIMEOUT_S) -> int:
+        """Return how many values there are."""
+        return await self._do(lambda store, limit_s: store.num_keys(limit_s), timeout_s)
+
+    async def list_keys(self, timeout_s: float | None = TIMEOUT_S) -> list[str]:
+        """Return the keys of all values in ascending order."""
+        return await self._do(lambda store, limit_s: store.list_keys(limit_s), timeout_s)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    async def set(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Set the value."""
+        await self._do(lambda store, limit_s: store.set(key, value, limit_s), timeout_s)
+
+    async def multi_set(
+        self, values: Mapping[str, bytes], timeout_s: float | None = TIMEOUT_S
+    ) -> None:
+        """Set all."""
+        items = list(values.items())
+        await self._do(lambda store, limit_s: store.multi_set(items, limit_s), timeout_s)
+
+    async def add(self, key: str, amount: int, timeout_s: float | None = TIMEOUT_S) -> int:
+        """Add to a number and return the sum; never counts twice."""
+        return await self._do(lambda store, limit_s: store.add(key, amount, limit_s), timeout_s)
+
+    async def append(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Append to the value; a missing key is set."""
+        await self._do(lambda store, limit_s: store.append(key, value, limit_s), timeout_s)
+
+    async def compare_set(
+        self, key: str, expected: bytes, desired: bytes, timeout_s: float | None = TIMEOUT_S
+    ) -> bytes:
+        """Set the value if it is the expected one; return the value afterwards."""
+        return await self._do(
+            lambda store, limit_s: store.compare_set(key, expected, desired, limit_s), timeout_s
+        )
+
+    async def delete(self, key: str, timeout_s: float | None = TIMEOUT_S) -> bool:
+        """Delete the key; tell whether it was there."""
+        return await self._do(lambda store, limit_s: store.delete(key, limit_s), timeout_s)
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    async def queue_push(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """Put an item at the end of a queue."""
+        await self._do(lambda store, limit_s: store.queue_push(key, value, limit_s), timeout_s)
+
+    async def queue_pop(
+        self,
+        key: str,
+        timeout_s: float | None = TIMEOUT_S,
+        *,
+        block: bool = True,
+        even_if_over: bool = False,
+    ) -> bytes | None:
+        """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
+        what = None if even_if_over else f"queue {key!r}"
+        return await self._do(
+            lambda store, limit_s: store.queue_pop(key, limit_s, block=block),
+            timeout_s,
+            what,
+            last_look=False,
+        )
+
+    async def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
+        """Return how many items the queue has."""
+        return await self._do(lambda store, limit_s: store.queue_len(key, limit_s), timeout_s)
+
+    async def _do(
+        self,
+        operation: Callable[[KeyValueStore, float | None], Coroutine[Any, Any, T]],
+        timeout_s: float | None,
+        waits_for: str | None = None,
+        *,
+        last_look: bool = True,
+    ) -> T:
+        store = self._blocking
+        work = store._work(
+            lambda limit_s: operation(store._store, limit_s),
+            timeout_s,
+            waits_for,
+            last_look=last_look,
+        )
+        return await self._part.call(work)
+
+
+async def _in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """Do what blocks for a moment in a thread; if the caller is cancelled meanwhile, undo it when
+    it is done, be that after the end of the caller's event loop. ``undo`` must not block."""
+    made: list[T] = []
+    abandoned = threading.Event()
+
+    def undo_it() -> None:
+        with contextlib.suppress(IndexError):  # the other thread has done it
+            undo(made.pop())
+
+    def do_it() -> T:
+        result = work()
+        made.append(result)
+        if abandoned.is_set():
+            undo_it()
+        return result
+
+    try:
+        return await asyncio.to_thread(do_it)
+    except asyncio.CancelledError:
+        abandoned.set()
+        undo_it()
+        raise

@@ -1,0 +1,308 @@
+"""The library on asyncio: several nodes in one event loop, cancellation, and what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+import rdzv_etcd
+from rdzv_etcd import Finished, Left
+from rdzv_etcd.aio import Group, World
+from rdzv_etcd.errors import (
+    BarrierTimeoutError,
+    ForkedProcessError,
+    JobClosedError,
+    MisuseError,
+    RendezvousFailedError,
+    SettingsError,
+    StoreTimeoutError,
+)
+from rdzv_etcd.group.loop_thread import THREAD_NAME
+from tests.library.nodes import LIMIT_S, wait_until
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+
+class Nodes:
+    """Nodes of one job in one event loop; they leave in the end."""
+
+    def __init__(self, server: EtcdServer, job_id: str) -> None:
+        self.server = server
+        self.job_id = job_id
+
+    async def connect(self, nodes: Any, **given: Any) -> Group:
+        quick: dict[str, Any] = {"lease_ttl": 3, "settle": 0.1, "closed_ttl": 5, "ended_ttl": 5}
+        return await rdzv_etcd.aio.connect(
+            self.server.endpoint,
+            job=self.job_id,
+            nodes=nodes,
+            local_addr="127.0.0.1",
+            **{**quick, **given},
+        )
+
+    @asynccontextmanager
+    async def worlds(
+        self, count: int, nodes: Any = 0, **given: Any
+    ) -> AsyncIterator[tuple[list[Group], list[World]]]:
+        """Let that many join; in the order of their ranks."""
+        async with AsyncExitStack() as stack:
+            groups = [
+                await stack.enter_async_context(await self.connect(nodes or count, **given))
+                for _ in range(count)
+            ]
+            worlds = await asyncio.gather(*(group.join() for group in groups))
+            pairs = sorted(zip(worlds, groups, strict=True), key=lambda pair: pair[0].rank)
+            yield [group for _, group in pairs], [world for world, _ in pairs]
+
+    async def until_there(self, count: int) -> None:
+        """Until that many presences are there."""
+        place = job_root(self.job_id) + b"nodes/"
+        while len(self.server.keys(place)) != count:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def nodes(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Nodes:
+    return Nodes(etcd_server, job_id)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, LIMIT_S))
+
+
+def test_what_members_do_together(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(3, data={"gpus": 8}) as (groups, worlds):
+            assert [world.rank for world in worlds] == [0, 1, 2]
+            assert {world.epoch for world in worlds} == {worlds[0].epoch}
+            given = [b"%d" % world.rank for world in worlds]
+            taken = await asyncio.gather(*(w.exchange(given[w.rank], LIMIT_S) for w in worlds))
+            assert taken == [given] * 3
+            await asyncio.gather(*(world.barrier("here", LIMIT_S) for world in worlds))
+            waiting = asyncio.ensure_future(worlds[0].store.get("seed", LIMIT_S))
+            await worlds[1].store.set("seed", b"17")
+            assert await waiting == b"17"
+            members = await worlds[2].members()
+            assert [member.node_id for member in members] == [group.node_id for group in groups]
+            assert {member.data["gpus"] for member in members} == {8}
+            assert await worlds[1].node_ids() == tuple(group.node_id for group in groups)
+            listener = worlds[0].take_listener()
+            assert listener is not None
+            assert listener.port == worlds[0].master.port
+            listener.close()
+            assert not worlds[0].over
+
+    run(work())
+
+
+def test_every_operation_of_the_store(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(1) as (_, (world,)):
+            store = world.store
+            await store.multi_set({"a": b"1", "b": b"2"})
+            assert await store.multi_get(["a", "b"]) == [b"1", b"2"]
+            await store.wait(["a"])
+            assert await store.check(["a", "b"])
+            assert await store.add("n", 5) == 5
+            await store.append("a", b"0")
+            assert await store.get("a") == b"10"
+            assert await store.compare_set("b", b"2", b"3") == b"3"
+            assert await store.delete("b")
+            assert await store.list_keys() == ["a", "n"]
+            assert await store.num_keys() == 2
+            await store.queue_push("q", b"x")
+            assert await store.queue_len("q") == 1
+            assert await store.queue_pop("q") == b"x"
+            assert await store.queue_pop("q", block=False) is None
+            with pytest.raises(StoreTimeoutError):
+                await store.get("never", 0.1)
+
+    run(work())
+
+
+def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
+    async def member(group: Group, seen: list[World]) -> None:
+        async for world in group.worlds():
+            seen.append(world)
+            if world.round == 2:
+                assert await group.finish("all done")
+            elif world.rank == 0:
+                continue  # joins again, which ends this world for all
+            await world.wait_over()
+
+    async def work() -> None:
+        seen: list[World] = []
+        async with AsyncExitStack() as stack:
+            groups = [await stack.enter_async_context(await nodes.connect(2)) for _ in range(2)]
+            await asyncio.gather(*(member(group, seen) for group in groups))
+            assert sorted(world.round for world in seen) == [1, 1, 2, 2]
+            assert all(isinstance(world.change, Finished) for world in seen if world.round == 2)
+            assert {group.closure() for group in groups} != {None}
+
+    run(work())
+
+
+def test_a_world_gets_over(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+            assert not await worlds[0].wait_over(0.1)
+            waiting = asyncio.ensure_future(worlds[0].wait_over())
+            await groups[1].leave("has to go")
+            assert groups[1].has_left
+            assert await waiting
+            assert worlds[0].change == Left({groups[1].node_id: "has to go"})
+            assert groups[0].waiting_count() == 1
+
+    run(work())
+
+
+def test_the_job_fails(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2) as (groups, worlds):
+            waiting = asyncio.ensure_future(worlds[0].barrier("never", LIMIT_S))
+            assert await groups[1].fail("no more data")
+            with pytest.raises(JobClosedError, match="no more data"):
+                await waiting
+            with pytest.raises(JobClosedError):
+                await anext(groups[0].worlds())
+
+    run(work())
+
+
+def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+            for _ in range(2):  # the second one binds a socket of its own
+                joining = asyncio.ensure_future(one.join())
+                await nodes.until_there(1)
+                with pytest.raises(MisuseError):
+                    await one.join()
+                joining.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await joining
+                await nodes.until_there(0)
+            worlds = await asyncio.gather(one.join(), other.join())
+            assert {world.rank for world in worlds} == {0, 1}
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda world: world.barrier("never"),
+        lambda world: world.exchange(b"mine"),
+        lambda world: world.wait_over(),
+        lambda world: world.store.get("never"),
+    ],
+    ids=["barrier", "exchange", "wait_over", "get"],
+)
+def test_what_waits_can_be_cancelled(
+    nodes: Nodes, wait: Callable[[World], Coroutine[Any, Any, object]]
+) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2) as (_, worlds):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wait(worlds[0]), 0.3)
+            await asyncio.gather(*(world.barrier("goes on", LIMIT_S) for world in worlds))
+
+    run(work())
+
+
+def test_a_barrier_says_who_is_missing(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2) as (groups, worlds):
+            with pytest.raises(BarrierTimeoutError) as caught:
+                await worlds[0].barrier("saved", 0.2)
+            assert caught.value.missing == (groups[1].node_id,)
+
+    run(work())
+
+
+def test_who_waits_hears_that_its_node_leaves(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with await nodes.connect(2) as group:
+            joining = asyncio.ensure_future(group.join())
+            await nodes.until_there(1)
+            await group.leave()
+            with pytest.raises(RendezvousFailedError):
+                await joining
+
+    run(work())
+
+
+def test_a_connection_that_is_cancelled_leaves_no_node_behind(nodes: Nodes) -> None:
+    async def work() -> None:
+        connecting = asyncio.ensure_future(nodes.connect(1))
+        await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+    run(work())
+    wait_until("it has left", lambda: THREAD_NAME not in {t.name for t in threading.enumerate()})
+    gc.collect()  # what gRPC's thread lives for
+
+
+def test_an_event_loop_that_ends_while_a_call_waits(nodes: Nodes) -> None:
+    groups: list[Group] = []
+
+    async def work() -> None:
+        group = await nodes.connect(2)
+        groups.append(group)
+        waiting = asyncio.ensure_future(group.join())
+        await nodes.until_there(1)
+        assert not waiting.done()  # asyncio.run cancels it
+
+    run(work())
+    run(groups[0].leave())
+
+
+def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:
+    groups: list[Group] = []
+
+    async def first() -> None:
+        groups.append(await nodes.connect(1))
+        assert (await groups[0].join()).round == 1
+
+    async def second() -> None:
+        assert (await groups[0].join()).round == 2
+        await groups[0].leave()
+
+    run(first())
+    run(second())
+
+
+def test_a_bad_setting_is_an_error_at_once() -> None:
+    with pytest.raises(SettingsError, match="nodes"):
+        asyncio.run(rdzv_etcd.aio.connect("localhost:1", job="j", nodes="many"))  # type: ignore[arg-type]
+
+
+def test_a_forked_child_is_refused(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(1) as (_, (world,)):
+            back, out = os.pipe()
+            child = os.fork()
+            if child == 0:
+                told = b"not refused"
+                call = world.barrier("here").send
+                try:
+                    call(None)
+                except ForkedProcessError:
+                    told = b"refused"
+                finally:
+                    os.write(out, told)
+                    os._exit(0)
+            os.close(out)
+            assert os.read(back, 100) == b"refused"  # waits for it
+            await asyncio.to_thread(os.waitpid, child, 0)
+            os.close(back)
+
+    run(work())
