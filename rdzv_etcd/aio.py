@@ -172,23 +172,23 @@ class World:
         self.round, self.master = world.round, world.master
         self._world = world
         self._part = world._part
+        self._node_ids: tuple[str, ...] | None = None
+        self._members: tuple[WorldMember, ...] | None = None
 
     def __repr__(self) -> str:
         return repr(self._world)
 
     async def node_ids(self) -> tuple[str, ...]:
         """As :attr:`rdzv_etcd.World.node_ids`: in a large world the first call reads etcd."""
-        known = self._world.__dict__
-        if "node_ids" not in known:
-            known["node_ids"] = await self._part.call(self._world._read_node_ids())
-        return self._world.node_ids
+        if self._node_ids is None:
+            self._node_ids = await self._part.call(self._world._read_node_ids())
+        return self._node_ids
 
     async def members(self) -> tuple[WorldMember, ...]:
         """As :attr:`rdzv_etcd.World.members`: the first call reads etcd."""
-        known = self._world.__dict__
-        if "members" not in known:
-            known["members"] = await self._part.call(self._world._read_members())
-        return self._world.members
+        if self._members is None:
+            self._members = await self._part.call(self._world._read_members())
+        return self._members
 
     @property
     def over(self) -> bool:
