@@ -49,12 +49,10 @@ class Mistakes:
         return self._answered_s.get(node_id, -QUIET_S) + QUIET_S
 
 
-def how_gone(by: str, after_s: float) -> str:
-    """How a node was lost whose process is gone."""
-    return (
-        f"its process is gone (refused by its host, seen by {display_name(by)} after "
-        f"{1000 * after_s:.0f} ms)"
-    )
+def how_gone(by: str, why: str, after_s: float | None = None) -> str:
+    """How a node was lost whose process is gone; ``after_s``: seconds since its link ended."""
+    after = "" if after_s is None else f" after {1000 * after_s:.0f} ms"
+    return f"its process is gone ({why}, seen by {display_name(by)}{after})"
 
 
 def how_silent(by: str, why: str) -> str:

@@ -49,9 +49,12 @@ class PeerLinks:
         self._deaths = 0
         """How many members of the present ring were found to be gone."""
         self._doubts: dict[str, float] = {}
-        """Whom this node has accused, and when to look whether that was wrong …"""
+        """Members without presence, and when to look whether they have put it back …"""
+        self._looked_for: set[str] = set()
+        """… which is done once while they stay away."""
         self._made: dict[str, int] = {}
-        """… and the revisions of its accusations."""
+        """Whom this node has accused, and the revisions of that."""
+        self._me = member.node_id
         member.watch_early()
 
     @property
@@ -68,7 +71,7 @@ class PeerLinks:
         member, wakeup = self._member, self._context.wakeup
         while not member.hears_accusations:
             await wakeup.wait(when=lambda: member.hears_accusations)
-        await self._network.admit(self._peer(member.node_id))
+        await self._network.admit(self._peer(self._me))
         while True:
             epoch = member.epoch
             await self._tend(epoch)
@@ -94,6 +97,7 @@ class PeerLinks:
         ring = self._ring()
         self._deaths = 0
         self._doubts.clear()
+        self._looked_for.clear()
         watching = self._begin(ring)
         try:
             while member.epoch == epoch:
@@ -102,7 +106,7 @@ class PeerLinks:
                 await context.wakeup.wait(until_s, when=news)
                 if watching.done():
                     watching.result()
-                if await self._was_wrong():
+                if await self._are_back():
                     await _end(watching)
                     watching = self._begin(ring)
             await context.clock.sleep(_ROOM_FOR_A_WORLD_S)
@@ -129,7 +133,11 @@ class PeerLinks:
         while True:
             try:
                 info = await self._look_up(node_id)
-                if info is None or not info.peer_port:
+                if info is None:
+                    self._doubt(node_id)  # it may be putting its presence back
+                    return
+                self._looked_for.discard(node_id)
+                if not info.peer_port:
                     return
                 contact = await self._contact(info, _CONTACT_S)
                 if contact.link is None and not await self._is_gone_too(info, contact):
@@ -189,7 +197,14 @@ class PeerLinks:
             began_s = clock.now_s()
             contact = await self._recontact(info)
             if contact.link is None:
-                return await self._accuse(info, contact, end, clock.now_s() - began_s)
+                is_certain = end is End.CLOSED and contact.says_gone
+                after_s = clock.now_s() - began_s
+                how = (
+                    how_gone(self._me, contact.why, after_s)
+                    if is_certain
+                    else how_silent(self._me, f"{end.value}, then {contact.why}")
+                )
+                return await self._accuse(info, how, is_certain=is_certain)
             link = contact.link
 
     async def _recontact(self, info: NodeInfo) -> Contact:
@@ -198,8 +213,7 @@ class PeerLinks:
         until_s = clock.now_s() + _RECONTACT_S
         while True:
             contact = await self._contact(info, max(_BETWEEN_TRIES_S, until_s - clock.now_s()))
-            clear = contact.answer in (Answer.SAME, Answer.OTHER, Answer.REFUSED)
-            if clear or clock.now_s() >= until_s:
+            if contact.link is not None or contact.says_gone or clock.now_s() >= until_s:
                 return contact
             await clock.sleep(_BETWEEN_TRIES_S)
 
@@ -208,16 +222,17 @@ class PeerLinks:
         all processes of a host may have ended. Raises EtcdError."""
         if not self._deaths or contact.answer is Answer.MUTE:
             return False
-        return await self._accuse(info, contact, End.SILENT, 0.0)
+        gone = contact.says_gone
+        how = how_gone(self._me, contact.why) if gone else how_silent(self._me, contact.why)
+        return await self._accuse(info, how, is_certain=False)
 
-    async def _accuse(self, info: NodeInfo, contact: Contact, end: End, after_s: float) -> bool:
-        """Say that the node is gone; ``False`` if its presence is not what it was, or if this node
-        has to keep silent for a while. Raises EtcdError."""
+    async def _accuse(self, info: NodeInfo, how: str, *, is_certain: bool) -> bool:
+        """Say how the node was lost; ``False`` if its presence is not what it was, or if this node
+        has to keep silent. Raises EtcdError."""
         context, clock = self._context, self._context.clock
+        if not is_certain and not context.settings.peer_silence_s:
+            return False
         now_s = clock.now_s()
-        is_certain = end is End.CLOSED and contact.answer in (Answer.REFUSED, Answer.OTHER)
-        me = context.identity.node_id
-        how = how_gone(me, after_s) if is_certain else how_silent(me, contact.why)
         quiet_until_s = self._mistakes.quiet_until_s(info.node_id, now_s)
         if not is_certain:
             quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + _SETTLED_S)
@@ -228,9 +243,8 @@ class PeerLinks:
         found = await self._read(info.node_id)
         if found is None or found[1].peer_port != info.peer_port:
             return found is None
-        txn = requests.accuse(
-            context.keys, info.node_id, found[0], Accusation(me, how, is_certain), session
-        )
+        accusation = Accusation(self._me, how, is_certain)
+        txn = requests.accuse(context.keys, info.node_id, found[0], accusation, session)
         try:
             result = await context.etcd.txn(txn, repeatable=True)
         except LeaseNotFoundError:
@@ -241,14 +255,20 @@ class PeerLinks:
         context.log.say(f"{display_name(info.node_id)}: {how}")
         self._deaths += 1
         self._made[info.node_id] = result.revision
-        self._doubts[info.node_id] = clock.now_s() + _ANSWER_S
-        context.wakeup.notify()
+        self._doubt(info.node_id)
         return True
 
-    async def _was_wrong(self) -> bool:
-        """Look whether nodes that were accused are there again, when it is time to."""
+    def _doubt(self, node_id: str) -> None:
+        """Have a look later whether a node without presence has put it back, once."""
+        if node_id not in self._looked_for:
+            self._looked_for.add(node_id)
+            self._doubts[node_id] = self._context.clock.now_s() + _ANSWER_S
+            self._context.wakeup.notify()
+
+    async def _are_back(self) -> bool:
+        """Look whether nodes that had no presence are there again, when it is time to."""
         now_s = self._context.clock.now_s()
-        wrong = False
+        back = False
         for node_id in [node for node, at_s in self._doubts.items() if at_s <= now_s]:
             del self._doubts[node_id]
             try:
@@ -257,10 +277,11 @@ class PeerLinks:
                 self._doubts[node_id] = self._context.clock.now_s() + _RETRY_S
                 continue
             if found is not None:
-                wrong = True
-                self._deaths -= 1
-                self._mistakes.note(node_id, self._context.clock.now_s())
-        return wrong
+                back = True
+                if self._made.pop(node_id, None) is not None:
+                    self._deaths -= 1
+                    self._mistakes.note(node_id, self._context.clock.now_s())
+        return back
 
     async def _withdraw(self) -> None:
         """Delete what this node has said of members of an earlier world: nobody reads it now."""

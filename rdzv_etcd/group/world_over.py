@@ -56,11 +56,11 @@ async def unless_over(
     try:
         await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            if last_look is not None:
+            if last_look is None:
+                await asyncio.wait({working}, timeout=_GRACE_S)
+            elif over.exception() is None:  # this node is still there
                 with contextlib.suppress(StoreTimeoutError, EtcdError):
                     return await last_look()
-            else:
-                await asyncio.wait({working}, timeout=_GRACE_S)
         if not working.done():
             raise over.result()
         return working.result()

@@ -57,6 +57,11 @@ class Contact:
     """For people."""
     link: Link | None = None
 
+    @property
+    def says_gone(self) -> bool:
+        """Whether somebody has answered who would not if that node lived."""
+        return self.answer in (Answer.REFUSED, Answer.OTHER)
+
 
 class PeerNetwork(Protocol):
     """One node's end of all its links. All methods run on the library's event loop."""

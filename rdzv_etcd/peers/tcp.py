@@ -16,7 +16,8 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer
 from rdzv_etcd.text import shown
@@ -32,6 +33,12 @@ _MAX_STRANGERS = 64
 """Connections that have not said yet for whom they come; more are closed at once."""
 _IDLE_S = 60
 """How often the kernel looks whether who watches this node is still there."""
+_LONGEST_PROBE_S = 32767
+_LONGEST_TIMEOUT_MS = 2**31 - 1
+"""What Linux takes for TCP_KEEPIDLE and TCP_KEEPINTVL, and for TCP_USER_TIMEOUT."""
+
+_Place: TypeAlias = "tuple[int, tuple[object, ...]]"
+"""An address family, and an address as sockets take them."""
 
 
 class TcpPeers:
@@ -43,9 +50,11 @@ class TcpPeers:
         self._listener: socket.socket | None = None
         self._port = 0
         self._server: asyncio.Server | None = None
-        self._me: Peer | None = None
         self._watchers: set[_Watcher] = set()
         self._links: weakref.WeakSet[_Watched] = weakref.WeakSet()
+        self._known: dict[tuple[str, int], _Place] = {}
+        """Where nodes were reached: their names are not looked up again, and another address of
+        theirs has nothing to say about them."""
         self._closed = False
 
     def listen_on(self, listener: socket.socket) -> None:
@@ -61,27 +70,55 @@ class TcpPeers:
     async def admit(self, me: Peer) -> None:
         if self._server is not None or self._listener is None or self._closed:
             return
-        self._me = me
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Watcher(me, self._watchers), sock=self._listener
         )
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         watched = _Watched(peer)
+        contact = None
         try:
-            return await asyncio.wait_for(self._connect(watched, address, port), timeout_s)
+            contact = await asyncio.wait_for(self._connect(watched, address, port), timeout_s)
         except (TimeoutError, asyncio.TimeoutError):
-            watched.close()
+            contact = Contact(Answer.UNREACHABLE, "timed out")
             if watched.is_connected:
-                return Contact(Answer.MUTE, Answer.MUTE.value)
-            return Contact(Answer.UNREACHABLE, "timed out")
+                contact = _contact(Answer.MUTE)
         except ConnectionRefusedError:
-            return Contact(Answer.REFUSED, Answer.REFUSED.value)
+            contact = _contact(Answer.REFUSED)
         except OSError as error:
-            return Contact(Answer.UNREACHABLE, shown(error.strerror or str(error), 100))
+            contact = Contact(Answer.UNREACHABLE, shown(error.strerror or str(error), 100))
+        finally:
+            if contact is None or contact.link is None:
+                watched.close()
+        return contact
 
     async def _connect(self, watched: _Watched, address: str, port: int) -> Contact:
-        family, target = await _resolve(address, port)
+        places = [self._known[address, port]] if (address, port) in self._known else []
+        place = await self._open(watched, places or await _resolve(address, port))
+        self._links.add(watched)
+        answer = await watched.answer()
+        if answer is not Answer.SAME:
+            return _contact(answer)
+        self._known[address, port] = place
+        return Contact(answer, answer.value, watched)
+
+    async def _open(self, watched: _Watched, places: Sequence[_Place]) -> _Place:
+        """Connect to the first of these that can be reached, and return it.
+
+        Raises OSError: ConnectionRefusedError only if all have refused.
+        """
+        problem: OSError | None = None
+        for place in places:
+            try:
+                await self._open_one(watched, *place)
+            except OSError as error:
+                if problem is None or isinstance(problem, ConnectionRefusedError):
+                    problem = error
+            else:
+                return place
+        raise problem or OSError("its name has no address")
+
+    async def _open_one(self, watched: _Watched, family: int, target: tuple[object, ...]) -> None:
         sock = socket.socket(family, socket.SOCK_STREAM)
         _sockets.add(sock)
         try:
@@ -93,25 +130,18 @@ class TcpPeers:
         except BaseException:
             sock.close()
             raise
-        self._links.add(watched)
-        answer = await watched.answer()
-        if answer is Answer.SAME:
-            return Contact(answer, answer.value, watched)
-        watched.close()
-        return Contact(answer, answer.value)
 
     def _keep_alive(self, sock: socket.socket) -> None:
         if not self._silence_s:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        every_s = max(1, int(self._silence_s / 3))
+        every_s = min(max(1, int(self._silence_s / 3)), _LONGEST_PROBE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         # Ends the probes when it is over, whatever their number.
-        sock.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(1000 * self._silence_s))
-        )
+        silence_ms = min(max(1, int(1000 * self._silence_s)), _LONGEST_TIMEOUT_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
 
     async def close(self) -> None:
         self._closed, self._port = True, 0
@@ -242,6 +272,10 @@ class _Watched(asyncio.Protocol):
             self._end.set_result(End.SILENT)
 
 
+def _contact(answer: Answer) -> Contact:
+    return Contact(answer, answer.value)
+
+
 def _greeting(peer: Peer) -> bytes:
     return json.dumps([peer.job, peer.node_id], separators=(",", ":")).encode()
 
@@ -262,8 +296,8 @@ def _read_peer(line: bytes) -> Peer | None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-async def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
-    """Return the family and the address of a host, its first one. Raises OSError.
+async def _resolve(address: str, port: int) -> list[_Place]:
+    """Return all addresses of a host. Raises OSError.
 
     A name is looked up in a thread of its own: an executor's would be waited for at the end, and
     cannot be used any more while the interpreter exits.
@@ -272,9 +306,9 @@ async def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
         literal = ipaddress.ip_address(address)
         if getattr(literal, "scope_id", None) is None:
             family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
-            return family, (address, port)
+            return [(family, (address, port))]
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[tuple[int, tuple[object, ...]]] = loop.create_future()
+    found: asyncio.Future[list[_Place]] = loop.create_future()
 
     def tell(set_it: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -283,12 +317,12 @@ async def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
     def look_up() -> None:
         try:
             infos = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-            family, _, _, _, target = infos[0]
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             problem = OSError(f"its name cannot be resolved: {error}")
             tell(lambda: found.set_exception(problem))
         else:
-            tell(lambda: found.set_result((family, target)))
+            places: list[_Place] = [(int(family), target) for family, _, _, _, target in infos]
+            tell(lambda: found.set_result(places))
 
     threading.Thread(target=look_up, name="rdzv-etcd name look-up", daemon=True).start()
     return await found

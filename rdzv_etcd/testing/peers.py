@@ -29,6 +29,7 @@ class PeerSwitch:
     """All links of one simulation."""
 
     def __init__(self, *, silence_s: float = 3.0, delay_s: float = 0.0005) -> None:
+        """``silence_s``: after so long without a sign of life a link ends; 0: never."""
         self.silence_s = silence_s
         self.delay_s = delay_s
         self._peers: dict[Place, MemoryPeer] = {}
@@ -100,6 +101,8 @@ class PeerSwitch:
 
     def _check_links(self) -> None:
         """Let links fall silent over which nothing can be heard, if that is so for long enough."""
+        if not self.silence_s:
+            return
         loop = asyncio.get_running_loop()
         for link in tuple(self._links):
             if self._is_mute(link) and not link.is_watched:

@@ -27,7 +27,7 @@ from rdzv_etcd.core.peer_ring import (
 )
 from tests.core.scenes import NOW_S, Scene
 
-GONE = Accusation("b~1~x", how_gone("b~1~x", 0.0031), is_certain=True)
+GONE = Accusation("b~1~x", how_gone("b~1~x", "refused by its host", 0.0031), is_certain=True)
 SILENT = Accusation("b~1~x", how_silent("b~1~x", "timed out"), is_certain=False)
 
 

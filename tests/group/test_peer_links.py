@@ -245,6 +245,40 @@ def test_a_proxy_that_accepts_for_a_dead_process_only_makes_it_later() -> None:
     simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
 
 
+def test_without_a_time_of_silence_only_what_is_certain_is_told() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        await job.pass_time(10.0)
+        assert job.switch is not None
+        job.switch.accept_for("10.0.0.b")
+        job.switch.reset_all()
+        await job.pass_time(30.0)
+        assert not accused_in(job)
+        job.kill("d")
+        assert await told_after_s(job) < TOLD_S
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, peer_silence_s=0.0)
+
+
+def test_a_member_that_was_absent_for_a_moment_is_watched_all_the_same() -> None:
+    """Its lease was taken while its neighbour looked where to find it."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        b = job.nodes["b"]
+        b.connection.link.partition()
+        job.revoke([b.node.context.session.lease_id])
+        await job.pass_time(1.0)
+        b.connection.link.heal()
+        await job.pass_time(2 * ESTABLISHED_S)
+        assert restarts(job) == 0
+        job.kill("b")
+        assert await told_after_s(job) < TOLD_S
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
 def test_etcd_away_while_all_links_break() -> None:
     async def scenario(job: SimJob) -> None:
         await formed(job, "abcd")

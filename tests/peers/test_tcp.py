@@ -20,6 +20,7 @@ import pytest
 from rdzv_etcd.peers import tcp
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer
 from rdzv_etcd.peers.tcp import TcpPeers
+from rdzv_etcd.settings.fields import LONGEST_S
 from tests.support import netns
 from tests.support.netns import Host, Network
 
@@ -184,6 +185,60 @@ def test_a_name_that_nobody_knows() -> None:
             contact = await a.connect("nobody.invalid", 1, B, LIMIT_S)
             assert contact.answer is Answer.UNREACHABLE
             assert "cannot be resolved" in contact.why
+
+    in_loop(work())
+
+
+@pytest.mark.parametrize("first", ["::1", HERE])
+def test_a_name_of_several_addresses(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As localhost has: the node listens at one of them, whichever comes first."""
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    asked: list[str] = []
+
+    def look_up(host: str, port: int, **_: object) -> list[Any]:
+        asked.append(host)
+        families = {"::1": socket.AF_INET6, HERE: socket.AF_INET}
+        places = [(family, 0, 0, "", (at, port)) for at, family in families.items()]
+        return places if first == "::1" else places[::-1]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            for _ in range(3):  # a link that has ended is tried again every millisecond
+                contact = await a.connect("b", b.port, B, LIMIT_S)
+                assert contact.answer is Answer.SAME
+            port = b.port
+            await b.close()
+            assert (await a.connect("b", port, B, LIMIT_S)).answer is Answer.REFUSED
+            assert asked == ["b"]
+
+    in_loop(work())
+
+
+@pytest.mark.parametrize("silence_s", [0.0, 0.001, 3.0, 864_000.0, LONGEST_S])
+def test_any_time_of_silence_that_may_be_set(silence_s: float) -> None:
+    async def work() -> None:
+        async with node() as b:
+            a = TcpPeers(silence_s)
+            assert (await reached(a, b.port)).answer is Answer.SAME
+            await a.close()
+
+    in_loop(work())
+
+
+def test_an_attempt_that_is_cancelled_leaves_no_connection() -> None:
+    async def work() -> None:
+        async with node(me=None) as b, node(A) as a:
+            trying = asyncio.ensure_future(reached(a, b.port))
+            await until(lambda: any(watched.is_connected for watched in a._links))
+            trying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await trying
+            await b.admit(B)
+            assert (await reached(a, b.port)).answer is Answer.SAME
+            await until(lambda: len(b._watchers) == 1)
 
     in_loop(work())
 

@@ -180,9 +180,10 @@ class SimJob:
         works: bool = False,
         slice_nodes: int = DEFAULT_SLICE_NODES,
         peer_links: bool = False,
+        peer_silence_s: float = 3.0,
     ) -> None:
         self.loop = loop
-        self.switch = PeerSwitch() if peer_links else None
+        self.switch = PeerSwitch(silence_s=peer_silence_s) if peer_links else None
         self.server = server
         self.agents_work = works
         self.settings = Settings(
@@ -191,6 +192,7 @@ class SimJob:
             connection=Connection(request_timeout_s=REQUEST_TIMEOUT_S),
             timing=timing,
             slice_nodes=slice_nodes,
+            peer_silence_s=peer_silence_s,
         )
         self.keys = JobKeys(self.settings.prefix, job_id)
         self.history = History(self.keys, timing.rejoin_timeout_s)
