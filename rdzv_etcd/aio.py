@@ -56,12 +56,12 @@ async def connect(
     connected."""
     settings = settings_for(
         endpoints,
+        options,
         job=job,
         nodes=nodes,
         data=data,
         local_addr=local_addr,
         epoch_floor=epoch_floor,
-        **options,
     )
     return Group(
         await _in_thread(lambda: blocking.Group(settings), lambda group: group._part.drop())
@@ -148,9 +148,7 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.leave(
-            "left" if error is None else f"left after {kind.__name__ if kind else error}"
-        )
+        await self.leave(blocking.reason_after(kind))
 
 
 class World:

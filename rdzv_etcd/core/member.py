@@ -262,6 +262,17 @@ class Member:
         )
         return self.info
 
+    def plan_return(self) -> NodeInfo | None:
+        """Return the presence to put back as a member; ``None`` if this node is in no world."""
+        if self.info is None or self.record is None:
+            return None
+        return replace(
+            self.info,
+            arrived_for=self.record.number,
+            epoch_seen=self.epoch_seen,
+            epoch_trained=self.epoch,
+        )
+
     def note_arrival(self, session: int, control: Control) -> None:
         """Note that this node has arrived, on that session and under the record of ``control``."""
         self.arrived_with = session

@@ -78,28 +78,27 @@ def connect(
     Blocks and raises as :class:`~rdzv_etcd.group.group.Group`, and raises
     :class:`~rdzv_etcd.errors.SettingsError` for what cannot be.
     """
-    return Group(
-        settings_for(
-            endpoints,
-            job=job,
-            nodes=nodes,
-            data=data,
-            local_addr=local_addr,
-            epoch_floor=epoch_floor,
-            **options,
-        )
+    settings = settings_for(
+        endpoints,
+        options,
+        job=job,
+        nodes=nodes,
+        data=data,
+        local_addr=local_addr,
+        epoch_floor=epoch_floor,
     )
+    return Group(settings)
 
 
 def settings_for(
     endpoints: str | Sequence[str],
+    options: Options,
     *,
     job: str,
     nodes: int | tuple[int, int],
-    data: Mapping[str, object] | None = None,
-    local_addr: str | None = None,
-    epoch_floor: int = 0,
-    **options: Unpack[Options],
+    data: Mapping[str, object] | None,
+    local_addr: str | None,
+    epoch_floor: int,
 ) -> Settings:
     """What :func:`connect` makes of its arguments. Raises
     :class:`~rdzv_etcd.errors.SettingsError`."""

@@ -309,7 +309,12 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave("left" if error is None else f"left after {kind.__name__ if kind else error}")
+        self.leave(reason_after(kind))
+
+
+def reason_after(error: type[BaseException] | None) -> str:
+    """Why a node leaves at the end of a ``with`` block that ended with this error, or well."""
+    return "left" if error is None else f"left after {error.__name__}"
 
 
 def make_identity() -> Identity:

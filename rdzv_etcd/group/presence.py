@@ -9,13 +9,11 @@ the key is gone (somebody deleted it), no keep-alive tells, and a waiting node w
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
 from rdzv_etcd.core.steps import Recovery, decide_recovery
 from rdzv_etcd.errors import EtcdError, StateCorruptError, WatchLostError
-from rdzv_etcd.etcd.api import EventKind
+from rdzv_etcd.etcd.api import EventKind, KeyValue
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
@@ -82,54 +80,41 @@ async def _check(context: NodeContext, member: Member) -> None:
         session = context.session.lease_id
         if not session or not _should_be_there(member):
             return
-        if await _answer(context, member, session):
-            return
         # If etcd went back, what a waiting node said at an earlier arrival may be there again.
         arrived = member.info if member.phase is Phase.WAITING else None
-        if await is_present(context, session, arrived):
+        place = await _read_own(context)
+        if _is_own(place, session, arrived):
             return
         if member.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
             member.forget_arrival()
             context.wakeup.notify()
-        else:
+        elif place is None or not await _answer(context, member, session, place):
             context.session.lost(session)
 
 
-async def _answer(context: NodeContext, member: Member, session: int) -> bool:
-    """Put the presence back at once if another node has accused this one, and nobody has declared
-    it lost since; tell whether that was so.
-
-    A waiting node arrives again instead: what it says then may be something else.
-    """
-    info, record, control = member.info, member.record, context.control.view
-    if member.phase is not Phase.MEMBER or info is None or record is None or member.evicted:
+async def _answer(context: NodeContext, member: Member, session: int, place: KeyValue) -> bool:
+    """Put the presence back at once if ``place`` is another node's accusation, and nobody has
+    declared this one lost since; tell whether that was so."""
+    record, back, control = member.record, member.plan_return(), context.control.view
+    if record is None or back is None or member.evicted:
         return False
     if decide_recovery(control, record) is not Recovery.PRESENCE:
         return False
-    result = await context.etcd.get(requests.read_presence(context.keys, member.node_id))
-    for kv in result.kvs:
-        try:
-            place = place_in(context.keys, kv)
-        except StateCorruptError:  # somebody else has written there
-            return False
-        if not isinstance(place, Accusation):
-            return False
-        back = replace(
-            info,
-            arrived_for=record.number,
-            epoch_seen=member.epoch_seen,
-            epoch_trained=member.epoch,
+    try:
+        found = place_in(context.keys, place)
+    except StateCorruptError:  # somebody else has written there
+        return False
+    if not isinstance(found, Accusation):
+        return False
+    txn = requests.restore_presence(
+        context.keys, control, back, session, presence_revision=place.mod_revision
+    )
+    result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
+    if result.succeeded:
+        context.log.warn(
+            f"was taken for dead by {display_name(found.by)} ({shown(found.how)}), and is not"
         )
-        txn = requests.restore_presence(
-            context.keys, control, back, session, presence_revision=kv.mod_revision
-        )
-        answer = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
-        if answer.succeeded:
-            context.log.warn(
-                f"was taken for dead by {display_name(place.by)} ({shown(place.how)}), and is not"
-            )
-        return answer.succeeded
-    return False
+    return result.succeeded
 
 
 def _should_be_there(member: Member) -> bool:
@@ -137,10 +122,18 @@ def _should_be_there(member: Member) -> bool:
     return waits or member.phase is Phase.MEMBER
 
 
-async def is_present(context: NodeContext, session: int, info: NodeInfo | None = None) -> bool:
-    """Tell whether this node's presence is there, on that session, and as ``info`` says if that is
-    given. Raises EtcdError."""
+async def is_present(context: NodeContext, session: int) -> bool:
+    """Tell whether this node's presence is there, on that session. Raises EtcdError."""
+    return _is_own(await _read_own(context), session)
+
+
+async def _read_own(context: NodeContext) -> KeyValue | None:
     read = requests.read_presence(context.keys, context.identity.node_id)
-    result = await context.etcd.get(read)
-    value = None if info is None else encode_node(info)
-    return any(kv.lease_id == session and value in (None, kv.value) for kv in result.kvs)
+    return next(iter((await context.etcd.get(read)).kvs), None)
+
+
+def _is_own(place: KeyValue | None, session: int, info: NodeInfo | None = None) -> bool:
+    """Whether it is this node's presence on that session, and as ``info`` says if that is given."""
+    if place is None or place.lease_id != session:
+        return False
+    return info is None or place.value == encode_node(info)

@@ -7,7 +7,6 @@ lease ran out. Until then it comes back without anybody's noticing.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Control, NodeInfo, Round
@@ -58,8 +57,8 @@ class Repair:
         context, member = self._context, self._member
         control = await context.control.refresh()
         async with context.presence_lock:
-            record, info = member.record, member.info
-            if not self._is_needed() or record is None or info is None:
+            record = member.record
+            if not self._is_needed() or record is None:
                 return
             recovery = decide_recovery(control, record)
             if recovery is Recovery.REJOIN:
@@ -73,14 +72,11 @@ class Repair:
                 return  # the job is over; `notice` has seen it
             session, there = await asyncio.gather(
                 context.session.open(context.urgent_limit_s),
-                context.etcd.get(requests.read_presence(context.keys, info.node_id)),
+                context.etcd.get(requests.read_presence(context.keys, member.node_id)),
             )
-            info = replace(
-                info,
-                arrived_for=record.number,
-                epoch_seen=member.epoch_seen,
-                epoch_trained=member.epoch,
-            )
+            info = member.plan_return()
+            if info is None:
+                return
             if recovery is Recovery.RECORD:
                 txn = await self._record(control, record, info, session)
             else:

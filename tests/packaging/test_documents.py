@@ -78,20 +78,26 @@ def test_the_option_table_is_the_code_s() -> None:
     assert shown.strip() == options_table().strip()
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/library.md"])
-def test_the_library_s_example_works(
-    name: str, etcd_server: EtcdServer, job_id: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Alone, on a real etcd: replaced are the endpoint, the job's name and the number of nodes."""
-    code, *others = Document(ROOT / name).code("python")
-    assert all("rdzv_etcd.aio" in other for other in others)
+def alone(code: str, server: EtcdServer, job_id: str) -> str:
+    """The same for one node on a real etcd: replaced are the endpoint, the job's name and the
+    number of nodes."""
     for shown, here in (
-        ("etcd-host:2379", etcd_server.endpoint),
+        ("etcd-host:2379", server.endpoint),
         ("my-job", job_id),
         ("nodes=(2, 4)", "nodes=1"),
     ):
         assert shown in code
         code = code.replace(shown, here)
+    return code
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/library.md"])
+def test_the_library_s_example_works(
+    name: str, etcd_server: EtcdServer, job_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, *others = Document(ROOT / name).code("python")
+    assert all("rdzv_etcd.aio" in other for other in others)
+    code = alone(code, etcd_server, job_id)
     steps = [1, 2, 3]
 
     def train_one_step(_world: World) -> str:
@@ -108,11 +114,4 @@ def test_the_library_s_example_works(
 
 def test_the_library_s_example_on_asyncio_works(etcd_server: EtcdServer, job_id: str) -> None:
     _, code = Document(ROOT / "docs/library.md").code("python")
-    for shown, here in (
-        ("etcd-host:2379", etcd_server.endpoint),
-        ("my-job", job_id),
-        ("nodes=(2, 4)", "nodes=1"),
-    ):
-        assert shown in code
-        code = code.replace(shown, here)
-    exec(compile(code, "docs/library.md", "exec"), {})
+    exec(compile(alone(code, etcd_server, job_id), "docs/library.md", "exec"), {})

@@ -273,16 +273,16 @@ class SimJob:
             node.alive, node.crashed = False, True
             self.loop.crash(self._place(node))
             node.connection.link.partition()
-            if self.switch is not None and node.peer is not None:
-                self.switch.silence(node.peer)
+            if node.peer is not None:
+                node.peer.switch.silence(node.peer)
             self.history.note(self.loop.time(), f"{name} crashes")
 
     def kill(self, *names: str) -> None:
         """End the processes: their hosts say so to whoever asks."""
         for name in names:
             node = self.nodes[name]
-            if self.switch is not None and node.peer is not None:
-                self.switch.kill(node.peer)
+            if node.peer is not None:
+                node.peer.switch.kill(node.peer)
             node.alive, node.crashed = False, True
             self.loop.crash(self._place(node))
             node.connection.link.partition()
@@ -292,15 +292,15 @@ class SimJob:
         """Let nothing of the node run (SIGSTOP, a long pause of the machine)."""
         node = self.nodes[name]
         self.loop.pause(self._place(node))
-        if self.switch is not None and node.peer is not None:
-            self.switch.stop(node.peer)
+        if node.peer is not None:
+            node.peer.switch.stop(node.peer)
 
     def resume(self, name: str) -> None:
         node = self.nodes[name]
         if not node.crashed:
             self.loop.resume(self._place(node))
-            if self.switch is not None and node.peer is not None:
-                self.switch.resume(node.peer)
+            if node.peer is not None:
+                node.peer.switch.resume(node.peer)
 
     async def leave(self, name: str, reason: str = "SIGTERM") -> None:
         """What a signal does to a torchrun: the agent's work ends, the node leaves."""
