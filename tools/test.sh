@@ -11,7 +11,7 @@
 #   PYTHON             the interpreter to use (python3)
 #   RDZV_ETCD_VENV     where the virtual environment is or goes (.venv)
 #   RDZV_ETCD_TORCH    which torch to install if there is none (torch>=2.6), such as torch==2.13.0+cpu
-#   RDZV_ETCD_EXTRAS   the project's extras to install (test)
+#   RDZV_ETCD_EXTRAS   the project's extras to install (test,bench)
 #   RDZV_ETCD_TEST_BINARIES  etcd executables to test, separated by colons (all that are found)
 # Nothing outside the virtual environment is changed, except apt's package lists.
 set -euo pipefail
@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${RDZV_ETCD_VENV:-.venv}
 torch=${RDZV_ETCD_TORCH:-torch>=2.6}
-extras=${RDZV_ETCD_EXTRAS:-test}
+extras=${RDZV_ETCD_EXTRAS:-test,bench}
 workers=${RDZV_ETCD_TEST_WORKERS:-$((2 * $(nproc)))}
 
 install=yes run=yes chosen=()
