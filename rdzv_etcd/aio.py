@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
+from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group import group as blocking
 from rdzv_etcd.group import round_store as blocking_store
 from rdzv_etcd.group import world as blocking_world
@@ -133,7 +134,8 @@ class Group:
 
     async def leave(self, reason: str = "left") -> None:
         """As :meth:`rdzv_etcd.Group.leave`. If this is cancelled, the node leaves all the same."""
-        await asyncio.shield(asyncio.to_thread(self._group.leave, reason))
+        if not self._group._part.is_foreign:  # a forked child has nothing to end, and no threads
+            await asyncio.shield(asyncio.to_thread(self._group.leave, reason))
 
     @property
     def has_left(self) -> bool:
@@ -358,7 +360,10 @@ class RoundStore:
 
 async def _in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
     """Do what blocks for a moment in a thread; if the caller is cancelled meanwhile, undo it when
-    it is done, be that after the end of the caller's event loop. ``undo`` must not block."""
+    it is done, be that after the end of the caller's event loop. ``undo`` must not block.
+
+    A forked child is refused here: it has none of the threads that its event loop counts on."""
+    refuse_after_fork()
     made: list[T] = []
     abandoned = threading.Event()
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+# First of all that loads gRPC, so that it is set up as in an agent: tests fork, too.
+import rdzv_etcd.etcd.grpc_start  # noqa: F401
 from tests.support import suite, versions
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck

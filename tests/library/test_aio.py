@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +16,6 @@ from rdzv_etcd import Finished, Left
 from rdzv_etcd.aio import Group, World
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
-    ForkedProcessError,
     JobClosedError,
     MisuseError,
     RendezvousFailedError,
@@ -283,26 +281,3 @@ def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:
 def test_a_bad_setting_is_an_error_at_once() -> None:
     with pytest.raises(SettingsError, match="nodes"):
         asyncio.run(rdzv_etcd.aio.connect("localhost:1", job="j", nodes="many"))  # type: ignore[arg-type]
-
-
-def test_a_forked_child_is_refused(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(1) as (_, (world,)):
-            back, out = os.pipe()
-            child = os.fork()
-            if child == 0:
-                told = b"not refused"
-                call = world.barrier("here").send
-                try:
-                    call(None)
-                except ForkedProcessError:
-                    told = b"refused"
-                finally:
-                    os.write(out, told)
-                    os._exit(0)
-            os.close(out)
-            assert os.read(back, 100) == b"refused"  # waits for it
-            await asyncio.to_thread(os.waitpid, child, 0)
-            os.close(back)
-
-    run(work())

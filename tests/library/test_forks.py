@@ -156,3 +156,46 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
         job_id,
     )
     assert printed.split() == ["True", "True", "True", "0", "0", "value"]
+
+
+def test_a_child_of_a_program_of_coroutines_is_refused(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    printed = run(
+        """
+        import asyncio
+        import rdzv_etcd.aio
+
+        async def main():
+            given = json.loads(sys.argv[1])
+            async with await rdzv_etcd.aio.connect(
+                given["endpoint"], job=given["job_id"], nodes=1, ended_ttl=5
+            ) as group:
+                world = await group.join()
+
+                def use():
+                    for call in (
+                        rdzv_etcd.aio.connect(given["endpoint"], job="another", nodes=1),
+                        group.join(),
+                        world.barrier("here"),
+                        world.exchange(b"v"),
+                    ):
+                        try:
+                            call.send(None)
+                        except ForkedProcessError as error:
+                            print("spawn" in str(error), flush=True)
+                    try:
+                        group.leave().send(None)
+                    except StopIteration:  # it has nothing to wait for
+                        print("left", flush=True)
+                    os._exit(0)  # asyncio's own end would take the parent's descriptors
+
+                in_fork(use)
+                await world.barrier("the parent goes on")
+
+        asyncio.run(main())
+        """,
+        etcd_server,
+        job_id,
+    )
+    assert printed.split() == ["True"] * 4 + ["left", "0"]
