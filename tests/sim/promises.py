@@ -158,14 +158,12 @@ class Promises:
             )
         if change.lost:
             return
-        recently = {
-            node_id: info
-            for node_id, (info, until_s) in self._state.went.items()
-            if at_s - until_s < DECIDED_WITHIN_S
-        }
+        recently = [
+            info for info, until_s in self._state.went.values() if at_s - until_s < DECIDED_WITHIN_S
+        ]
         nodes = self._state.nodes
         present = [nodes[node_id].info for node_id in nodes if not self._state.works_on(node_id)]
-        seen = [*recently.values(), *present]
+        seen = [*recently, *present]
         back = any(
             (info.arrived_for > record.number and info.node_id in record.members)
             or info.epoch_trained > self._state.epoch  # etcd went back, and this node has not

@@ -43,8 +43,10 @@ class State:
     change: Change | None = None
     nodes: dict[str, Here] = field(default_factory=dict)
     slices: dict[bytes, dict[str, int]] = field(default_factory=dict)
-    went: dict[str, tuple[NodeInfo, float]] = field(default_factory=dict)
-    """Presences that are no more: what they were, and until when."""
+    went: dict[tuple[str, int], tuple[NodeInfo, float]] = field(default_factory=dict)
+    """Presences that are no more, by their node and the round it had arrived for: what they said
+    last, and until when. Of several that a node had, the latest need not be the one that a leader
+    saw: snapshots may come back one after the other."""
     forgotten: dict[str, NodeInfo] = field(default_factory=dict)
     """What nodes said last where etcd went back to what they had said before: still true."""
     came: dict[str, float] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class State:
         if before is None:
             self.came[info.node_id] = at_s
         else:
-            self.went[info.node_id] = (before.info, at_s)
+            self._note_gone(before.info, at_s)
         seated, told = self._is_seated(info, before), self.highest.get(info.node_id, 0)
         self.nodes[info.node_id] = Here(info, mod_revision, seated, told)
         self.forgotten.pop(info.node_id, None)
@@ -99,7 +101,10 @@ class State:
     def drop_node(self, node_id: str, at_s: float) -> None:
         here = self.nodes.pop(node_id, None)
         if here is not None:
-            self.went[node_id] = (here.info, at_s)
+            self._note_gone(here.info, at_s)
+
+    def _note_gone(self, info: NodeInfo, at_s: float) -> None:
+        self.went[info.node_id, info.arrived_for] = (info, at_s)
 
     def saved(self) -> State:
         """What a snapshot of etcd would hold now."""
@@ -123,7 +128,7 @@ class State:
             else:
                 # Overwritten, as by a put: a leader may have seen it, and what the node said then
                 # is still so. Who waits has come back, whatever etcd says.
-                self.went[node_id] = (before.info, at_s)
+                self._note_gone(before.info, at_s)
         self.nodes, self.slices = nodes, dict(saved.slices)
         self.store = set(saved.store)
         self.round, self.round_revision = saved.round, saved.round_revision
