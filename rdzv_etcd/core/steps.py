@@ -196,13 +196,13 @@ def waiting_count(
     closure = closure if closure is not None else control.end_of(world.origin)
     if closure is not None:
         return 0 if closure.succeeded else 1
+    change = control.change
+    if change is not None and change.concerns(world):  # whatever record there is beside it
+        return max(1, change.count)
     if control.round is not None and not control.holds(world):
         # An older record: the view lags behind what this node was told, or etcd went back, and then
         # this world's members put their record into its place.
         return 0 if control.is_behind(world) else 1
-    change = control.change
-    if change is not None and change.concerns(world):
-        return max(1, change.count)
     return 0
 
 

@@ -322,6 +322,7 @@ def control(record: Round | None, change: Change | None = None, *, revision: int
         (control(None, Change("run", 3, ("x",))), 1),
         (control(replace(WORLD, number=4), revision=12), 1),  # the others went on
         (control(replace(WORLD, number=2), revision=6), 0),  # a view that lags, or etcd went back
+        (control(replace(WORLD, number=2), Change("run", 3, ("x",)), revision=6), 1),  # yet told
         (control(replace(WORLD, run="other", number=1), revision=12), 1),
         (control(replace(WORLD, run="other", number=1), revision=6), 0),
         (control(replace(WORLD, epoch_fixed=9), revision=30), 0),  # put back

@@ -13,6 +13,7 @@ from rdzv_etcd.etcd.api import Compare, Event, EventKind, Put, Relation, Target,
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store_values import StoreKeys, number_of
+from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.counting import Counting
@@ -42,9 +43,7 @@ class Saved:
 class Commits:
     """Everything etcd committed for one job."""
 
-    def __init__(
-        self, keys: JobKeys, state: State, verdicts: Verdicts, rejoin_timeout_s: float
-    ) -> None:
+    def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts, settings: Settings) -> None:
         self.formed: list[Formed] = []
         self.closures: list[Closure] = []
         self.changes: list[tuple[float, Change]] = []
@@ -60,7 +59,7 @@ class Commits:
         self._state = state
         self._demand = verdicts.demand
         self._note = verdicts.note
-        self._promises = Promises(keys, state, verdicts, rejoin_timeout_s)
+        self._promises = Promises(keys, state, verdicts, settings)
         self._counters: dict[bytes, Counting] = {}
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
@@ -312,8 +311,9 @@ class Commits:
             )
             self._promises.check_size(record)
             self._promises.check_succession(record)
-            self._promises.check_not_ended(record, self.unsure_s)
+            self._promises.check_not_ended(record, self.unsure_s, applied.at_s)
             if not back:
+                self._promises.check_end_respected(record, self.unsure_s)
                 self._promises.check_survivors(record, applied.at_s)
                 self._promises.check_new_store(
                     record, self._keys.store(record.number, record.run).start

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Change, Closure, Control, Round
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing.simloop import WALL_EPOCH_S
 from tests.sim.commits import COUNTER, Commits
 from tests.sim.invariants import Invariant, InvariantError
@@ -32,14 +33,14 @@ class Told:
 class History:
     """Everything one job went through; :meth:`check` raises InvariantError."""
 
-    def __init__(self, keys: JobKeys, rejoin_timeout_s: float) -> None:
+    def __init__(self, keys: JobKeys, settings: Settings) -> None:
         self.told: list[Told] = []
         self.clocks_are_wrong = False
         self.clocks_s: set[float] = set()
         """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
         self._verdicts = Verdicts()
-        self._commits = Commits(keys, self._state, self._verdicts, rejoin_timeout_s)
+        self._commits = Commits(keys, self._state, self._verdicts, settings)
         self._at_barrier: dict[tuple[int, str], set[str]] = {}
         self.note = self._verdicts.note
         self.demand = self._verdicts.demand

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SETTINGS = (
     "closed_ttl",
+    "ended_ttl",
+    "after_end",
     "job_lease_ttl",
     "last_call",
     "settle",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES, AfterEnd
 from tests.sim.kinds import KINDS, PEERS
 from tests.sim.world import TIMING
 
@@ -16,6 +16,8 @@ KINDS_AT_ONCE = 4
 
 _FIELDS = {
     "closed_ttl": "closed_ttl_s",
+    "ended_ttl": "ended_ttl_s",
+    "after_end": "after_end",
     "job_lease_ttl": "job_lease_ttl_s",
     "last_call": "last_call_s",
     "settle": "settle_s",
@@ -49,6 +51,8 @@ class Plan:
     kinds: tuple[str, ...] = ()
     """What else this life draws, see :mod:`tests.sim.kinds`."""
     closed_ttl_s: int = TIMING.closed_ttl_s
+    ended_ttl_s: int = TIMING.ended_ttl_s
+    after_end: AfterEnd = AfterEnd.NEW_RUN
     job_lease_ttl_s: int | None = None
     last_call_s: float = 20.0
     settle_s: float = TIMING.settle_s
@@ -88,8 +92,13 @@ def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:
         "join_timeout": rng.choice([90.0, 200.0]),
         "rejoin_timeout": rng.choice([5.0, 30.0, 60.0]),
     }
-    timing = {_FIELDS[kind]: value for kind, value in values.items() if kind in kinds}
-    return replace(drawn, kinds=kinds, **timing)
+    later = random.Random(f"kinds of the second draw {rng.random()}")
+    values |= {
+        "ended_ttl": later.choice([2, 30, 90]),
+        "after_end": later.choice([AfterEnd.REFUSE, AfterEnd.FINISH]),
+    }
+    settings = {_FIELDS[kind]: value for kind, value in values.items() if kind in kinds}
+    return replace(drawn, kinds=kinds, **settings)
 
 
 def _plan(rng_seed: int, *, works: bool) -> Plan:
@@ -129,9 +138,11 @@ def options(what: Plan) -> dict[str, Any]:
             settle_s=what.settle_s,
             rejoin_timeout_s=what.rejoin_timeout_s,
             closed_ttl_s=what.closed_ttl_s,
+            ended_ttl_s=what.ended_ttl_s,
             job_lease_ttl_s=what.job_lease_ttl_s,
             join_timeout_s=what.join_timeout_s,
         ),
+        "after_end": what.after_end,
         "works": what.works,
         "slice_nodes": what.slice_nodes,
         "peer_links": any(kind in PEERS for kind in what.kinds),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round, is_unknown
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.invariants import Invariant
@@ -19,10 +21,11 @@ DECIDED_WITHIN_S = 120.0
 class Promises:
     """Each check tells the verdicts what a commit broke; the state is that before it."""
 
-    def __init__(
-        self, keys: JobKeys, state: State, verdicts: Verdicts, rejoin_timeout_s: float
-    ) -> None:
-        self._rejoin_timeout_s = rejoin_timeout_s
+    def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts, settings: Settings) -> None:
+        timing = settings.timing
+        self._rejoin_timeout_s = timing.rejoin_timeout_s
+        self._remembered_s = max(timing.closed_ttl_s, timing.ended_ttl_s)
+        self._after_end = settings.after_end
         self._keys = keys
         self._state = state
         self._demand = verdicts.demand
@@ -228,15 +231,33 @@ class Promises:
             trained = survivors | {name for name in told if told[name] == max(told.values())}
         return (set(before.heirs) & set(told)) - later or latest or trained
 
-    def check_not_ended(self, record: Round, unsure_s: float | None) -> None:
-        """A run that was closed has no more rounds, and who was in it is in no other run.
+    def check_end_respected(self, record: Round, unsure_s: float | None) -> None:
+        """As long as the marker of an end stands, who was started after it begins no new run,
+        unless the job's settings say so (or etcd may not hold what it held: from ``unsure_s``)."""
+        before = self._state.round
+        self._demand(
+            self._after_end is AfterEnd.NEW_RUN
+            or before is None
+            or before.closure is None
+            or unsure_s is not None,
+            Invariant.ENDED,
+            f"{record} begins a new run after {before}, with after_end={self._after_end}",
+        )
+
+    def check_not_ended(self, record: Round, unsure_s: float | None, at_s: float) -> None:
+        """A run that was closed has no more rounds, and who was in it is in no other run, as long
+        as that is to be remembered.
 
         Unless etcd has lost since what tells of ends (at ``unsure_s``, if ever), with its data, or
         because its lease was revoked: then nobody might know.
         """
 
         def is_known(ended_s: float | None) -> bool:
-            return ended_s is not None and (unsure_s is None or unsure_s < ended_s)
+            return (
+                ended_s is not None
+                and at_s < ended_s + self._remembered_s
+                and (unsure_s is None or unsure_s < ended_s)
+            )
 
         ended_s = self._state.ended.get(record.origin)
         self._demand(

@@ -19,11 +19,13 @@ from rdzv_etcd.core import closing, leading, member
 from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.core.steps import Recovery
+from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
 from rdzv_etcd.group import (
     drafting,
     job_lease,
     join_limits,
+    joining,
     leadership,
     leaving,
     node,
@@ -34,6 +36,7 @@ from rdzv_etcd.group import (
 from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import barrier_requests, requests
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import SimulationError
 from tests.group import test_epochs as epochs
 from tests.group import test_restored_etcd as restored
@@ -460,6 +463,31 @@ def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
     ):
         simulate(restored.latest_beside_a_survivor, min_nodes=3, max_nodes=3)
     assert caught.value.invariant is Invariant.SURVIVORS
+
+
+def test_a_new_run_in_spite_of_after_end_is_noticed() -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        closer = job.members_now()[0]
+        await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
+        for name in "ab":
+            await job.leave(name)
+        job.start_all("cd")
+        await job.pass_time(30.0)
+        assert all(isinstance(job.nodes[name].error, JobClosedError) for name in "cd")
+
+    def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
+        self._member.meet_end(closure)
+
+    of_two: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "after_end": AfterEnd.REFUSE}
+    simulate(scenario, range(3), **of_two)
+    with (
+        swapped(joining.Joining, "_meet_end", begins_all_the_same),
+        pytest.raises(InvariantError) as caught,
+    ):
+        simulate(scenario, range(3), **of_two)
+    assert caught.value.invariant is Invariant.ENDED
 
 
 def assert_noticed(

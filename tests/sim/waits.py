@@ -131,17 +131,20 @@ class Afterwards(Part):
         unit = self._plan.node_unit
         size = min(self._plan.max_nodes, len(alive)) // unit * unit
         working = [node for node in alive if node.is_working]
-        return len(working) == size and self._job.works(node.name for node in working)
+        begun = all(node.joins for node in alive)  # also who is to wait for a seat
+        return begun and len(working) == size and self._job.works(node.name for node in working)
 
     async def converge(self) -> None:
         job = self._job
         ends_s = job.loop.time() + CONVERGE_S
         if "start_a_stranger" in self._plan.kinds:  # what a dead job of theirs left is outlasted
             ends_s += job.settings.timing.job_ttl_s
+        if "after_end" in self._plan.kinds:  # nobody begins again before that
+            ends_s += job.settings.timing.closed_ttl_s
         # what is lost, and what still hangs, shows within this time
         await asyncio.sleep(3 * self._plan.ttl_s + REQUEST_TIMEOUT_S)
         while not self._converged() and job.loop.time() < ends_s:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(5.0 if "after_end" in self._plan.kinds else 0.5)
             if self._plan.works:
                 self.replace_ended()
             else:

@@ -20,7 +20,7 @@ from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
-from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES, AfterEnd
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from rdzv_etcd.testing.peers import MemoryPeer, PeerSwitch
 from rdzv_etcd.testing.requests import Revoke
@@ -177,6 +177,7 @@ class SimJob:
         max_nodes: int = 4,
         node_unit: int = 1,
         timing: Timing = TIMING,
+        after_end: AfterEnd = AfterEnd.NEW_RUN,
         works: bool = False,
         slice_nodes: int = DEFAULT_SLICE_NODES,
         peer_links: bool = False,
@@ -191,11 +192,12 @@ class SimJob:
             JobSettings(min_nodes, max_nodes, node_unit),
             connection=Connection(request_timeout_s=REQUEST_TIMEOUT_S),
             timing=timing,
+            after_end=after_end,
             slice_nodes=slice_nodes,
             peer_silence_s=peer_silence_s,
         )
         self.keys = JobKeys(self.settings.prefix, job_id)
-        self.history = History(self.keys, timing.rejoin_timeout_s)
+        self.history = History(self.keys, self.settings)
         server.observers.append(self.history.observe)
         self.nodes: dict[str, SimNode] = {}
         self.neighbours: list[SimJob] = []
@@ -241,7 +243,7 @@ class SimJob:
             connection,
             self.loop,
             self.history,
-            20_000 + 100 * serial,
+            20_000 + 100 * (serial % 400),
             self.settings.timing.join_timeout_s if join_timeout_s is None else join_timeout_s,
             self.agents_work,
             peer,
