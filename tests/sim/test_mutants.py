@@ -475,6 +475,7 @@ def test_a_new_run_in_spite_of_after_end_is_noticed() -> None:
             await job.leave(name)
         job.start_all("cd")
         await job.pass_time(30.0)
+        job.history.stop_if_broken()
         assert all(isinstance(job.nodes[name].error, JobClosedError) for name in "cd")
 
     def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
