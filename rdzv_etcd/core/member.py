@@ -165,6 +165,7 @@ class Member:
         self._went_back = True
         self.forget_arrival()
         self.regressions += 1
+        self.slice_revision = 0  # the record that was put back again may have that very revision
 
     def _notice_end(self, control: Control) -> None:
         """Remember how this node's run ended, if it did.

@@ -254,6 +254,31 @@ def test_members_notice_it_although_others_have_written_as_much_again(slice_node
     simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
 
 
+@pytest.mark.parametrize("slice_nodes", [1, 128])
+def test_members_put_their_round_back_again_at_the_very_same_revision(slice_nodes: int) -> None:
+    """The same snapshot is restored twice; the second time, too, all that they put is lost."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        job.start("d")
+        waiting = [job.nodes[name] for name in "abcd"]
+        await job.until(lambda: all(each.joins and each.world is None for each in waiting), "them")
+        await job.pass_time(0.1)  # they have arrived; the round is open for a moment more
+        saved = job.save()
+        await job.until_works("abcd")
+        await job.pass_time(TTL_S)
+        joins = {name: job.nodes[name].joins for name in "abcd"}
+        for _ in range(3):
+            job.restore(saved)
+            await job.pass_time(job.loop.rng.choice([0.1, 1.0, 5.0]))
+        await job.pass_time(300)
+        assert job.works("abcd"), job.tell()
+        assert {name: job.nodes[name].joins for name in "abcd"} == joins, job.tell()
+
+    simulate(scenario, range(40), min_nodes=2, max_nodes=5, slice_nodes=slice_nodes)
+
+
 def test_a_node_that_starts_while_etcd_goes_back_is_not_turned_away() -> None:
     """The watch that it is about to open may ask for revisions that are compacted."""
 
