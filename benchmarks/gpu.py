@@ -126,7 +126,7 @@ def _measure(
         agents = []
         for node in range(nodes):
             conf = {"is_host": str(node == nodes - 1).lower()} if job_options.is_c10d else {}
-            agents.append(job.start(f"n{node}", conf=conf, **_visible(sample, node)))
+            agents.append(job.start(f"n{node}", conf=conf, env=_visible(sample, node)))
         try:
             job.await_steps(agents, after_s=begin_s, limit_s=args.limit, steps=10)
         except JobError as error:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,18 @@ class Note:
     size: int = 0
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where an agent runs."""
+
+    address: str = "127.0.0.1"
+    enter: Callable[[list[str]], list[str]] = list
+    """Returns the command line that runs the given one there."""
+
+
+HERE = Place()
+
+
 @dataclass
 class JobOptions:
     """What all agents of a job have on their command line."""
@@ -64,6 +76,8 @@ class JobOptions:
     conf: dict[str, str] = field(default_factory=dict)
     device: str = "cpu"
     collectives: str = "gloo"
+    launcher: str = "benchmarks.traced_torchrun"
+    """The module that stands for torchrun."""
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
 
     @property
@@ -84,15 +98,16 @@ class TracedAgent:
     """One torchrun process; it stands for a node."""
 
     def __init__(
-        self, name: str, job: TracedJob, conf: dict[str, str], env: dict[str, str]
+        self, name: str, job: TracedJob, conf: dict[str, str], env: dict[str, str], place: Place
     ) -> None:
         self.name = name
+        self.place = place
         self.expected_to_end = False
         self._files = [job.folder / f"{name}.agent", job.folder / f"{name}.workers"]
         self._output = job.folder / f"{name}.output"
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                self._command(job, conf),
+                place.enter(self._command(job, conf)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -103,7 +118,7 @@ class TracedAgent:
 
     def _command(self, job: TracedJob, conf: dict[str, str]) -> list[str]:
         options = job.options
-        command = [sys.executable, "-m", "benchmarks.traced_torchrun", str(self._files[0])]
+        command = [sys.executable, "-m", options.launcher, str(self._files[0])]
         command += [f"--nnodes={options.nnodes}", f"--nproc-per-node={options.workers}"]
         command += [
             f"--rdzv-backend={options.torch_backend}",
@@ -112,7 +127,7 @@ class TracedAgent:
         command += [f"--rdzv-id={options.run_id}", "--max-restarts=100"]
         if conf:
             command.append("--rdzv-conf=" + ",".join(f"{k}={v}" for k, v in conf.items()))
-        command += [f"--log-dir={job.folder / 'torchrun'}", "--local-addr=127.0.0.1"]
+        command += [f"--log-dir={job.folder / 'torchrun'}", f"--local-addr={self.place.address}"]
         command += [str(SCRIPT), f"--moments={self._files[1]}", f"--stop-file={job.stop_file}"]
         return [*command, f"--device={options.device}", f"--collectives={options.collectives}"]
 
@@ -159,8 +174,13 @@ class TracedAgent:
         alive[0].kill()
         return moment_s
 
+    @property
+    def output(self) -> str:
+        """What torchrun has written so far."""
+        return self._output.read_text(errors="replace")
+
     def tail(self) -> str:
-        return self._output.read_text(errors="replace")[-1500:]
+        return self.output[-1500:]
 
 
 class TracedJob:
@@ -173,11 +193,18 @@ class TracedJob:
         self.agents: list[TracedAgent] = []
         self._mark = uuid.uuid4().hex
 
-    def start(self, name: str, *, conf: dict[str, str] | None = None, **env: str) -> TracedAgent:
-        """Start one more agent; ``conf`` is added to the job's."""
+    def start(
+        self,
+        name: str,
+        *,
+        conf: dict[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        place: Place = HERE,
+    ) -> TracedAgent:
+        """Start one more agent; ``conf`` is added to the job's, ``env`` to its environment."""
         values = {**os.environ, _MARK: self._mark, _NAME: name, "OMP_NUM_THREADS": "1"}
-        values.update(self.options.environment, **env)
-        agent = TracedAgent(name, self, {**self.options.conf, **(conf or {})}, values)
+        values.update(self.options.environment, **(env or {}))
+        agent = TracedAgent(name, self, {**self.options.conf, **(conf or {})}, values, place)
         self.agents.append(agent)
         return agent
 
@@ -224,13 +251,17 @@ class TracedJob:
                     return next(agent for agent in self.agents if agent.name == name)
         return None
 
+    def fail_if_one_ended(self) -> None:
+        """Raise :class:`JobError` if an agent has ended that nobody has ended."""
+        for agent in self.agents:
+            code = agent.process.poll()
+            if code is not None and not agent.expected_to_end:
+                raise JobError(f"agent {agent.name} ended with code {code}\n{agent.tail()}")
+
     def _await(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
         while not condition():
-            for agent in self.agents:
-                code = agent.process.poll()
-                if code is not None and not agent.expected_to_end:
-                    raise JobError(f"agent {agent.name} ended with code {code}\n{agent.tail()}")
+            self.fail_if_one_ended()
             if time.monotonic() > deadline_s:
                 raise JobError(f"not within {limit_s:g} s: {what}")
             time.sleep(0.05)  # files send no event; the moments measured are in them

@@ -3,7 +3,7 @@
 Knows Linux's ``ip`` and ``nsenter``; knows nothing of etcd. A namespace lives as long as a process
 in it, and that dies with the test run; its link vanishes with it. So nothing can be left behind.
 
-The servers listen on :attr:`Network.gateway`. Hosts are not routed to one another.
+The servers listen on :attr:`Network.gateway`. Hosts reach each other only if they are joined.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.support.claims import claim
 from tests.support.processes import spawn
 
 _START_LIMIT_S = 10.0
+_BRIDGE = "switch"
 
 
 def why_not() -> str:
@@ -42,44 +44,28 @@ def why_not() -> str:
     return ""
 
 
-class Host:
-    """One namespace with one address."""
+class _Namespace:
+    """Lives as long as a process of its own."""
 
-    def __init__(self, network: Network, number: int) -> None:
-        self.address = f"{network.prefix}.{number}"
-        self.link = f"rz{os.getpid() % 1_000_000}x{network.number}x{number}"
-        """The network device in the test's namespace that leads to this host; its address is
-        :attr:`Network.gateway`."""
+    def __init__(self, folder: Path) -> None:
         sleeper = ["unshare", "--net", "--", "sleep", "infinity"]
-        self._holder = spawn([_tool(sleeper[0]), *sleeper[1:]], network.folder / "netns.log")
-        self._wait_for_namespace()
-        pid = str(self._holder.pid)
-        _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", pid)
-        _ip("addr", "add", network.gateway, "peer", self.address, "dev", self.link)
-        _ip("link", "set", self.link, "up")
-        for command in (
-            ("addr", "add", self.address, "peer", network.gateway, "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
-            ("link", "set", "lo", "up"),
-        ):
-            subprocess.run(self.enter([_tool("ip"), *command]), check=True, capture_output=True)
+        self._holder = spawn([_tool(sleeper[0]), *sleeper[1:]], folder / "netns.log")
+        self._wait()
+        self.pid = str(self._holder.pid)
 
     def enter(self, argv: Sequence[str | Path]) -> list[str]:
-        """Return the command line that runs ``argv`` on this host, with the same process id."""
-        return [_tool("nsenter"), f"--net=/proc/{self._holder.pid}/ns/net", "--", *map(str, argv)]
+        """Return the command line that runs ``argv`` there, with the same process id."""
+        return [_tool("nsenter"), f"--net=/proc/{self.pid}/ns/net", "--", *map(str, argv)]
 
-    def cut(self) -> None:
-        """Pull the cable: packets vanish both ways, and nobody is told."""
-        _ip("link", "set", self.link, "down")
-
-    def heal(self) -> None:
-        _ip("link", "set", self.link, "up")
+    def run(self, tool: str, *arguments: str) -> None:
+        """Run one of the system's tools there. Raises RuntimeError with what it says."""
+        _run(self.enter([_tool(tool), *arguments]))
 
     def close(self) -> None:
         self._holder.kill()
         self._holder.wait()
 
-    def _wait_for_namespace(self) -> None:
+    def _wait(self) -> None:
         ours = Path("/proc/self/ns/net").stat().st_ino
         theirs = Path(f"/proc/{self._holder.pid}/ns/net")
         deadline_s = time.monotonic() + _START_LIMIT_S
@@ -89,16 +75,78 @@ class Host:
             time.sleep(0.01)  # unshare tells nobody when it has done it
 
 
-class Network:
-    """A star of hosts; the test's own namespace is its middle, at :attr:`gateway`."""
+class Host:
+    """One namespace with one address, linked to the middle of its network."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, network: Network, number: int) -> None:
+        self.address = f"{network.prefix}.{number}"
+        self.link = network.device(number)
+        """The network device in the test's namespace that leads to this host; its address is
+        :attr:`Network.gateway`. (In a joined network: a port of the switch.)"""
+        self._namespace = _Namespace(network.folder)
+        self._at_switch = network.switch
+        self.enter, self.run = self._namespace.enter, self._namespace.run
+        to_host = ("type", "veth", "peer", "name", "eth0", "netns", self._namespace.pid)
+        if self._at_switch is None:
+            _ip("link", "add", self.link, *to_host)
+            _ip("addr", "add", network.gateway, "peer", self.address, "dev", self.link)
+            own = [self.address, "peer", network.gateway]
+        else:
+            self._at_switch.run("ip", "link", "add", self.link, *to_host)
+            self._at_switch.run("ip", "link", "set", self.link, "master", _BRIDGE)
+            own = [f"{self.address}/24"]
+        self.heal()
+        self.run("ip", "addr", "add", *own, "dev", "eth0")
+        self.run("ip", "link", "set", "eth0", "up")
+        self.run("ip", "link", "set", "lo", "up")
+
+    def cut(self) -> None:
+        """Pull the cable: packets vanish both ways, and nobody is told."""
+        self._set_link("down")
+
+    def heal(self) -> None:
+        self._set_link("up")
+
+    def close(self) -> None:
+        self._namespace.close()
+
+    def _set_link(self, state: str) -> None:
+        run = _ip if self._at_switch is None else partial(self._at_switch.run, "ip")
+        run("link", "set", self.link, state)
+
+
+class Network:
+    """A star of hosts; the test's own namespace is its middle, at :attr:`gateway`.
+
+    ``joined``: its middle is a switch, to which the test's namespace is linked as well: the hosts
+    reach each other.
+    """
+
+    def __init__(self, folder: Path, *, joined: bool = False) -> None:
         self.folder = folder
         self.number, self._claim = _claim_number()
         # RFC 2544 keeps 198.18.0.0/15 for tests on isolated networks: nobody's real address.
         self.prefix = f"198.18.{self.number}"
         self.gateway = f"{self.prefix}.1"
         self._hosts: list[Host] = []
+        self.switch = _Namespace(folder) if joined else None
+        if self.switch is not None:
+            mine = self.device(1)
+            to_switch = ("type", "veth", "peer", "name", "up0", "netns", self.switch.pid)
+            _ip("link", "add", mine, *to_switch)
+            _ip("addr", "add", f"{self.gateway}/24", "dev", mine)
+            _ip("link", "set", mine, "up")
+            for command in (
+                ("add", _BRIDGE, "type", "bridge"),
+                ("set", _BRIDGE, "up"),
+                ("set", "up0", "master", _BRIDGE),
+                ("set", "up0", "up"),
+            ):
+                self.switch.run("ip", "link", *command)
+
+    def device(self, number: int) -> str:
+        """The name of the network device that leads to the host of that number."""
+        return f"rz{os.getpid() % 1_000_000}x{self.number}x{number}"
 
     def add_host(self) -> Host:
         host = Host(self, len(self._hosts) + 2)
@@ -108,6 +156,8 @@ class Network:
     def close(self) -> None:
         for host in self._hosts:
             host.close()
+        if self.switch is not None:
+            self.switch.close()
         os.close(self._claim)
 
 
@@ -121,9 +171,13 @@ def _claim_number() -> tuple[int, int]:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run([_tool("ip"), *arguments], capture_output=True, text=True, check=False)
+    _run([_tool("ip"), *arguments])
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def _tool(name: str) -> str:
