@@ -2,7 +2,7 @@
 
 An accusation stands in the place of the presence, and whoever lives and reaches etcd puts its
 presence back: a wrong one costs one write and no restart. How long that may take depends on how
-certain the accuser is.
+certain the accuser is, and on how far away etcd is.
 """
 
 from __future__ import annotations
@@ -23,22 +23,30 @@ FEW_AT_ONCE = 2
 all of them get the longer time."""
 
 
-def lost_from_s(nodes: Nodes, node_id: str, trust_absence_s: float = 0.0) -> float:
+ROUND_TRIPS = 4
+"""An answer takes about three round trips to etcd: the node is told, looks, writes, and the leader
+is told. One more in case that something has to be sent again."""
+
+
+def lost_from_s(
+    nodes: Nodes, node_id: str, trust_absence_s: float = 0.0, round_trip_s: float = 0.0
+) -> float:
     """From when on (on the leader's clock) a node without presence counts as lost.
 
+    ``round_trip_s`` is how long etcd takes to answer the leader.
     Before ``trust_absence_s`` nobody does because it is silent: the leader was cut off itself a
     moment ago, and others may be coming back. That a process is gone is true all the same.
     """
-    accused = nodes.accused.get(node_id)
+    accused, far_s = nodes.accused.get(node_id), ROUND_TRIPS * round_trip_s
     if accused is None:
-        return max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S)
+        return max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S + far_s)
     if not accused.accusation.is_certain:
-        return max(trust_absence_s, accused.seen_s + ABSENCE_GRACE_S)
+        return max(trust_absence_s, accused.seen_s + ABSENCE_GRACE_S + far_s)
     few = len(nodes.accused) <= FEW_AT_ONCE
-    return accused.seen_s + (ANSWER_GRACE_S if few else ABSENCE_GRACE_S)
+    return accused.seen_s + far_s + (ANSWER_GRACE_S if few else ABSENCE_GRACE_S)
 
 
-def may_answer_until_s(nodes: Nodes, now_s: float) -> float:
+def may_answer_until_s(nodes: Nodes, now_s: float, round_trip_s: float = 0.0) -> float:
     """Until when some node that was accused may still answer; minus infinity if there is none."""
-    times_s = (lost_from_s(nodes, node_id) for node_id in nodes.accused)
+    times_s = (lost_from_s(nodes, node_id, round_trip_s=round_trip_s) for node_id in nodes.accused)
     return min((time_s for time_s in times_s if now_s < time_s), default=-math.inf)

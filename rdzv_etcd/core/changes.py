@@ -36,6 +36,7 @@ def decide_change(
     now_s: float,
     *,
     trust_absence_s: float,
+    round_trip_s: float = 0.0,
     unknown_until_s: float = math.inf,
 ) -> Publish | Healthy:
     """Say whether the formed round is over.
@@ -55,7 +56,7 @@ def decide_change(
     lost = {node_id: left_because(reason) for node_id, reason in census.leaving.items()}
     may_return: list[float] = []
     for node_id in census.absent:
-        until_s = lost_from_s(nodes, node_id, trust_absence_s)
+        until_s = lost_from_s(nodes, node_id, trust_absence_s, round_trip_s)
         if census.unplaced and is_unknown(node_id):
             until_s = max(until_s, unknown_until_s)
         if now_s < until_s:

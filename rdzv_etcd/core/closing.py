@@ -49,6 +49,8 @@ class RoundLimits:
     """Since when nodes could arrive for this round, as far as this leader knows."""
     give_up_s: float = math.inf
     """When the leader itself stops waiting: what can be closed then is closed."""
+    round_trip_s: float = 0.0
+    """How long etcd took to answer last."""
 
 
 def decide_close(
@@ -82,7 +84,7 @@ def decide_close(
         return KeepWaiting(None, here + _missing(census, control, nodes))
     until_s, why = _closes_at(control, census, size, settings, limits)
     # Who was accused and lives answers within this time, and would be left out of the world else.
-    until_s = max(until_s, may_answer_until_s(nodes, now_s))
+    until_s = max(until_s, may_answer_until_s(nodes, now_s, limits.round_trip_s))
     if limits.give_up_s < until_s:
         until_s, why = limits.give_up_s, "the leader's join timeout is about to end"
     if now_s >= until_s:

@@ -26,6 +26,8 @@ class Times:
     """From when on it may believe that a member without presence is gone."""
     incomplete_since_s: float
     """Since when it leads a world of which it does not know all members."""
+    round_trip_s: float = 0.0
+    """How long etcd took to answer last."""
 
 
 LeaderStep = Publish | Close | Healthy | KeepWaiting
@@ -44,6 +46,7 @@ def leader_step(
         nodes,
         times.now_s,
         trust_absence_s=times.trust_absence_s,
+        round_trip_s=times.round_trip_s,
         unknown_until_s=times.incomplete_since_s + settings.timing.rejoin_timeout_s,
     )
     if isinstance(change, Publish) or not _is_open(member, control):
@@ -86,6 +89,7 @@ def _closing_step(
             member.arrivable_s, times.in_contact_since_s
         ),  # it does not begin again with each leader
         member.closes_by_s,
+        times.round_trip_s,
     )
     agreed = settings.job if formed is None else formed.settings
     return decide_close(control, nodes, agreed, limits, times.now_s)

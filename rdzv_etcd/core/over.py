@@ -117,6 +117,15 @@ def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None
     return _of(change) if told and change is not None else Expelled()
 
 
+def losses(member: Member, control: Control) -> Lost | None:
+    """Who was lost of the world that this node works in, if the leader has said so."""
+    change = control.change
+    if member.record is None or change is None or not change.concerns(member.record):
+        return None
+    why = _of(change)
+    return why if isinstance(why, Lost) else None
+
+
 def _ended(closure: Closure) -> WorldChange:
     return (Finished if closure.succeeded else Failed)(closure.by, closure.reason)
 

@@ -238,6 +238,7 @@ class Leadership:
             session.in_contact_since_s(),
             session.trust_absence_s(),
             self._roster.incomplete_since_s,
+            session.round_trip_s,
         )
 
     async def _publish(self, control: Control, nodes: Nodes, decision: Publish) -> bool:

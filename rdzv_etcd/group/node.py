@@ -13,7 +13,7 @@ from typing import Any
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Closure, Control
-from rdzv_etcd.core.over import WorldChange, why_over
+from rdzv_etcd.core.over import WorldChange, losses, why_over
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd
@@ -247,6 +247,16 @@ def _context(
     log = StatusLog(settings.job_id, identity.name)
     session = Session(etcd, clock, wakeup, timing.lease_ttl_s, timing.keep_alive_deadline_s)
 
+    told_epoch = 0
+
+    def notice(view: Control) -> None:
+        nonlocal told_epoch
+        member.notice(view, clock.now_s())
+        lost = losses(member, view)
+        if lost is not None and member.epoch != told_epoch:
+            told_epoch = member.epoch
+            log.warn(str(lost))
+
     def went_back() -> None:
         member.note_regress()
         session.shake()
@@ -258,7 +268,7 @@ def _context(
         request=requests.read_control(keys),
         build=lambda result: control_from(keys, result),
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
-        notice=lambda view: member.notice(view, clock.now_s()),
+        notice=notice,
         complain=lambda error: log.warn(f"goes by what it read before: {error}"),
         on_regress=went_back,
         longest_retry_s=timing.lease_ttl_s / 3,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
@@ -23,9 +24,12 @@ from rdzv_etcd.schema.control import place_in
 
 _CONTACT_S = 5.0
 """How long a first contact may take: the other node may be about to begin to answer."""
-_RECONTACT_S = 0.1
+_RECONTACT_S = 0.5
 """How long a node is looked for whose link has ended: a process that dies takes some milliseconds,
-and its host answers for it all the while."""
+and its host answers for it all the while; and of a living one's packets some may be lost."""
+_NEXT_TRY_S = 0.1
+"""After this long without an answer, it is asked once more beside."""
+_TRIES = 4
 _BETWEEN_TRIES_S = 0.001
 _ANSWER_S = 1.0
 """After this long a node that was accused wrongly has put its presence back."""
@@ -208,9 +212,34 @@ class PeerLinks:
             link = contact.link
 
     async def _recontact(self, info: NodeInfo) -> Contact:
-        """Look for a node whose link has ended, until there is a clear answer."""
+        """Look for a node whose link has ended, until there is a clear answer.
+
+        TCP sends again only after a second what is lost of an attempt, so there are several.
+        """
         clock = self._context.clock
         until_s = clock.now_s() + _RECONTACT_S
+        tries = [
+            asyncio.ensure_future(self._try(info, begins_s, until_s))
+            for begins_s in (clock.now_s() + number * _NEXT_TRY_S for number in range(_TRIES))
+        ]
+        told = Contact(Answer.UNREACHABLE)
+        try:
+            for one in asyncio.as_completed(tries):
+                told = await one
+                if told.link is not None or told.says_gone:
+                    break
+            return told
+        finally:
+            for each in tries:
+                await _end(each)
+                link = None if each.cancelled() else each.result().link
+                if link is not None and link is not told.link:
+                    link.close()
+
+    async def _try(self, info: NodeInfo, begins_s: float, until_s: float) -> Contact:
+        """Ask it at that time, and, as soon as there is an answer that tells nothing, again."""
+        clock = self._context.clock
+        await clock.sleep(begins_s - clock.now_s())
         while True:
             contact = await self._contact(info, max(_BETWEEN_TRIES_S, until_s - clock.now_s()))
             if contact.link is not None or contact.says_gone or clock.now_s() >= until_s:
@@ -297,6 +326,6 @@ class PeerLinks:
             del self._made[node_id]
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.wait({task})

@@ -78,6 +78,11 @@ class Session:
         self._shaken_until_s = self._clock.now_s() + self._ttl_s
 
     @property
+    def round_trip_s(self) -> float:
+        """How long etcd took to answer the last keep-alive; 0 before the first."""
+        return self._last_reply_s or 0.0
+
+    @property
     def renewal_period_s(self) -> float:
         """The time from one keep-alive to the next."""
         return self._ttl_s / 3

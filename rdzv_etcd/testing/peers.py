@@ -37,6 +37,7 @@ class PeerSwitch:
         self._cuts: set[tuple[str, str]] = set()
         self._refused: set[str] = set()
         self._accepted_for_all: set[str] = set()
+        self._to_lose = 0
 
     def plug(self, address: str, port: int) -> MemoryPeer:
         """Make one node's end."""
@@ -73,12 +74,17 @@ class PeerSwitch:
         """End all cuts and refusals."""
         self._cuts.clear()
         self._refused.clear()
+        self._to_lose = 0
         self._accepted_for_all.clear()
 
     def reset_all(self) -> None:
         """Let something on the way break every link, between nodes that live."""
         for link in tuple(self._links):
             link.end(End.CLOSED)
+
+    def lose_attempts(self, count: int) -> None:
+        """Let the next attempts to connect get lost on the way."""
+        self._to_lose = count
 
     def refuse(self, address: str) -> None:
         """Let something on the way refuse whoever connects to a host, and break its links."""
@@ -131,7 +137,8 @@ class PeerSwitch:
         until_s = loop.time() + timeout_s
         await asyncio.sleep(min(timeout_s, 2 * self.delay_s))
         there = self._peers.get(to)
-        if self._is_cut(by.place, to) or self._is_silent(to):
+        is_lost, self._to_lose = self._to_lose > 0, max(0, self._to_lose - 1)
+        if is_lost or self._is_cut(by.place, to) or self._is_silent(to):
             await asyncio.sleep(max(0.0, until_s - loop.time()))
             return Contact(Answer.UNREACHABLE, "timed out")
         if to[0] in self._accepted_for_all:

@@ -56,6 +56,15 @@ def test_if_many_are_accused_at_once_all_have_longer() -> None:
     assert lost_from_s(many, "n0") == 100.0 + ABSENCE_GRACE_S
 
 
+@pytest.mark.parametrize("accusation", [GONE, SILENT])
+def test_the_further_etcd_is_away_the_longer_an_answer_may_take(accusation: Accusation) -> None:
+    nodes = accused(100.0, accusation)
+    more_s = lost_from_s(nodes, "n0", round_trip_s=0.3) - lost_from_s(nodes, "n0")
+    assert more_s >= 3 * 0.3
+    until_s = may_answer_until_s(nodes, 100.0, round_trip_s=0.3)
+    assert until_s == lost_from_s(nodes, "n0", round_trip_s=0.3)
+
+
 def test_who_is_just_absent_has_no_accuser() -> None:
     nodes = Nodes(9, gone={"a": 50.0})
     assert lost_from_s(nodes, "a") == 50.0 + ABSENCE_GRACE_S

@@ -5,6 +5,7 @@ The links are in memory; :mod:`tests.peers` has the real ones.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ from rdzv_etcd.schema import requests, values
 from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.invariants import InvariantError
 from tests.sim.matching import puts
-from tests.sim.world import SimJob, simulate
+from tests.sim.world import TTL_S, SimJob, simulate
 
 TOLD_S = 0.2
 """Links, the grace, two writes; far less than a lease."""
@@ -108,6 +109,22 @@ def test_a_waiting_member_that_dies_holds_nobody_up() -> None:
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
 
 
+def test_every_survivor_tells_once_at_warning_who_was_lost_and_how(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        job.kill("b")
+        await job.until_works("acd")
+        await job.pass_time(60.0)
+
+    with caplog.at_level(logging.WARNING):
+        simulate(scenario, range(1), min_nodes=2, max_nodes=4, peer_links=True)
+    told = [record.getMessage() for record in caplog.records if " lost (" in record.getMessage()]
+    assert len(told) == 3
+    assert all("b lost (its process is gone (refused by its host" in line for line in told)
+
+
 def test_who_says_good_bye_is_not_accused() -> None:
     async def scenario(job: SimJob) -> None:
         await formed(job, "abc")
@@ -144,6 +161,43 @@ def test_links_that_all_break_at_once_are_there_again() -> None:
         assert not accused_in(job)
 
     simulate(scenario, min_nodes=2, max_nodes=8, peer_links=True)
+
+
+def test_attempts_that_are_lost_on_the_way_accuse_nobody() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        assert job.switch is not None
+        for _ in range(5):
+            job.switch.lose_attempts(2)
+            job.switch.reset_all()
+            await job.pass_time(10.0)
+        assert restarts(job) == 0
+        assert not accused_in(job)
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_a_living_member_answers_over_a_slow_way_to_etcd(certain: bool) -> None:
+    """300 ms there and back, for all; an answer takes three times as long."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abcd")
+        await job.until_works("abcd")
+        for node in job.nodes.values():
+            node.connection.link.delay(0.14, 0.16)
+        await job.pass_time(2 * TTL_S)
+        assert job.switch is not None
+        if certain:
+            job.switch.refuse("10.0.0.b")
+        else:
+            for other in "acd":
+                job.switch.cut("10.0.0.b", f"10.0.0.{other}")
+        await job.pass_time(60.0)
+        assert accused_in(job)
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
 
 
 def test_a_living_member_that_is_refused_answers() -> None:
