@@ -22,7 +22,8 @@ _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
 STALE_AFTER_S = 600.0
 """A lease that nobody has renewed for so long keeps no etcd, unless nodes' last as long."""
-_SECRETS = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
+_NOT_FOR_ETCD = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_NODE_ID")
+"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
 # -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -53,7 +54,7 @@ def launch(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(write_fd,),
-                env={k: v for k, v in environ.items() if k not in _SECRETS},
+                env={k: v for k, v in environ.items() if k not in _NOT_FOR_ETCD},
                 start_new_session=True,  # a Ctrl-C for the agent is not for etcd
                 check=True,
             )

@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     rank_key: str
     slice_nodes: int
     after_end: str
+    orphans: str
     peer_links: bool
     peer_silence: float
     embed: bool

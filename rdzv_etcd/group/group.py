@@ -36,6 +36,7 @@ from rdzv_etcd.group.world import World
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.definitions import Orphans
 from rdzv_etcd.text import shown
 
 __all__ = ["Group", "leave_all"]
@@ -104,6 +105,7 @@ class Group:
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
             self._start()
+            self._guard()
             bound = self._bind()
             self._part.reserve(bound)
             if self._network is not None:
@@ -119,6 +121,12 @@ class Group:
             from rdzv_etcd.embedded import ensure_etcd  # noqa: PLC0415 - only who embeds pays
 
             ensure_etcd(self._settings)
+
+    def _guard(self) -> None:
+        if self._settings.orphans is Orphans.KILL:
+            from rdzv_etcd.orphans import Guard  # noqa: PLC0415 - only who asks for it pays
+
+            self._part.guard = Guard(self.node_id)
 
     async def _open(self, connect: Connect | None) -> Etcd:
         if connect is not None:

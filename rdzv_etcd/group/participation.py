@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
@@ -22,6 +22,9 @@ from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.schema.keys import JobKeys
+
+if TYPE_CHECKING:
+    from rdzv_etcd.orphans import Guard
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -47,6 +50,8 @@ class Participation:
         """Rank 0's, until somebody takes it …"""
         self._listener_epoch = 0
         """… and of which world."""
+        self.guard: Guard | None = None
+        """Ends what this node has started if this process is gone without a good-bye."""
         self.joined_in: int | None = None
         """The thread that joined last."""
         self.has_left = False
@@ -157,6 +162,8 @@ class Participation:
         finally:
             _open.discard(self)
             atexit.unregister(self._at_exit)
+            if self.guard is not None:
+                self.guard.end()
             await self.etcd.close()
 
     def _at_exit(self) -> None:

@@ -9,6 +9,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
+from typing import TypeVar
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.definitions import (
@@ -18,6 +20,7 @@ from rdzv_etcd.settings.definitions import (
     Connection,
     Credentials,
     JobSettings,
+    Orphans,
     Settings,
     Timing,
     Tls,
@@ -31,6 +34,11 @@ PASSWORD_VARIABLE = "RDZV_ETCD_PASSWORD"
 EPOCH_VARIABLE = "RDZV_ETCD_EPOCH"
 """Tells workers the epoch of their round: a fencing token that only grows. Given to an agent it is
 one that the job has reached before."""
+
+NODE_ID_VARIABLE = "RDZV_ETCD_NODE_ID"
+"""Tells workers the node id of their agent; by it a guard knows what to end (``orphans=kill``)."""
+
+C = TypeVar("C", bound=Enum)
 
 _CONNECTION = Connection()
 _TIMING = Timing()
@@ -71,7 +79,8 @@ def settings_from_config(
             **given.fields(Settings),
             "prefix": _prefix(given),
             "rank_key": _rank_key(given, environ),
-            "after_end": _after_end(given),
+            "after_end": _choice(given, "after_end", AfterEnd, AfterEnd.NEW_RUN),
+            "orphans": _choice(given, "orphans", Orphans, Orphans.LEAVE),
         },
     )
 
@@ -89,15 +98,15 @@ def _epoch_floor(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _after_end(given: Given) -> AfterEnd:
-    word = given.text("after_end")
+def _choice(given: Given, name: str, choices: type[C], default: C) -> C:
+    word = given.text(name)
     if word is None:
-        return AfterEnd.NEW_RUN
+        return default
     try:
-        return AfterEnd(word)
+        return choices(word)
     except ValueError:
-        known = ", ".join(choice.value for choice in AfterEnd)
-        raise SettingsError(f"after_end={word!r} is none of {known}") from None
+        known = ", ".join(choice.value for choice in choices)
+        raise SettingsError(f"{name}={word!r} is none of {known}") from None
 
 
 def is_default_job_id(job_id: str) -> bool:

@@ -189,6 +189,15 @@ class JobSettings:
         return f"min_nodes={self.min_nodes}, max_nodes={self.max_nodes}{unit}"
 
 
+class Orphans(Enum):
+    """What becomes of a node's workers when its own process is gone without a good-bye."""
+
+    LEAVE = "leave"
+    """They go on until they notice it themselves, or whoever started all of them ends them."""
+    KILL = "kill"
+    """A guard ends them."""
+
+
 class AfterEnd(Enum):
     """What a node does that is started after a run of its job has ended."""
 
@@ -339,6 +348,14 @@ class Settings:
         "`finish`: within that time it ends as the run did, with code 0 if that finished.",
         default=AfterEnd.NEW_RUN,
         shown="`new-run`",
+    )
+    orphans: Orphans = option(
+        "orphans",
+        Kind.TEXT,
+        "What becomes of the workers when their agent is killed. `leave`: they go on until they "
+        "notice. `kill`: a guard, a process of its own, ends them: SIGTERM, after 10 s SIGKILL.",
+        default=Orphans.LEAVE,
+        shown="`leave`",
     )
     data: Mapping[str, object] = field(default_factory=dict)
     """What the node tells the other members of itself: a JSON object of at most 4 KiB."""

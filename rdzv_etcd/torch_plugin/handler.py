@@ -86,7 +86,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._worker_store = serve_tcp_store(listener)
         elif listener is not None:
             listener.close()  # the worker of rank 0 takes the port, which is as good as any
-        prepare_for_workers(world.epoch)
+        prepare_for_workers(world.epoch, self._group.node_id)
         return RendezvousInfo(
             AgentStore(world),
             world.rank,

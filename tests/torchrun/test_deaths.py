@@ -6,11 +6,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
-from tests.torchrun.agents import Agents, Job
+from tests.torchrun.agents import QUICK, Agents, Job
 from tests.torchrun.in_etcd import finish, node_pids
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
@@ -51,3 +52,29 @@ def test_nobody_waits_for_a_node_that_died_after_it_arrived(
 
 def _wait_for_arrivals(agents: Agents, server: EtcdServer, job: Job, count: int) -> None:
     agents.wait_until(f"{count} arrivals", lambda: len(node_pids(server, job)) == count)
+
+
+def test_the_workers_of_a_killed_agent_are_ended(
+    etcd: EtcdServer, agents: Agents, tmp_path: Path
+) -> None:
+    """Only the agent is killed, as when its host is out of memory. The other node's live on."""
+    job = Job(etcd.target, tmp_path, nnodes="1:2", nproc=2, conf=f"{QUICK},orphans=kill")
+    dead, other = agents.start(job, "dead", "other")
+    agents.wait_for_world([dead, other], size=4)
+    workers = [psutil.Process(pid) for pid in {step.pid for step in dead.steps()}]
+    dead.may_end = True
+    dead.process.kill()
+    dead.process.wait()
+    killed_at = time.time()
+    agents.wait_until("its workers are ended", lambda: not any(map(_lives, workers)))
+    agents.wait_until("the guard says so", lambda: "is gone without a good-bye" in dead.output)
+    agents.wait_for_world([other], size=2, after=killed_at)
+    finish(agents, etcd, job, [other])
+    assert "is gone without a good-bye" not in other.output
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

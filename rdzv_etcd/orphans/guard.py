@@ -1,0 +1,156 @@
+"""The guard: a small process that ends an agent's workers when the agent is gone without a word.
+
+Run as a program, by its path, with the standard library only: it costs some megabytes and no time
+of the agent. Knows processes and one environment variable; knows nothing of jobs or of etcd.
+
+    guard.py PID START_TIME VARIABLE NODE_ID < pipe
+
+PID and START_TIME (of /proc/PID/stat) name the agent. Its workers are the processes that were
+started with VARIABLE=NODE_ID in their environment, which their children inherit. The agent writes
+to the pipe before it ends in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+TERM_GRACE_S = 10.0
+"""How long workers may take to end after SIGTERM."""
+_KILL_LIMIT_S = 5.0
+_LOOK_EVERY_S = 0.1
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Whoever ends a whole group of processes with these ends the agent, and the guard follows it."""
+
+
+def main(agent: int, start_time: int, variable: str, node_id: str) -> None:
+    if os.fork() > 0:  # the agent waits for this parent only: it gets no child to look after
+        os._exit(0)
+    os.setsid()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    if not _ends_in_order(agent, start_time):
+        ended, killed = end_workers(f"{variable}={node_id}".encode())
+        if ended:
+            with contextlib.suppress(OSError):  # nobody may be listening any more
+                print(_report(node_id, ended, killed), file=sys.stderr, flush=True)
+
+
+def _report(node_id: str, ended: int, killed: int) -> str:
+    how = f", {killed} of them with SIGKILL" if killed else ""
+    what = "process that it had" if ended == 1 else "processes that it had"
+    return (
+        f"rdzv_etcd: agent {node_id} is gone without a good-bye: ended {ended} {what} started{how} "
+        "(orphans=kill)"
+    )
+
+
+# --- the agent ------------------------------------------------------------------------------------
+
+
+def _ends_in_order(agent: int, start_time: int) -> bool:
+    """Wait for the agent's end; tell whether it has said good-bye."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN | select.POLLHUP)
+    try:
+        handle = os.pidfd_open(agent)
+    except OSError:  # it is gone, or the kernel is older than 5.3
+        handle = -1
+    if handle >= 0:
+        poll.register(handle, select.POLLIN)
+    if start_time_of(agent) != start_time:
+        return _said_good_bye()
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if 0 in ready:
+            if os.read(0, 100):
+                return True
+            if handle < 0:  # nobody holds the other end any more
+                return False
+            poll.unregister(0)
+        if handle in ready:
+            return _said_good_bye()
+
+
+def _said_good_bye() -> bool:
+    """Look into the pipe; a forked child of the agent's may hold it open."""
+    return bool(select.select([0], [], [], 0)[0]) and bool(os.read(0, 100))
+
+
+def start_time_of(pid: int) -> int:
+    """When a process was started, in the kernel's ticks; 0 if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+# --- its workers ----------------------------------------------------------------------------------
+
+
+def end_workers(mark: bytes) -> tuple[int, int]:
+    """End all processes with ``mark`` in their environment, and those that they start meanwhile.
+
+    Returns how many were ended, and how many of them with SIGKILL.
+    """
+    asked: set[tuple[int, int]] = set()
+    killed: set[tuple[int, int]] = set()
+    began_s = time.monotonic()
+    while True:
+        there = [pid for pid in _pids() if _has(pid, mark)]
+        past_s = time.monotonic() - began_s
+        if not there or past_s > TERM_GRACE_S + _KILL_LIMIT_S:
+            return len(asked), len(killed)
+        for pid in there:
+            who = (pid, start_time_of(pid))
+            if past_s > TERM_GRACE_S:
+                if _signal(pid, mark, signal.SIGKILL):
+                    asked.add(who)
+                    killed.add(who)
+            elif who not in asked and _signal(pid, mark, signal.SIGTERM):
+                asked.add(who)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _pids() -> list[int]:
+    mine = os.getpid()
+    names = os.listdir("/proc")  # noqa: PTH208 - pathlib takes as long to import as all the rest
+    return [int(name) for name in names if name.isdecimal() and int(name) != mine]
+
+
+def _has(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:  # noqa: PTH123
+            return mark in environ.read().split(b"\0")
+    except OSError:  # it has ended, or is somebody else's
+        return False
+
+
+def _signal(pid: int, mark: bytes, number: signal.Signals) -> bool:
+    """Send a signal to that very process; ``False`` if it is no more, or no worker."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # an older kernel: the process id may be another's by now, if hardly ever
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+        return True
+    try:
+        if not _has(pid, mark):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
