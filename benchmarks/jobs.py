@@ -51,6 +51,8 @@ class Note:
     rank: int | None
     pid: int = 0
     size: int = 0
+    restarts: int = 0
+    """How many of ``--max-restarts`` its agent had used up when the worker was started."""
 
 
 @dataclass(frozen=True)
@@ -304,8 +306,9 @@ def phases(agents: Sequence[TracedAgent], event_s: float) -> dict[str, float]:
     have ended; re_forming: until the last holds its new rank; worker_start: until the last new
     worker has imported torch; first_step: until the last has made a step. An agent may go through
     this more than once: the last time counts, and what came before is in ``re_forming``. They sum
-    up to ``total``.
+    up to ``total``. ``restarts`` is how many of ``--max-restarts`` an agent has used up, at most.
     """
+    restarts = max(_restarts(agent, event_s) for agent in agents)
     begins, stops, joined, started, stepped = [], [], [], [], []
     for agent in agents:
         notes = [note for note in agent.notes() if note.time_s > event_s]
@@ -333,4 +336,11 @@ def phases(agents: Sequence[TracedAgent], event_s: float) -> dict[str, float]:
         **dict(zip(PHASES, spans, strict=True)),
         "new_ranks": moments[3] - event_s,
         "total": moments[-1] - event_s,
+        "restarts": restarts,
     }
+
+
+def _restarts(agent: TracedAgent, event_s: float) -> int:
+    begun = [note for note in agent.notes() if note.event == "worker_begin"]
+    before = [note.restarts for note in begun if note.time_s <= event_s]
+    return max(note.restarts for note in begun) - max(before, default=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import string
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ _ONLY = {"leader": ("etcd3",), "store-host": ("etcd3", "c10d", f"c10d{OWN_STORE}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backends", type=options.names(*BACKENDS), default=list(BACKENDS))
     parser.add_argument("--cases", type=options.names(*CASES), default=list(CASES))
+    parser.add_argument("--agents", type=options.count, default=3, help="before the event")
+    parser.add_argument("--conf", default="", help="more of etcd3's, such as peer_links=0")
     parser.add_argument("--repeat", type=options.count, default=3)
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="of etcd3, in s")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one recovery")
@@ -81,15 +84,17 @@ def _measure(
     hosted = backend.startswith("c10d") or embeds
     endpoint = f"127.0.0.1:{free_port()}" if hosted else server.target
     conf = {"lease_ttl": str(args.lease_ttl)} if backend == "etcd3" else {}
+    if backend == "etcd3":
+        conf.update(part.split("=", 1) for part in filter(None, args.conf.split(",")))
     if embeds:
         conf.update(embed="1", embed_grace="5")
-    nnodes = "2:3"
+    nnodes = f"{args.agents - 1}:{args.agents}"
     with (
         tempfile.TemporaryDirectory(prefix="rdzv-bench-job-") as folder,
         TracedJob(JobOptions(backend, endpoint, nnodes, conf=conf), Path(folder)) as job,
     ):
         try:
-            agents, host = _start(job, case)
+            agents, host = _start(job, case, args.agents)
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
             return {"failed": f"start: {results.failure(error)}"}
@@ -101,13 +106,13 @@ def _measure(
         return {**phases(running, event_s), "victim": victim}
 
 
-def _start(job: TracedJob, case: str) -> tuple[list[TracedAgent], TracedAgent | None]:
+def _start(job: TracedJob, case: str, count: int) -> tuple[list[TracedAgent], TracedAgent | None]:
     """Start the agents; return them and the one that hosts c10d's store.
 
     c10d gives rank 0 to the lowest process id, so its host is started last: as far as possible each
     case kills one role, not two.
     """
-    names = ["a", "b"] if case == "node-added" else ["a", "b", "c"]
+    names = list(string.ascii_lowercase[: count - 1 if case == "node-added" else count])
     is_c10d = job.options.is_c10d
     agents = []
     for name in names:
@@ -126,7 +131,7 @@ def _hurt(
     """Do what the case says; return the moment, who works on, and what the victim was."""
     if case == "node-added":
         conf = {"is_host": "false"} if job.options.is_c10d else {}
-        added = job.start("d", conf=conf)
+        added = job.start("added", conf=conf)
         event_s = job.await_note(added, "rendezvous_begin", START_LIMIT_S)
         return event_s, [*agents, added], {}
     leader = _leader(job, agents, server)
@@ -173,7 +178,10 @@ def summarize(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
         row: dict[str, Any] = {
             "runs": len(samples),
             "failures": [sample["failed"] for sample in samples if "failed" in sample],
+            "no_restart_used": None,
         }
+        if all("restarts" in sample for sample in good):
+            row["no_restart_used"] = sum(sample["restarts"] == 0 for sample in good)
         for name in (*PHASES, "new_ranks", "total"):
             if good:
                 row[name] = results.statistics([sample[name] for sample in good])["median"]
@@ -188,8 +196,11 @@ def print_summary(document: dict[str, Any]) -> None:
         failed = len(row["failures"])
         note = f" ({failed} of {row['runs']} failed)" if failed else ""
         figures = [results.seconds(row.get(name)) for name in names]
-        rows.append([case + note, backend, *figures])
-    header = ["case", "backend", *(name.replace("_", " ") for name in names)]
+        free = (
+            "–" if row["no_restart_used"] is None else f"{row['no_restart_used']} of {row['runs']}"
+        )
+        rows.append([case + note, backend, *figures, free])
+    header = ["case", "backend", *(name.replace("_", " ") for name in names), "no restart used"]
     results.print_table("medians, along the slowest agent of each phase", header, rows)
     for key, row in summarize(document).items():
         for failure in dict.fromkeys(row["failures"]):

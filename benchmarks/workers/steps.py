@@ -22,11 +22,12 @@ READY_S = time.monotonic()
 def main() -> None:
     args = parse_arguments()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    who = {"pid": os.getpid(), "rank": rank, "size": size}
+    who["restarts"] = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     log = args.moments.open("a", buffering=1)
 
     def note(event: str, moment_s: float) -> None:
-        line = {"event": event, "time": moment_s, "pid": os.getpid(), "rank": rank, "size": size}
-        log.write(json.dumps(line) + "\n")
+        log.write(json.dumps({"event": event, "time": moment_s, **who}) + "\n")
 
     note("worker_begin", BEGIN_S)
     note("worker_ready", READY_S)
