@@ -126,7 +126,7 @@ class Group:
         if self._settings.orphans is Orphans.KILL:
             from rdzv_etcd.orphans import Guard  # noqa: PLC0415 - only who asks for it pays
 
-            self._part.guard = Guard(self.node_id)
+            self._part.be_guarded(Guard(self.node_id))
 
     async def _open(self, connect: Connect | None) -> Etcd:
         if connect is not None:

@@ -70,6 +70,10 @@ class Participation:
         """Keep the socket for the first round."""
         self.bound = bound
 
+    def be_guarded(self, guard: Guard) -> None:
+        """Say good-bye to the guard when this node has left."""
+        self.guard = guard
+
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.
 

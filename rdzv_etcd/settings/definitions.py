@@ -366,7 +366,7 @@ class Settings:
         Kind.FLAG,
         "Members watch each other over connections of their own, so that a death is noticed in "
         "milliseconds instead of after `lease_ttl`. Where they cannot connect it is as without.",
-        default=False,
+        default=True,
     )
     peer_silence_s: float = option(
         "peer_silence",
