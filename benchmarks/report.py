@@ -12,7 +12,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import agent, figures, gpu, latency, plots, recovery, results, scale, store
+from benchmarks import (
+    agent,
+    false_alarms,
+    figures,
+    gpu,
+    latency,
+    plots,
+    recovery,
+    results,
+    scale,
+    store,
+)
 from benchmarks.jobs import OWN_STORE
 
 NAME = "report"
@@ -58,9 +69,10 @@ def _put(document: Path, part: str, *, check: bool) -> None:
 
 def render(folder: Path, document_folder: Path, *, draw: bool = True) -> str:
     """Return the part of docs/results.md for the files in ``folder``; draw their plots there."""
-    sections: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[..., None]]] = {
+    sections: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[..., None] | None]] = {
         latency.NAME: (_latency, plots.plot_latency),
         recovery.NAME: (_recovery, plots.plot_recovery),
+        false_alarms.NAME: (_false_alarms, None),
         scale.NAME: (_scale, plots.plot_scale),
         store.NAME: (_store, plots.plot_store),
         agent.NAME: (_agent, plots.plot_agent),
@@ -73,6 +85,9 @@ def render(folder: Path, document_folder: Path, *, draw: bool = True) -> str:
             parts.append(_missing(name))
             continue
         document = results.read(file)
+        if plot is None:
+            parts.append(f"{table(document)}\n{_origin(document)}\n")
+            continue
         image = file.with_suffix(".svg")
         if draw:
             plot(document, image)
@@ -171,6 +186,27 @@ def _recovery(document: dict[str, Any]) -> str:
         f"{'One run' if runs == 1 else f'Medians of {runs} runs'} each. `…{OWN_STORE}` is the same "
         "backend with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for "
         f"each other for ever.\n\n{table(header, rows)}"
+    )
+
+
+def _false_alarms(document: dict[str, Any]) -> str:
+    rows = [
+        [
+            false_alarms.ROWS[sample["row"]].text,
+            str(sample["disturbances"]),
+            str(sample["restarts"]),
+            str(sample["accusations"]),
+            results.seconds(sample["longest_step_s"]),
+        ]
+        for sample in document["results"]
+    ]
+    settings = document["settings"]
+    header = ["nobody is lost, but …", "times", "workers stopped", "wrong accusations"]
+    header.append("longest step")
+    return (
+        f"**False alarms**: {settings['agents']} `torchrun` agents, each on a host of its own (a "
+        f"network namespace), train for {settings['seconds']:,} s per row. What counts is that no "
+        f"worker is stopped; a wrong accusation is answered.\n\n{table(header, rows)}"
     )
 
 
