@@ -8,8 +8,9 @@ certain the accuser is, and on how far away etcd is.
 from __future__ import annotations
 
 import math
+from itertools import islice
 
-from rdzv_etcd.core.model import Nodes
+from rdzv_etcd.core.model import Accusation, Nodes
 
 ANSWER_GRACE_S = 0.03
 """For a node whose process is gone, as its host says: only who answers for it can be wrong."""
@@ -19,8 +20,8 @@ ABSENCE_GRACE_S = 0.3
 a node that has renewed it, which then puts its presence back (see ``group/presence.py``)."""
 
 FEW_AT_ONCE = 2
-"""If more than this many are accused at the same time, it may be the network that is at fault, and
-all of them get the longer time."""
+"""If more than this many are accused at about the same time, it may be the network that is at
+fault, and all of them get the longer time."""
 
 
 ROUND_TRIPS = 4
@@ -28,22 +29,36 @@ ROUND_TRIPS = 4
 is told. One more in case that something has to be sent again."""
 
 
+def answer_grace_s(round_trip_s: float, accusation: Accusation) -> float:
+    """How long whoever was accused may take to answer, at most; ``round_trip_s`` as below."""
+    return ABSENCE_GRACE_S + ROUND_TRIPS * max(round_trip_s, accusation.round_trip_ms / 1000)
+
+
 def lost_from_s(
     nodes: Nodes, node_id: str, trust_absence_s: float = 0.0, round_trip_s: float = 0.0
 ) -> float:
     """From when on (on the leader's clock) a node without presence counts as lost.
 
-    ``round_trip_s`` is how long etcd takes to answer the leader.
+    ``round_trip_s`` is how long etcd takes to answer the leader; the accused may be farther away.
     Before ``trust_absence_s`` nobody does because it is silent: the leader was cut off itself a
     moment ago, and others may be coming back. That a process is gone is true all the same.
     """
     accused, far_s = nodes.accused.get(node_id), ROUND_TRIPS * round_trip_s
     if accused is None:
         return max(trust_absence_s, nodes.absent_since_s(node_id) + ABSENCE_GRACE_S + far_s)
+    far_s = max(far_s, ROUND_TRIPS * accused.accusation.round_trip_ms / 1000)
     if not accused.accusation.is_certain:
         return max(trust_absence_s, accused.seen_s + ABSENCE_GRACE_S + far_s)
-    few = len(nodes.accused) <= FEW_AT_ONCE
-    return accused.seen_s + far_s + (ANSWER_GRACE_S if few else ABSENCE_GRACE_S)
+    grace_s = ABSENCE_GRACE_S if _are_many(nodes, accused.seen_s) else ANSWER_GRACE_S
+    return accused.seen_s + far_s + grace_s
+
+
+def _are_many(nodes: Nodes, seen_s: float) -> bool:
+    """Whether more than a few were accused at about that time."""
+    beside = (
+        other for other in nodes.accused.values() if abs(other.seen_s - seen_s) < ABSENCE_GRACE_S
+    )
+    return next(islice(beside, FEW_AT_ONCE, None), None) is not None
 
 
 def may_answer_until_s(nodes: Nodes, now_s: float, round_trip_s: float = 0.0) -> float:

@@ -45,6 +45,8 @@ class NodeInfo:
     """What it tells the other members of itself; means nothing here."""
     peer_port: int = 0
     """Where its neighbour watches it; 0: nowhere."""
+    round_trip_ms: int = 0
+    """How long etcd took to answer it: whoever is far away needs longer to say that it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Accusation:
     """What it has seen, for people."""
     is_certain: bool
     """Whether the process is gone, as its host says; otherwise the node is silent."""
+    round_trip_ms: int = 0
+    """How far the accused was from etcd, as its presence said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,10 @@ class Change:
 
     def concerns(self, record: Round | None) -> bool:
         return record is not None and (self.run, self.round) == (record.run, record.number)
+
+    def may_name(self, node_id: str) -> bool:
+        """Whether it declares this node lost, or may: it does not name all."""
+        return node_id in self.lost or self.unnamed > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,13 +378,17 @@ def display_name(node_id: str) -> str:
     return shown(node_id.split("~", 1)[0], _SHOWN_NAME)
 
 
+def names_apart(*node_ids: str) -> list[str]:
+    """Their host names; where those are ambiguous with the pid, or the whole ids."""
+    for parts in (1, 2, 3):
+        names = ["~".join(node_id.split("~")[:parts]) for node_id in node_ids]
+        if len(set(names)) == len(names):
+            break
+    return [shown(name, _SHOWN_NAME) for name in names]
+
+
 def display_names(node_ids: Sequence[str]) -> str:
     """Host names for a log line; where they are ambiguous with the pid, or the whole id."""
     limit = 8
-    some = node_ids[:limit]
-    for parts in (1, 2, 3):
-        names = ["~".join(node_id.split("~")[:parts]) for node_id in some]
-        if len(set(names)) == len(names):
-            break
     more = f" and {len(node_ids) - limit} more" if len(node_ids) > limit else ""
-    return ", ".join(shown(name, _SHOWN_NAME) for name in names) + more
+    return ", ".join(names_apart(*node_ids[:limit])) + more

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rdzv_etcd.core.model import display_name
+from rdzv_etcd.core.model import Change, Round, reason_to_leave
 
 QUIET_S = 60.0
 """A node that has answered an accusation is not accused again for so long by the same one."""
@@ -49,12 +49,21 @@ class Mistakes:
         return self._answered_s.get(node_id, -QUIET_S) + QUIET_S
 
 
+def follows_loss(record: Round | None, change: Change | None) -> bool:
+    """Whether the world before ``record`` ended because members were lost."""
+    if record is None or change is None:
+        return False
+    is_last = (change.run, change.round) == (record.run, record.number - 1)
+    return is_last and any(reason_to_leave(how) is None for how in change.lost.values())
+
+
 def how_gone(by: str, why: str, after_s: float | None = None) -> str:
-    """How a node was lost whose process is gone; ``after_s``: seconds since its link ended."""
+    """How a node was lost whose process is gone; ``by``: who saw it, ``after_s``: seconds since its
+    link ended."""
     after = "" if after_s is None else f" after {1000 * after_s:.0f} ms"
-    return f"its process is gone ({why}, seen by {display_name(by)}{after})"
+    return f"its process is gone ({why}, seen by {by}{after})"
 
 
 def how_silent(by: str, why: str) -> str:
     """How a node was lost that did not answer, neither its neighbour nor etcd."""
-    return f"its host is silent (seen by {display_name(by)}: {why})"
+    return f"its host is silent (seen by {by}: {why})"

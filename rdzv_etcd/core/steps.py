@@ -163,8 +163,11 @@ def working_step(member: Member, control: Control, session: int) -> WorkingStep:
     return WorkingStep.WORK
 
 
-def decide_recovery(control: Control, world: Round) -> Recovery:
-    """Say what a member of ``world`` without a session may put back, given a fresh ``control``.
+def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
+    """Say what a member of ``world`` without a presence may put back, given a fresh ``control``.
+
+    Also when the round is over: as long as nobody has declared this member lost, the others wait
+    for it while its workers stop.
 
     The later world wins: an older record in a fresh view means that etcd went back (it was restored
     from a snapshot, or lost its tail), and that those who formed it knew of no later one.
@@ -173,7 +176,8 @@ def decide_recovery(control: Control, world: Round) -> Recovery:
         return Recovery.NOTHING
     if control.round is None or control.is_behind(world):
         return Recovery.RECORD
-    if not control.holds(world) or control.open_change is not None:
+    change = control.open_change
+    if not control.holds(world) or (change is not None and change.may_name(node_id)):
         return Recovery.REJOIN
     return Recovery.PRESENCE
 

@@ -98,7 +98,7 @@ class Group:
         except BaseException:
             loop_thread.release()
             raise
-        self._network = TcpPeers(settings.peer_silence_s) if settings.peer_links else None
+        self._network = TcpPeers(settings.peer_silence_limit_s) if settings.peer_links else None
         self._node = Node(etcd, settings, make_identity(), self._clock, self._network)
         self._part = Participation(loop_thread, etcd, self._node, place)
         self._finalizer = weakref.finalize(self, self._part.drop)

@@ -74,6 +74,7 @@ class Joining:
                 settings.rank_key,
                 data=settings.data,
                 peer_port=peer_port,
+                round_trip_ms=round(1000 * context.session.round_trip_s),
             )
         )
         try:

@@ -145,7 +145,9 @@ class Node:
         timeout_s = context.settings.connection.request_timeout_s
         await context.session.open(timeout_s if contact_s is None else contact_s)
         self._member.note_start(context.session.first_revision)
+        began_s = context.clock.now_s()
         await context.control.open(timeout_s)
+        context.session.note_round_trip(context.clock.now_s() - began_s)
         self._tasks = [
             self._spawn(context.session.run(), "session"),
             self._spawn(context.control.run(), "control"),
@@ -156,19 +158,25 @@ class Node:
             self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
         ]
         if self._peers is not None:
-            self._tasks.append(self._spawn(self._peers.run(), "peer links"))
+            self._tasks.append(self._spawn(self._peers.run(), "peer links", needed=False))
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], name: str, *, needed: bool = True
+    ) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         task.set_name(f"rdzv-etcd {name} {self._member.node_id}")
-        task.add_done_callback(partial(self._look_at, name))
+        task.add_done_callback(partial(self._look_at, name, needed))
         return task
 
-    def _look_at(self, name: str, task: asyncio.Task[None]) -> None:
-        """Let the node fail if a task has: nobody else would do that task's work."""
+    def _look_at(self, name: str, needed: bool, task: asyncio.Task[None]) -> None:
+        """Let the node fail if a task has that is needed: nobody else would do its work."""
         error = None if task.cancelled() else task.exception()
         if error is None or self._member.failure is not None:
             return  # the first one is the cause
+        if not needed:
+            text = f"works on without its task {name!r}, which failed"
+            self._context.log.fail(text, error)
+            return
         self._member.fail(name, error)
         self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
         self._context.wakeup.notify()

@@ -9,36 +9,87 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
+from rdzv_etcd.core.accusations import answer_grace_s
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
-from rdzv_etcd.core.peer_ring import Mistakes, how_gone, how_silent, ring_after, ring_in_slice
+from rdzv_etcd.core.model import Accusation, NodeInfo, display_name, names_apart
+from rdzv_etcd.core.peer_ring import (
+    Mistakes,
+    follows_loss,
+    how_gone,
+    how_silent,
+    ring_after,
+    ring_in_slice,
+)
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, StateCorruptError
 from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.peers.api import Answer, Contact, End, Link, Peer, PeerNetwork
+from rdzv_etcd.peers.api import Answer, Contact, End, Peer, PeerNetwork
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import place_in
 
 _CONTACT_S = 5.0
 """How long a first contact may take: the other node may be about to begin to answer."""
 _RECONTACT_S = 0.5
-"""How long a node is looked for whose link has ended: a process that dies takes some milliseconds,
-and its host answers for it all the while; and of a living one's packets some may be lost."""
+"""How long a node is looked for whose link has ended, and longer if it is far away: a process that
+dies takes some milliseconds, and its host answers for it all the while; and of a living one's
+packets some may be lost."""
+_HANDSHAKES = 4
+"""So many times the time that the handshake took once is added to that."""
 _NEXT_TRY_S = 0.1
 """After this long without an answer, it is asked once more beside."""
 _TRIES = 4
 _BETWEEN_TRIES_S = 0.001
-_ANSWER_S = 1.0
-"""After this long a node that was accused wrongly has put its presence back."""
+_PAUSE_S = 1.0
 _RETRY_S = 5.0
 _ROOM_FOR_A_WORLD_S = 0.3
 """Workers are started, and agents exchange their ranks; meanwhile the neighbour in the world before
 is watched."""
 _SETTLED_S = 2.0
 """Who has heard from etcd again only since then calls nobody silent."""
+_STALE_S = 0.5
+"""What was seen longer ago, because etcd took so long, says of no node that it is silent."""
+
+
+class _Evidence(Enum):
+    """What was seen of a node that does not answer."""
+
+    GONE = "its process is gone: it was there, and its host refuses"
+    REFUSED = "its host refuses; it was never reached, or fell silent before"
+    SILENT = "nobody answers for it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What came of watching a node over links."""
+
+    contact: Contact
+    """The last attempt to reach it."""
+    end: End | None = None
+    """How its last link ended, if it had one …"""
+    after_s: float | None = None
+    """… and how long after that the attempt had its answer."""
+
+
+def _evidence(seen: _Seen, *, was_linked: bool, others_are_gone: bool) -> _Evidence | None:
+    """What says that a node is gone; ``None``: nothing does. Pure.
+
+    A node that this one has never reached may be unreachable, and live; but after others were found
+    to be gone it is asked all the same: all processes of a host, or all hosts of a rack may have
+    ended. A connection that is held without an answer is held by a kernel: the process is there,
+    and stopped or very slow.
+    """
+    answer = seen.contact.answer
+    if answer is Answer.HELD or not (was_linked or others_are_gone):
+        return None
+    if not seen.contact.says_gone:
+        return _Evidence.SILENT if was_linked or answer is not Answer.MUTE else None
+    return _Evidence.GONE if was_linked and seen.end is not End.SILENT else _Evidence.REFUSED
 
 
 class PeerLinks:
@@ -50,15 +101,21 @@ class PeerLinks:
         self._network = network
         self._mistakes = Mistakes()
         self._warned: set[str] = set()
+        self._handshakes_s: dict[str, float] = {}
+        """Whom this node has had a link to, and how long the handshake took."""
         self._deaths = 0
         """How many members of the present ring were found to be gone."""
+        self._follows_loss = False
+        """Whether the world before ended because members were lost."""
         self._doubts: dict[str, float] = {}
-        """Members without presence, and when to look whether they have put it back …"""
-        self._looked_for: set[str] = set()
-        """… which is done once while they stay away."""
+        """Members without presence, and when to look whether they have put it back."""
+        self._undecided: dict[str, float] = {}
+        """Whom this node has accused, and until when they may answer …"""
         self._made: dict[str, int] = {}
-        """Whom this node has accused, and the revisions of that."""
+        """… and the revisions of that."""
+        self._backoff = Backoff(context.session.renewal_period_s)
         self._me = member.node_id
+        self._lease_s = context.settings.timing.lease_ttl_s
         member.watch_early()
 
     @property
@@ -100,8 +157,9 @@ class PeerLinks:
         member, context = self._member, self._context
         ring = self._ring()
         self._deaths = 0
+        self._follows_loss = follows_loss(member.record, context.control.view.change)
         self._doubts.clear()
-        self._looked_for.clear()
+        self._undecided.clear()
         watching = self._begin(ring)
         try:
             while member.epoch == epoch:
@@ -134,24 +192,39 @@ class PeerLinks:
     async def _watch_one(self, node_id: str) -> None:
         """Watch that node until it is gone. A link that cannot be had is tried again, rarely."""
         clock = self._context.clock
+        fails_since_s: float | None = None
         while True:
             try:
                 info = await self._look_up(node_id)
                 if info is None:
-                    self._doubt(node_id)  # it may be putting its presence back
+                    self._doubt(node_id, _PAUSE_S)  # it may be putting its presence back
                     return
-                self._looked_for.discard(node_id)
                 if not info.peer_port:
                     return
-                contact = await self._contact(info, _CONTACT_S)
-                if contact.link is None and not await self._is_gone_too(info, contact):
-                    self._warn(info, contact)
-                    await clock.sleep(_RETRY_S)
-                    continue
-                if contact.link is None or await self._until_gone(info, contact.link):
+                seen = await self._watch_link(info)
+                if seen.end is End.GOOD_BYE:
                     return
-            except EtcdError:  # the keep-alives tell
+                evidence = self._judge(node_id, seen)
+                if evidence is not None:
+                    if await self._accuse(info, evidence, seen):
+                        return
+                    continue
+                fails_since_s = clock.now_s() if fails_since_s is None else fails_since_s
+                self._tell_unreachable(info, seen.contact, clock.now_s() - fails_since_s)
+            except EtcdError as error:
+                await self._rest(node_id, error)
+            else:
                 await clock.sleep(_RETRY_S)
+
+    def _judge(self, node_id: str, seen: _Seen) -> _Evidence | None:
+        evidence = _evidence(
+            seen,
+            was_linked=node_id in self._handshakes_s,
+            others_are_gone=self._deaths > 0 or self._follows_loss,
+        )
+        if evidence is _Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
+            return None
+        return evidence
 
     async def _look_up(self, node_id: str) -> NodeInfo | None:
         """Return the node's presence; ``None`` if it has none, or is leaving. Raises EtcdError."""
@@ -170,63 +243,80 @@ class PeerLinks:
                 return kv, place
         return None
 
-    async def _contact(self, info: NodeInfo, timeout_s: float) -> Contact:
-        return await self._network.connect(
-            info.address, info.peer_port, self._peer(info.node_id), timeout_s
-        )
+    async def _rest(self, node_id: str, error: EtcdError) -> None:
+        """etcd did not do what it was asked; if it does not answer, the keep-alives say so."""
+        if self._backoff.is_news(error):
+            name, _ = names_apart(node_id, self._me)
+            self._context.log.warn(f"cannot look after {name}, which may be gone: {error}")
+        self._backoff.after(error)
+        await self._context.clock.sleep(_RETRY_S)
 
-    def _warn(self, info: NodeInfo, contact: Contact) -> None:
-        if info.node_id in self._warned:
+    def _tell_unreachable(self, info: NodeInfo, contact: Contact, for_s: float) -> None:
+        """Warn once of a node that this one has never reached. If its host answers for it, it may
+        be dead; then its lease ends soon."""
+        if info.node_id in self._warned or info.node_id in self._handshakes_s:
+            return
+        limit_s = 0.0 if contact.answer is Answer.UNREACHABLE else self._lease_s
+        if for_s < limit_s:
             return
         self._warned.add(info.node_id)
-        me, other = self._context.identity.name, display_name(info.node_id)
+        me, other = names_apart(self._me, info.node_id)
         self._context.log.warn(
             f"{me} cannot reach {other} at {info.address}:{info.peer_port} ({contact.why}): its "
             "death will be noticed by its lease only, and MASTER_ADDR there may be unreachable, too"
         )
 
-    # -- losing one -------------------------------------------------------------------------------
+    # -- links ------------------------------------------------------------------------------------
 
-    async def _until_gone(self, info: NodeInfo, link: Link) -> bool:
-        """Wait until the node at the other end is gone or has said good-bye, over as many links as
-        it takes; ``False`` if it is there all the same. Raises EtcdError."""
+    async def _watch_link(self, info: NodeInfo) -> _Seen:
+        """Watch a node, over as many links as it takes, until it says good-bye or does not answer
+        any more."""
         clock = self._context.clock
-        while True:
+        suspect = info.node_id in self._handshakes_s or self._deaths or self._follows_loss
+        seen = _Seen(await (self._recontact(info) if suspect else self._contact(info, _CONTACT_S)))
+        while seen.contact.link is not None:
+            link = seen.contact.link
             try:
                 end = await link.ended()
             finally:
                 link.close()
             if end is End.GOOD_BYE:
-                return True
-            began_s = clock.now_s()
+                return _Seen(seen.contact, end)
+            ended_s = clock.now_s()
             contact = await self._recontact(info)
-            if contact.link is None:
-                is_certain = end is End.CLOSED and contact.says_gone
-                after_s = clock.now_s() - began_s
-                how = (
-                    how_gone(self._me, contact.why, after_s)
-                    if is_certain
-                    else how_silent(self._me, f"{end.value}, then {contact.why}")
-                )
-                return await self._accuse(info, how, is_certain=is_certain)
-            link = contact.link
+            seen = _Seen(contact, end, clock.now_s() - ended_s)
+        return seen
+
+    async def _contact(self, info: NodeInfo, timeout_s: float) -> Contact:
+        began_s = self._context.clock.now_s()
+        contact = await self._network.connect(
+            info.address, info.peer_port, self._peer(info.node_id), timeout_s
+        )
+        if contact.link is not None:
+            took_s = min(self._context.clock.now_s() - began_s, _RECONTACT_S)
+            known_s = self._handshakes_s.get(info.node_id, took_s)
+            self._handshakes_s[info.node_id] = min(took_s, known_s)
+        return contact
 
     async def _recontact(self, info: NodeInfo) -> Contact:
         """Look for a node whose link has ended, until there is a clear answer.
 
         TCP sends again only after a second what is lost of an attempt, so there are several.
         """
-        clock = self._context.clock
-        until_s = clock.now_s() + _RECONTACT_S
+        now_s = self._context.clock.now_s()
+        far_s = _HANDSHAKES * self._handshakes_s.get(info.node_id, 0.0)
+        until_s = now_s + _RECONTACT_S + far_s
         tries = [
             asyncio.ensure_future(self._try(info, begins_s, until_s))
-            for begins_s in (clock.now_s() + number * _NEXT_TRY_S for number in range(_TRIES))
+            for begins_s in (now_s + number * _NEXT_TRY_S for number in range(_TRIES))
         ]
         told = Contact(Answer.UNREACHABLE)
         try:
             for one in asyncio.as_completed(tries):
-                told = await one
-                if told.link is not None or told.says_gone:
+                last = await one
+                # Of those that tell nothing, one that was held says most: somebody is there.
+                told = told if told.answer is Answer.HELD and not last.is_clear else last
+                if told.is_clear:
                     break
             return told
         finally:
@@ -242,74 +332,114 @@ class PeerLinks:
         await clock.sleep(begins_s - clock.now_s())
         while True:
             contact = await self._contact(info, max(_BETWEEN_TRIES_S, until_s - clock.now_s()))
-            if contact.link is not None or contact.says_gone or clock.now_s() >= until_s:
+            if contact.is_clear or clock.now_s() >= until_s:
                 return contact
             await clock.sleep(_BETWEEN_TRIES_S)
 
-    async def _is_gone_too(self, info: NodeInfo, contact: Contact) -> bool:
-        """Ask a node, after others of this world were found to be gone, that was never reached:
-        all processes of a host may have ended. Raises EtcdError."""
-        if not self._deaths or contact.answer is Answer.MUTE:
-            return False
-        gone = contact.says_gone
-        how = how_gone(self._me, contact.why) if gone else how_silent(self._me, contact.why)
-        return await self._accuse(info, how, is_certain=False)
+    # -- losing one -------------------------------------------------------------------------------
 
-    async def _accuse(self, info: NodeInfo, how: str, *, is_certain: bool) -> bool:
-        """Say how the node was lost; ``False`` if its presence is not what it was, or if this node
-        has to keep silent. Raises EtcdError."""
+    async def _accuse(self, info: NodeInfo, evidence: _Evidence, seen: _Seen) -> bool:
+        """Say in etcd how the node was lost; ``False`` if its presence is not what it was, or if
+        this node has to keep silent. Raises EtcdError."""
         context, clock = self._context, self._context.clock
-        if not is_certain and not context.settings.peer_silence_s:
+        if not await self._may_accuse(info, evidence):
             return False
-        now_s = clock.now_s()
-        quiet_until_s = self._mistakes.quiet_until_s(info.node_id, now_s)
-        if not is_certain:
-            quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + _SETTLED_S)
-        session = context.session.lease_id
-        if now_s < quiet_until_s or not session:
-            await clock.sleep(max(_ANSWER_S, quiet_until_s - now_s))
-            return False
+        session, read_s = context.session.lease_id, clock.now_s()
         found = await self._read(info.node_id)
-        if found is None or found[1].peer_port != info.peer_port:
-            return found is None
-        accusation = Accusation(self._me, how, is_certain)
-        txn = requests.accuse(context.keys, info.node_id, found[0], accusation, session)
+        if found is None:
+            self._doubt(info.node_id, _PAUSE_S)
+            return True
+        place, now = found
+        is_stale = clock.now_s() - read_s > _STALE_S + context.session.round_trip_s
+        if now.peer_port != info.peer_port or (evidence is _Evidence.SILENT and is_stale):
+            return False
+        how = self._how(info, evidence, seen)
+        accusation = Accusation(self._me, how, evidence is _Evidence.GONE, now.round_trip_ms)
+        txn = requests.accuse(context.keys, info.node_id, place, accusation, session)
         try:
             result = await context.etcd.txn(txn, repeatable=True)
         except LeaseNotFoundError:
             context.session.lost(session)
             return False
+        self._backoff.reset()
         if not result.succeeded:
             return False
         context.log.say(f"{display_name(info.node_id)}: {how}")
         self._deaths += 1
         self._made[info.node_id] = result.revision
-        self._doubt(info.node_id)
+        grace_s = answer_grace_s(context.session.round_trip_s, accusation)
+        self._undecided[info.node_id] = clock.now_s() + grace_s
+        self._doubt(info.node_id, grace_s)
         return True
 
-    def _doubt(self, node_id: str) -> None:
-        """Have a look later whether a node without presence has put it back, once."""
-        if node_id not in self._looked_for:
-            self._looked_for.add(node_id)
-            self._doubts[node_id] = self._context.clock.now_s() + _ANSWER_S
-            self._context.wakeup.notify()
+    async def _may_accuse(self, info: NodeInfo, evidence: _Evidence) -> bool:
+        """Whether this node may say anything; else wait until it may, or for a while. Raises
+        EtcdError."""
+        context, clock = self._context, self._context.clock
+        if not await self._was_right():
+            return False
+        quiet_until_s = self._mistakes.quiet_until_s(info.node_id, clock.now_s())
+        if evidence is _Evidence.SILENT:
+            quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + _SETTLED_S)
+        if clock.now_s() < quiet_until_s or not context.session.lease_id:
+            await clock.sleep(max(_PAUSE_S, quiet_until_s - clock.now_s()))
+            return False
+        return True
+
+    def _how(self, info: NodeInfo, evidence: _Evidence, seen: _Seen) -> str:
+        me, _ = names_apart(self._me, info.node_id)
+        why, end = seen.contact.why, seen.end
+        if evidence is not _Evidence.SILENT:
+            return how_gone(me, why, seen.after_s)
+        return how_silent(me, why if end is None else f"{end.value}, then {why}")
+
+    async def _was_right(self) -> bool:
+        """Wait until those whom this node has accused have been declared lost, or had the time to
+        answer: who was wrong about one may be wrong about the next. Raises EtcdError."""
+        context = self._context
+        while self._undecided:
+            node_id, until_s = next(iter(self._undecided.items()))
+            is_lost = partial(self._is_declared_lost, node_id)
+            while context.clock.now_s() < until_s and not is_lost():
+                await context.wakeup.wait(until_s, when=is_lost)
+            if not is_lost() and await self._look_up(node_id) is not None:
+                self._note_mistake(node_id)
+                return False
+            self._undecided.pop(node_id, None)
+        return True
+
+    def _is_declared_lost(self, node_id: str) -> bool:
+        change = self._context.control.view.open_change
+        return change is not None and change.may_name(node_id)
+
+    def _note_mistake(self, node_id: str) -> None:
+        """Note that a node has answered. What its host says is no evidence any more, until there is
+        a link again."""
+        self._undecided.pop(node_id, None)
+        if self._made.pop(node_id, None) is not None:
+            self._deaths -= 1
+            self._mistakes.note(node_id, self._context.clock.now_s())
+            self._handshakes_s.pop(node_id, None)
+
+    def _doubt(self, node_id: str, in_s: float) -> None:
+        """Have a look then, and again and again, whether a node has put its presence back."""
+        self._doubts.setdefault(node_id, self._context.clock.now_s() + in_s)
+        self._context.wakeup.notify()
 
     async def _are_back(self) -> bool:
         """Look whether nodes that had no presence are there again, when it is time to."""
         now_s = self._context.clock.now_s()
         back = False
         for node_id in [node for node, at_s in self._doubts.items() if at_s <= now_s]:
-            del self._doubts[node_id]
+            self._doubts[node_id] = now_s + _RETRY_S
             try:
                 found = await self._look_up(node_id)
             except EtcdError:
-                self._doubts[node_id] = self._context.clock.now_s() + _RETRY_S
                 continue
             if found is not None:
                 back = True
-                if self._made.pop(node_id, None) is not None:
-                    self._deaths -= 1
-                    self._mistakes.note(node_id, self._context.clock.now_s())
+                del self._doubts[node_id]
+                self._note_mistake(node_id)
         return back
 
     async def _withdraw(self) -> None:

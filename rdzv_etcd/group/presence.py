@@ -10,7 +10,7 @@ the key is gone (somebody deleted it), no keep-alive tells, and a waiting node w
 from __future__ import annotations
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
+from rdzv_etcd.core.model import Accusation, NodeInfo, names_apart
 from rdzv_etcd.core.steps import Recovery, decide_recovery
 from rdzv_etcd.errors import EtcdError, StateCorruptError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind, KeyValue
@@ -98,7 +98,7 @@ async def _answer(context: NodeContext, member: Member, session: int, place: Key
     record, back, control = member.record, member.plan_return(), context.control.view
     if record is None or back is None or member.evicted:
         return False
-    if decide_recovery(control, record) is not Recovery.PRESENCE:
+    if decide_recovery(control, record, member.node_id) is not Recovery.PRESENCE:
         return False
     try:
         found = place_in(context.keys, place)
@@ -111,9 +111,8 @@ async def _answer(context: NodeContext, member: Member, session: int, place: Key
     )
     result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
     if result.succeeded:
-        context.log.warn(
-            f"was taken for dead by {display_name(found.by)} ({shown(found.how)}), and is not"
-        )
+        by, _ = names_apart(found.by, member.node_id)
+        context.log.warn(f"was taken for dead by {by} ({shown(found.how)}), and is not")
     return result.succeeded
 
 

@@ -60,7 +60,7 @@ class Repair:
             record = member.record
             if not self._is_needed() or record is None:
                 return
-            recovery = decide_recovery(control, record)
+            recovery = decide_recovery(control, record, member.node_id)
             if recovery is Recovery.REJOIN:
                 member.evict()
                 context.log.say(f"round {record.number} went on without this node: re-joining")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
@@ -35,7 +36,9 @@ class Session:
         self._ttl_s = ttl_s
         self._reply_timeout_s = reply_timeout_s
         self._last_reply_s: float | None = None
-        """How long the last reply took; before the first, nobody knows how far etcd is."""
+        """How long the last reply took; before the first, nobody knows how far etcd is …"""
+        self._quickest_s = math.inf
+        """… but from other requests."""
         self._failures = 0
         """How many renewals failed since."""
         self._renewals: set[asyncio.Task[None]] = set()
@@ -51,7 +54,9 @@ class Session:
     async def open(self, timeout_s: float | None = None) -> int:
         """Grant a lease if there is none, and return its id. Raises EtcdError."""
         if not self.lease_id:
+            began_s = self._clock.now_s()
             grant = await self._etcd.grant(self._ttl_s, timeout_s=timeout_s)
+            self.note_round_trip(self._clock.now_s() - began_s)
             self.lease_id = grant.lease_id
             self._ttl_s = max(self._ttl_s, grant.ttl_s)
             if self.first_revision is None:
@@ -79,8 +84,15 @@ class Session:
 
     @property
     def round_trip_s(self) -> float:
-        """How long etcd took to answer the last keep-alive; 0 before the first."""
-        return self._last_reply_s or 0.0
+        """How long etcd took to answer the last keep-alive, or, before the first, the quickest of
+        other requests; 0 before all of them."""
+        if self._last_reply_s is not None:
+            return self._last_reply_s
+        return 0.0 if self._quickest_s == math.inf else self._quickest_s
+
+    def note_round_trip(self, took_s: float) -> None:
+        """Note how long a request took: the first one has to connect, a keep-alive comes late."""
+        self._quickest_s = min(self._quickest_s, took_s)
 
     @property
     def renewal_period_s(self) -> float:

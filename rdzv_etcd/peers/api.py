@@ -34,7 +34,9 @@ class Answer(Enum):
     SAME = "it answers"
     OTHER = "another node answers there"
     REFUSED = "refused by its host"
-    MUTE = "accepted without an answer"
+    MUTE = "accepted and closed without an answer"
+    HELD = "accepted without an answer"
+    """A kernel holds the connection: a process is there, but stopped, or very slow."""
     UNREACHABLE = "not reached"
 
 
@@ -61,6 +63,11 @@ class Contact:
     def says_gone(self) -> bool:
         """Whether somebody has answered who would not if that node lived."""
         return self.answer in (Answer.REFUSED, Answer.OTHER)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether that node has answered, or somebody who says that it is gone."""
+        return self.link is not None or self.says_gone
 
 
 class PeerNetwork(Protocol):

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from rdzv_etcd.clock import wait_for
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer
 from rdzv_etcd.text import shown
 
@@ -29,8 +30,8 @@ _MAX_LINE = 8192
 """A job's id has at most 1,000 characters, each up to six bytes in JSON, a node's 300."""
 _GREETING_S = 5.0
 """Who connects has this long to say for whom it comes."""
-_MAX_STRANGERS = 64
-"""Connections that have not said yet for whom they come; more are closed at once."""
+_MAX_OF_A_KIND = 64
+"""Connections that have not said yet for whom they come, and those that have been answered."""
 _IDLE_S = 60
 """How often the kernel looks whether who watches this node is still there."""
 _LONGEST_PROBE_S = 32767
@@ -50,7 +51,8 @@ class TcpPeers:
         self._listener: socket.socket | None = None
         self._port = 0
         self._server: asyncio.Server | None = None
-        self._watchers: set[_Watcher] = set()
+        self._watchers: dict[_Watcher, None] = {}
+        """In the order in which they came."""
         self._links: weakref.WeakSet[_Watched] = weakref.WeakSet()
         self._known: dict[tuple[str, int], _Place] = {}
         """Where nodes were reached: their names are not looked up again, and another address of
@@ -78,11 +80,11 @@ class TcpPeers:
         watched = _Watched(peer)
         contact = None
         try:
-            contact = await asyncio.wait_for(self._connect(watched, address, port), timeout_s)
-        except (TimeoutError, asyncio.TimeoutError):
+            contact = await wait_for(self._connect(watched, address, port), timeout_s)
+        except TimeoutError:
             contact = Contact(Answer.UNREACHABLE, "timed out")
             if watched.is_connected:
-                contact = _contact(Answer.MUTE)
+                contact = _contact(Answer.HELD)
         except ConnectionRefusedError:
             contact = _contact(Answer.REFUSED)
         except OSError as error:
@@ -160,7 +162,7 @@ class TcpPeers:
 class _Watcher(asyncio.Protocol):
     """A connection that somebody has opened, to watch this node or for whatever else."""
 
-    def __init__(self, me: Peer, all_of_them: set[_Watcher]) -> None:
+    def __init__(self, me: Peer, all_of_them: dict[_Watcher, None]) -> None:
         self._me = me
         self._all = all_of_them
         self._line = b""
@@ -171,17 +173,23 @@ class _Watcher(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        strangers = sum(not watcher._is_answered for watcher in self._all)
-        if strangers >= _MAX_STRANGERS:
-            transport.abort()
-            return
-        self._all.add(self)
+        self._make_room()
+        self._all[self] = None
         _accepted.add(self)
         sock = transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
         self._limit = asyncio.get_running_loop().call_later(_GREETING_S, transport.abort)
+
+    def _make_room(self) -> None:
+        """Close the oldest connection of each kind of which there are too many: an honest greeting
+        comes at once, and whoever watches this node connects again."""
+        for is_answered in (False, True):
+            same = [watcher for watcher in self._all if watcher._is_answered is is_answered]
+            if len(same) >= _MAX_OF_A_KIND and (transport := same[0]._transport) is not None:
+                del self._all[same[0]]
+                transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read the greeting; what comes after it is of no interest, but is read: what is left
@@ -216,7 +224,7 @@ class _Watcher(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._all.discard(self)
+        self._all.pop(self, None)
         if self._limit is not None:
             self._limit.cancel()
 
@@ -324,7 +332,10 @@ async def _resolve(address: str, port: int) -> list[_Place]:
             places: list[_Place] = [(int(family), target) for family, _, _, _, target in infos]
             tell(lambda: found.set_result(places))
 
-    threading.Thread(target=look_up, name="rdzv-etcd name look-up", daemon=True).start()
+    try:
+        threading.Thread(target=look_up, name="rdzv-etcd name look-up", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(f"its name cannot be looked up: {error}") from error
     return await found
 
 

@@ -281,7 +281,7 @@ def restore_presence(
     *,
     presence_revision: int = 0,
 ) -> Txn:
-    """Put a presence back if the round goes on and nobody was declared lost meanwhile.
+    """Put a presence back if the round is as it was, and nobody was declared lost meanwhile.
 
     ``presence_revision``: that of the presence there is, 0 for none. If it is another one by then,
     this node has arrived again, and this is a copy that comes late. ``slice_``: this member's slice

@@ -41,6 +41,8 @@ _LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
 _MAX_PORT = 65535
 _ACCUSED = "accused"
+_MAX_ROUND_TRIP_MS = 10_000
+"""Whoever is farther away than that has no time to answer."""
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -85,6 +87,8 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["data"] = dict(info.data)
     if info.peer_port:
         fields["peer_port"] = info.peer_port
+    if info.round_trip_ms:
+        fields["round_trip_ms"] = min(info.round_trip_ms, _MAX_ROUND_TRIP_MS)
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -104,15 +108,18 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.whole("clock_us", 0, most=MAX_EPOCH_CLAIM),
         f.data("data", most=MAX_DATA) if f.has("data") else {},
         f.whole("peer_port", 0, most=_MAX_PORT),
+        f.whole("round_trip_ms", 0, most=_MAX_ROUND_TRIP_MS),
     )
 
 
 def encode_accusation(accusation: Accusation) -> bytes:
-    fields = {
+    fields: dict[str, object] = {
         "by": accusation.by,
         "how": accusation.how,
         "certain": accusation.is_certain,
     }
+    if accusation.round_trip_ms:
+        fields["round_trip_ms"] = accusation.round_trip_ms
     return encode({_ACCUSED: fields}, _accusation)
 
 
@@ -123,7 +130,12 @@ def decode_place(key: bytes, node_id: str, value: bytes) -> NodeInfo | Accusatio
 
 def _accusation(f: Fields) -> Accusation:
     accused = f.nested(_ACCUSED)
-    return Accusation(accused.name("by"), accused.text("how"), accused.flag("certain"))
+    return Accusation(
+        accused.name("by"),
+        accused.text("how"),
+        accused.flag("certain"),
+        accused.whole("round_trip_ms", 0, most=_MAX_ROUND_TRIP_MS),
+    )
 
 
 def _address(f: Fields) -> str:

@@ -368,12 +368,13 @@ class Settings:
         "milliseconds instead of after `lease_ttl`. Where they cannot connect it is as without.",
         default=True,
     )
-    peer_silence_s: float = option(
+    peer_silence_s: float | None = option(
         "peer_silence",
         Kind.SECONDS,
         "A host that answers nothing for so long is asked, over etcd, whether it lives. 0: only "
         "deaths of processes are noticed early.",
-        default=3.0,
+        default=None,
+        shown="0.3 × `lease_ttl`",
         zero=True,
     )
     embed: bool = option(
@@ -404,6 +405,14 @@ class Settings:
                 f"{MAX_EPOCH_CLAIM}"
             )
         check_numbers(self)
+
+    @property
+    def peer_silence_limit_s(self) -> float:
+        """``peer_silence_s`` with its default applied: whoever gives a longer lease means to
+        forgive longer pauses."""
+        if self.peer_silence_s is None:
+            return 0.3 * self.timing.lease_ttl_s
+        return self.peer_silence_s
 
 
 def _check_data(data: object) -> None:

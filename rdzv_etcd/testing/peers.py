@@ -36,6 +36,8 @@ class PeerSwitch:
         self._links: set[_Link] = set()
         self._cuts: set[tuple[str, str]] = set()
         self._refused: set[str] = set()
+        self._refused_for: set[str] = set()
+        self._extra_s: dict[str, float] = {}
         self._accepted_for_all: set[str] = set()
         self._to_lose = 0
 
@@ -74,6 +76,8 @@ class PeerSwitch:
         """End all cuts and refusals."""
         self._cuts.clear()
         self._refused.clear()
+        self._refused_for.clear()
+        self._extra_s.clear()
         self._to_lose = 0
         self._accepted_for_all.clear()
 
@@ -93,8 +97,20 @@ class PeerSwitch:
             if link.to[0] == address:
                 link.end(End.CLOSED)
 
+    def refuse_for(self, address: str) -> None:
+        """Let a host's own firewall refuse whatever it wants to connect to, and break its links."""
+        self._refused_for.add(address)
+        for link in tuple(self._links):
+            if link.by[0] == address:
+                link.end(End.CLOSED)
+
+    def delay(self, address: str, one_way_s: float) -> None:
+        """Let every packet from and to a host take so much longer."""
+        self._extra_s[address] = one_way_s
+
     def accept_for(self, address: str) -> None:
-        """Let something on the way accept whoever connects to a host, whether it lives or not."""
+        """Let something on the way accept whoever connects to a host, whether that lives or not,
+        and close the connection."""
         self._accepted_for_all.add(address)
 
     def _end_links_of(self, peer: MemoryPeer, end: End) -> None:
@@ -135,20 +151,26 @@ class PeerSwitch:
     async def connect(self, by: MemoryPeer, to: Place, peer: Peer, timeout_s: float) -> Contact:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
-        await asyncio.sleep(min(timeout_s, 2 * self.delay_s))
+        delay_s = self.delay_s + self._extra_s.get(by.place[0], 0.0) + self._extra_s.get(to[0], 0.0)
+        await asyncio.sleep(min(timeout_s, 2 * delay_s))  # there and back: it is connected
         there = self._peers.get(to)
         is_lost, self._to_lose = self._to_lose > 0, max(0, self._to_lose - 1)
+        is_lost = is_lost or 2 * delay_s >= timeout_s
         if is_lost or self._is_cut(by.place, to) or self._is_silent(to):
             await asyncio.sleep(max(0.0, until_s - loop.time()))
             return Contact(Answer.UNREACHABLE, "timed out")
         if to[0] in self._accepted_for_all:
-            return Contact(Answer.MUTE, Answer.MUTE.value)
-        if to[0] in self._refused or there is None or there.state is State.DEAD:
-            return Contact(Answer.REFUSED, Answer.REFUSED.value)
-        if not await there.answers(until_s - loop.time()):
-            return Contact(Answer.MUTE, Answer.MUTE.value)
+            return _contact(Answer.MUTE)
+        is_refused = to[0] in self._refused or by.place[0] in self._refused_for
+        if is_refused or there is None or there.state is State.DEAD:
+            return _contact(Answer.REFUSED)
+        answers = await there.answers(until_s - loop.time() - 2 * delay_s)
+        is_late = loop.time() + 2 * delay_s > until_s
+        await asyncio.sleep(max(0.0, min(until_s - loop.time(), 2 * delay_s)))
+        if not answers or is_late:
+            return _contact(Answer.HELD if there.is_up else Answer.MUTE)
         if there.me != peer:
-            return Contact(Answer.OTHER, Answer.OTHER.value)
+            return _contact(Answer.OTHER)
         link = _Link(by.place, to, self._links)
         self._check_links()
         return Contact(Answer.SAME, Answer.SAME.value, link)
@@ -172,6 +194,11 @@ class MemoryPeer:
     @property
     def port(self) -> int:
         return self.place[1]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process is there."""
+        return self.state is not State.DEAD
 
     async def admit(self, me: Peer) -> None:
         self.me = me
@@ -227,3 +254,7 @@ class _Link:
 
     def close(self) -> None:
         self.end(End.CLOSED)
+
+
+def _contact(answer: Answer) -> Contact:
+    return Contact(answer, answer.value)

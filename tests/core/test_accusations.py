@@ -27,8 +27,8 @@ from rdzv_etcd.core.peer_ring import (
 )
 from tests.core.scenes import NOW_S, Scene
 
-GONE = Accusation("b~1~x", how_gone("b~1~x", "refused by its host", 0.0031), is_certain=True)
-SILENT = Accusation("b~1~x", how_silent("b~1~x", "timed out"), is_certain=False)
+GONE = Accusation("b~1~x", how_gone("b", "refused by its host", 0.0031), is_certain=True)
+SILENT = Accusation("b~1~x", how_silent("b", "timed out"), is_certain=False)
 
 
 def accused(seen_s: float, *accusations: Accusation) -> Nodes:

@@ -300,7 +300,8 @@ def test_a_leader_resigns_when_its_run_has_ended() -> None:
 
 # --- tables ---------------------------------------------------------------------------------------
 
-WORLD = Round(3, "run", ("a", "b"), SETTINGS, "h", 1, 7)
+ME = "a"
+WORLD = Round(3, "run", (ME, "b"), SETTINGS, "h", 1, 7)
 MINE = replace(WORLD, epoch_fixed=9)
 """The same as its members know it."""
 
@@ -354,7 +355,10 @@ def test_a_closure_is_remembered_when_a_new_run_goes_on() -> None:
         (control(None), Recovery.RECORD),
         (control(WORLD), Recovery.PRESENCE),
         (control(WORLD, Change("run", 2, ("x",))), Recovery.PRESENCE),
-        (control(WORLD, Change("run", 3, ("x",))), Recovery.REJOIN),
+        (control(WORLD, Change("run", 3, ("x",))), Recovery.PRESENCE),  # its workers are stopping
+        (control(WORLD, Change("run", 3, ("x",), {"y": "gone"})), Recovery.PRESENCE),
+        (control(WORLD, Change("run", 3, ("x",), {ME: "gone"})), Recovery.REJOIN),
+        (control(WORLD, Change("run", 3, ("x",), {"y": "gone"}, 1)), Recovery.REJOIN),
         (control(replace(WORLD, number=4), revision=12), Recovery.REJOIN),
         (control(replace(WORLD, run="other"), revision=12), Recovery.REJOIN),
         (control(WORLD, revision=12), Recovery.REJOIN),
@@ -365,14 +369,14 @@ def test_a_closure_is_remembered_when_a_new_run_goes_on() -> None:
     ],
 )
 def test_recovery(view: Control, expected: Recovery) -> None:
-    assert decide_recovery(view, MINE) is expected
+    assert decide_recovery(view, MINE, ME) is expected
 
 
 def test_who_was_there_when_its_run_ended_puts_nothing_back() -> None:
     ended = (Ended("run", DONE, 9), Ended("later", DONE, 20))
     for record in (None, replace(WORLD, run="other", number=1)):
         view = replace(control(record, revision=30), ended=ended)
-        assert decide_recovery(view, MINE) is Recovery.NOTHING
+        assert decide_recovery(view, MINE, ME) is Recovery.NOTHING
         assert waiting_count(view, MINE, False) == 0
 
 

@@ -6,13 +6,15 @@ The links are in memory; :mod:`tests.peers` has the real ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from rdzv_etcd.core import accusations
 from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.peer_ring import MOST_MISTAKES, Mistakes
+from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.api import KeyValue, Put, Txn
 from rdzv_etcd.group.peer_links import PeerLinks
 from rdzv_etcd.peers.api import Answer, Contact
@@ -20,7 +22,9 @@ from rdzv_etcd.schema import requests, values
 from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.invariants import InvariantError
 from tests.sim.matching import puts
-from tests.sim.world import TTL_S, SimJob, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, simulate
+
+LONG_LEASE = replace(TIMING, lease_ttl_s=30)
 
 TOLD_S = 0.2
 """Links, the grace, two writes; far less than a lease."""
@@ -28,7 +32,7 @@ ESTABLISHED_S = 2.0
 """By then every member watches its neighbour."""
 
 
-async def formed(job: SimJob, names: str) -> None:
+async def formed(job: SimJob, names: Sequence[str]) -> None:
     job.start_all(names)
     await job.until_works(names)
     await job.pass_time(ESTABLISHED_S)
@@ -206,6 +210,7 @@ def test_a_living_member_that_is_refused_answers() -> None:
     async def scenario(job: SimJob) -> None:
         await formed(job, "abcd")
         assert job.switch is not None
+        job.nodes["b"].connection.link.delay(0.003, 0.004)  # busy, more than when it arrived
         job.switch.refuse("10.0.0.b")
         await job.pass_time(120.0)
         assert restarts(job) == 0
@@ -233,6 +238,9 @@ def test_members_that_all_refuse_each_other_answer() -> None:
     async def scenario(job: SimJob) -> None:
         await formed(job, "abcdef")
         assert job.switch is not None
+        for name in "abcdef":
+            if not job.nodes[name].node.leads:
+                job.nodes[name].connection.link.delay(0.003, 0.004)  # busy, as above
         for name in "abcdef":
             job.switch.refuse(f"10.0.0.{name}")
         await job.pass_time(30.0)
@@ -271,6 +279,281 @@ def test_members_that_cannot_see_each_other_answer(both_ways: bool) -> None:
         for name in "abcd":
             accused = [line for line in accused_in(job) if f"{name}~" in line.split("accuses")[0]]
             assert len(accused) <= 300 / 60 + MOST_MISTAKES
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=4, peer_links=True)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("one_way_s", [0.02, 0.1, 0.15])
+def test_a_member_far_from_etcd_has_the_time_to_answer(certain: bool, one_way_s: float) -> None:
+    """The leader is near it, and so is whoever accuses."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start("b")
+        job.nodes["b"].connection.link.delay(0.95 * one_way_s, 1.05 * one_way_s)
+        job.start_all("acd")
+        await job.until_works("abcd")
+        await job.pass_time(ESTABLISHED_S + TTL_S)
+        assert job.switch is not None
+        if certain:
+            job.switch.refuse("10.0.0.b")
+        else:
+            for other in "acd":
+                job.switch.cut("10.0.0.b", f"10.0.0.{other}")
+        await job.pass_time(60.0)
+        assert accused_in(job)
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=4, max_nodes=4, peer_links=True)
+
+
+def test_a_neighbour_far_away_is_reached_again() -> None:
+    """A handshake takes two round trips, here longer than a process takes to die."""
+
+    async def scenario(job: SimJob) -> None:
+        assert job.switch is not None
+        job.switch.delay("10.0.0.b", 0.15)
+        await formed(job, "abcd")
+        for _ in range(3):
+            job.switch.reset_all()
+            await job.pass_time(5.0)
+        assert not accused_in(job)
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+@pytest.mark.parametrize("stops_in_s", [10.0, 30.0])
+def test_a_member_that_stops_its_workers_can_answer(stops_in_s: float) -> None:
+    """Its round is over, and whoever watches it now has never reached it: it is asked, and is no
+    newcomer for that."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        order = sorted(job.nodes.values(), key=lambda node: node.rank)
+        before, dead, slow, _ = (node.name for node in order)
+        assert job.switch is not None
+        job.switch.cut(f"10.0.0.{before}", f"10.0.0.{slow}")
+        await job.pass_time(30.0)
+        job.nodes[slow].stops_in_s = stops_in_s
+        job.kill(dead)
+        await job.until_works([node.name for node in order if node.name != dead], limit_s=60.0)
+        await job.pass_time(60.0)
+        assert any(slow in line.split("accuses")[1] for line in accused_in(job))
+        assert restarts(job) == 3
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_members_that_stop_their_workers_while_they_cannot_see_each_other() -> None:
+    """One of them is back at once, and would be enough for a world of its own."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        await job.pass_time(TTL_S)
+        first = min(job.nodes.values(), key=lambda node: node.rank)
+        assert job.switch is not None
+        for node in job.nodes.values():
+            node.stops_in_s = 0.0 if node is first else 20.0
+        for one in "abcd":
+            for other in "abcd":
+                if one < other:
+                    job.switch.cut(f"10.0.0.{one}", f"10.0.0.{other}")
+        assert first.agent is not None
+        first.agent.cancel()  # its worker has failed
+        first.agent = job.on(first, first.run())
+        await job.pass_time(12.0)
+        job.switch.heal()
+        await job.until_works("abcd", limit_s=60.0)
+        await job.pass_time(60.0)
+        assert accused_in(job)
+        assert restarts(job) == 4
+
+    simulate(scenario, min_nodes=1, max_nodes=4, peer_links=True)
+
+
+@pytest.mark.parametrize("for_s", [0.5, 1.5, 5.0])
+def test_a_stopped_process_whose_links_break_is_not_lost_before_its_lease(for_s: float) -> None:
+    """Its host accepts for it all the while."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        await job.pass_time(TTL_S)
+        stopped = next(node.name for node in job.nodes.values() if not node.node.leads)
+        job.pause(stopped)
+        await job.pass_time(0.1)
+        assert job.switch is not None
+        job.switch.reset_all()
+        await job.pass_time(for_s)
+        job.resume(stopped)
+        await job.pass_time(60.0)
+        assert restarts(job) == 0
+        assert not accused_in(job)
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
+
+
+def test_a_stopped_process_that_is_killed_is_told_when_its_host_says_so() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        job.pause("b")
+        assert job.switch is not None
+        job.switch.reset_all()
+        await job.pass_time(2.0)
+        job.kill("b")
+        assert await told_after_s(job) < 6.0
+        (change,) = [change for _, change in job.history.changes if change.lost]
+        assert "its process is gone" in next(iter(change.lost.values()))
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_whoever_is_wrong_about_one_waits_for_that_before_it_accuses_the_next() -> None:
+    """Its own firewall refuses whatever it wants to connect to."""
+
+    async def scenario(job: SimJob) -> None:
+        names = [f"n{number}" for number in range(20)]
+        await formed(job, names)
+        for name in names[1:3]:
+            job.nodes[name].connection.link.delay(0.05, 0.06)
+        await job.pass_time(TTL_S)
+        assert job.switch is not None
+        job.switch.refuse_for("10.0.0.n5")
+        await job.pass_time(30.0)
+        assert restarts(job) == 0
+        assert 1 <= len(accused_in(job)) <= MOST_MISTAKES
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=20, peer_links=True)
+
+
+def test_a_death_that_etcd_would_not_hear_of_is_told_when_it_does() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        victim = next(node.name for node in job.nodes.values() if not node.node.leads)
+        of_it = puts(job.keys.node(job.nodes[victim].node_id))
+        for node in job.nodes.values():
+            node.connection.link.fail(EtcdPermissionError("no role"), matching=of_it)
+        job.kill(victim)
+        assert await told_after_s(job) < 8.0
+        (change,) = [change for _, change in job.history.changes if change.lost]
+        assert "its process is gone" in next(iter(change.lost.values()))
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, timing=LONG_LEASE)
+
+
+@pytest.mark.parametrize("silence_s", [None, 0.0])
+def test_two_that_go_together_are_told_together(silence_s: float | None) -> None:
+    """The leader, and whoever is before it: two agents of a host."""
+
+    async def scenario(job: SimJob) -> None:
+        names = "abcdef"
+        await formed(job, names)
+        await job.pass_time(TTL_S)
+        order = [node.name for node in sorted(job.nodes.values(), key=lambda node: node.rank)]
+        lost = [order[order.index(job.leader.name) - 1], job.leader.name]
+        job.kill(*lost)
+        assert await told_after_s(job) < 1.0
+        await job.until_works([name for name in names if name not in lost], limit_s=3.0)
+
+    simulate(scenario, min_nodes=2, max_nodes=6, peer_links=True, peer_silence_s=silence_s)
+
+
+def test_two_hosts_that_fall_silent_together() -> None:
+    async def scenario(job: SimJob) -> None:
+        names = "abcdef"
+        await formed(job, names)
+        await job.pass_time(30.0)
+        order = [node.name for node in sorted(job.nodes.values(), key=lambda node: node.rank)]
+        lost = [order[order.index(job.leader.name) - 1], job.leader.name]
+        job.crash(*lost)
+        assert await told_after_s(job) < 6.0
+
+    simulate(scenario, min_nodes=2, max_nodes=6, peer_links=True, timing=LONG_LEASE,
+             peer_silence_s=3.0)  # fmt: skip
+
+
+def test_a_dead_spare_that_is_seated_is_found() -> None:
+    """Nobody watches spares; it dies with a member, as the other agent of a host does."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        job.start("s")
+        await job.pass_time(30.0)
+        victim = next(n.name for n in job.nodes.values() if n.is_working and not n.node.leads)
+        job.kill(victim, "s")
+        await told_after_s(job)
+        rest = [name for name in "abc" if name != victim]
+        await job.until(
+            lambda: all(
+                job.nodes[name].is_working and len(job.nodes[name].worlds[-1].members) == 2
+                for name in rest
+            ),
+            "a world without the dead",
+            limit_s=5.0,
+        )
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_a_member_that_is_back_after_a_while_is_watched_again() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        assert job.switch is not None
+        for node in job.nodes.values():
+            node.connection.link.partition()
+            for other in "abc":
+                if node.name < other:
+                    job.switch.cut(f"10.0.0.{node.name}", f"10.0.0.{other}")
+        job.revoke([node.node.context.session.lease_id for node in job.nodes.values()])
+        await job.pass_time(TTL_S + 2.0)
+        job.switch.heal()
+        for name in "ac":
+            job.nodes[name].connection.link.heal()
+        await job.pass_time(4.0)
+        job.nodes["b"].connection.link.heal()
+        await job.pass_time(2 * TTL_S)
+        assert restarts(job) == 0
+        job.kill("b")
+        assert await told_after_s(job) < TOLD_S
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_links_that_fail_unexpectedly_end_no_node(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(*_: object) -> Contact:
+        raise ZeroDivisionError("a defect")
+
+    async def scenario(job: SimJob) -> None:
+        job.start("a")
+        peers = job.nodes["a"].node._peers
+        assert peers is not None
+        peers._network.connect = broken  # type: ignore[assignment, method-assign]
+        job.start_all("bc")
+        await job.until_works("abc")
+        await job.pass_time(30.0)
+        assert restarts(job) == 0
+        job.crash("a")
+        await job.until_works("bc")
+
+    simulate(scenario, range(1), min_nodes=2, max_nodes=3, peer_links=True)
+    assert any("works on without its task 'peer links'" in line for line in caplog.messages)
+
+
+def test_busy_members_that_cannot_see_each_other_answer() -> None:
+    """They take longer to answer than their distance from etcd says."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        await job.pass_time(TTL_S)
+        assert job.switch is not None
+        for node in job.nodes.values():
+            if not node.node.leads:
+                node.connection.link.delay(0.02, 0.03)
+            for other in "abcd":
+                if node.name < other:
+                    job.switch.cut(f"10.0.0.{node.name}", f"10.0.0.{other}")
+        await job.pass_time(30.0)
+        assert accused_in(job)
+        assert restarts(job) == 0
 
     simulate(scenario, range(5), min_nodes=2, max_nodes=4, peer_links=True)
 
@@ -418,7 +701,7 @@ async def _stays(self: PeerLinks) -> None:
         ),
         (Mistakes, "quiet_until_s", _never_quiet, test_who_was_wrong_is_quiet_for_a_while),
         (accusations, "ANSWER_GRACE_S", 0.0, test_a_living_member_that_is_refused_answers),
-        (accusations, "ABSENCE_GRACE_S", 0.0, test_members_that_all_refuse_each_other_answer),
+        (accusations, "ABSENCE_GRACE_S", 0.0, test_busy_members_that_cannot_see_each_other_answer),
         (
             PeerLinks,
             "_withdraw",

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -262,12 +263,20 @@ async def _talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         await writer.drain()
 
 
-@pytest.mark.parametrize("serve", [_silent, _closes, _echoes, _talks])
-def test_whoever_else_accepts_is_no_node(serve: Any) -> None:
+@pytest.mark.parametrize(
+    ("serve", "answer"),
+    [
+        (_silent, Answer.HELD),
+        (_closes, Answer.MUTE),
+        (_echoes, Answer.MUTE),
+        (_talks, Answer.MUTE),
+    ],
+)
+def test_whoever_else_accepts_is_no_node(serve: Any, answer: Answer) -> None:
     async def work() -> None:
         async with plain_server(serve) as port, node(A) as a:
             contact = await reached(a, port, limit_s=1.0)
-            assert contact.answer is Answer.MUTE
+            assert contact.answer is answer
             assert contact.link is None
 
     in_loop(work())
@@ -277,7 +286,7 @@ def test_who_comes_before_a_node_answers_waits_for_it() -> None:
     async def work() -> None:
         async with node(me=None) as b, node(A) as a:
             early = asyncio.ensure_future(reached(a, b.port))
-            assert (await reached(a, b.port, limit_s=0.2)).answer is Answer.MUTE
+            assert (await reached(a, b.port, limit_s=0.2)).answer is Answer.HELD
             assert not early.done()
             await b.admit(B)
             assert (await early).answer is Answer.SAME
@@ -347,7 +356,7 @@ def test_a_stopped_process_keeps_its_links() -> None:
                 process.send_signal(signal.SIGSTOP)
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(contact.link.ended(), 2.5)  # longer than its silence
-                assert (await reached(a, port, limit_s=0.2)).answer is Answer.MUTE
+                assert (await reached(a, port, limit_s=0.2)).answer is Answer.HELD
                 process.send_signal(signal.SIGCONT)
                 assert (await reached(a, port)).answer is Answer.SAME
 
@@ -493,11 +502,60 @@ def test_a_crowd_that_says_nothing_keeps_nobody_away() -> None:
             first = await reached(a, b.port)
             assert first.link is not None
             crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
-            await until(lambda: len(b._watchers) >= tcp._MAX_STRANGERS)
-            assert len(b._watchers) <= tcp._MAX_STRANGERS + 1
+            await until(lambda: len(b._watchers) >= tcp._MAX_OF_A_KIND)
+            assert len(b._watchers) <= tcp._MAX_OF_A_KIND + 1
+            assert (await reached(a, b.port)).answer is Answer.SAME
             for _, writer in crowd:
                 writer.transport.abort()
+
+    in_loop(work())
+
+
+def test_so_many_that_know_what_to_say_break_only_each_other_s_links() -> None:
+    """Whoever may read the job's keys knows it; the next one takes the place of the oldest."""
+
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            links = [(await reached(a, b.port)).link for _ in range(tcp._MAX_OF_A_KIND + 10)]
+            assert all(links)
+            assert len(b._watchers) <= tcp._MAX_OF_A_KIND
+            assert links[0] is not None
+            assert await links[0].ended() is End.CLOSED
             assert (await reached(a, b.port)).answer is Answer.SAME
+
+    in_loop(work())
+
+
+def test_a_cancellation_in_the_moment_of_an_answer_is_not_swallowed() -> None:
+    """As `asyncio.wait_for` does before Python 3.12: whoever leaves would wait for ever."""
+
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            for turns in range(40):
+                attempt = asyncio.ensure_future(reached(a, b.port))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                was_done = attempt.done()
+                attempt.cancel()
+                await asyncio.wait({attempt})
+                assert attempt.cancelled() or was_done
+
+    in_loop(work())
+
+
+def test_no_thread_for_a_name_is_no_more_than_a_node_that_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_more(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        async with node() as b, node(A) as a:
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", no_more)
+                contact = await a.connect("localhost", b.port, B, 5.0)
+            assert contact.answer is Answer.UNREACHABLE
+            assert "can't start new thread" in contact.why
 
     in_loop(work())
 

@@ -113,7 +113,7 @@ class Promises:
         )
 
     def check_evicted(self, info: NodeInfo, lost_s: float | None) -> None:
-        """Once a round is called over, no presence of it comes back.
+        """Once a member was declared lost, no presence of it comes back into that round.
 
         Unless its node was never told of the round, and etcd has lost data (at ``lost_s``): then a
         record that was put back may have the very revision of the one that it arrived behind. It
@@ -129,6 +129,7 @@ class Promises:
             or record.closure is not None
             or change is None
             or not change.concerns(record)
+            or not change.may_name(info.node_id)
             or info.leaving is not None
             or info.arrived_for > record.number,
             Invariant.EVICTED,

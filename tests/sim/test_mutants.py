@@ -134,10 +134,10 @@ def forgets_the_past(original: Any, self: Any, control: Any, nodes: Any, decisio
     return mutated()
 
 
-def ignores_changes(original: Any, control: Any, record: Any) -> Recovery:
+def ignores_changes(original: Any, control: Any, record: Any, node_id: str) -> Recovery:
     if control.open_change is not None and record.same_world(control.round):
         return Recovery.PRESENCE
-    decided: Recovery = original(control, record)
+    decided: Recovery = original(control, record, node_id)
     return decided
 
 

@@ -181,10 +181,9 @@ class SimJob:
         works: bool = False,
         slice_nodes: int = DEFAULT_SLICE_NODES,
         peer_links: bool = False,
-        peer_silence_s: float = 3.0,
+        peer_silence_s: float | None = None,
     ) -> None:
         self.loop = loop
-        self.switch = PeerSwitch(silence_s=peer_silence_s) if peer_links else None
         self.server = server
         self.agents_work = works
         self.settings = Settings(
@@ -196,6 +195,8 @@ class SimJob:
             slice_nodes=slice_nodes,
             peer_silence_s=peer_silence_s,
         )
+        silence_s = self.settings.peer_silence_limit_s
+        self.switch = PeerSwitch(silence_s=silence_s) if peer_links else None
         self.keys = JobKeys(self.settings.prefix, job_id)
         self.history = History(self.keys, self.settings)
         server.observers.append(self.history.observe)
