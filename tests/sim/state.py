@@ -27,8 +27,8 @@ class Here:
     told: int = 0
     """The highest epoch of a round that its node had been told it is in when it put this."""
     is_back: bool = False
-    """Whether it came back with an older snapshot, and its node has put nothing since: then it
-    tells no more than was so when it was put."""
+    """Whether etcd went back to an older snapshot, and its node has put nothing since: then it
+    tells no more than was so when it was put. (What its node was in since, the record told.)"""
 
 
 @dataclass(slots=True)
@@ -120,9 +120,9 @@ class State:
         nodes = dict(saved.nodes)
         for node_id, here in saved.nodes.items():
             before = self.nodes.get(node_id)
+            nodes[node_id] = replace(here, is_back=True)
             if before is not None and before.info == here.info:
                 continue
-            nodes[node_id] = replace(here, is_back=True)
             if before is None:
                 self.came[node_id] = at_s
             else:
