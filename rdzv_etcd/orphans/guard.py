@@ -34,14 +34,17 @@ def main(agent: int, start_time: int, variable: str, node_id: str) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if not _ends_in_order(agent, start_time):
-        ended, killed = end_workers(f"{variable}={node_id}".encode())
-        if ended:
+        ended, killed, left = end_workers(f"{variable}={node_id}".encode())
+        if ended or left:
             with contextlib.suppress(OSError):  # nobody may be listening any more
-                print(_report(node_id, ended, killed), file=sys.stderr, flush=True)
+                print(_report(node_id, ended, killed, left), file=sys.stderr, flush=True)
 
 
-def _report(node_id: str, ended: int, killed: int) -> str:
+def _report(node_id: str, ended: int, killed: int, left: list[int]) -> str:
     how = f", {killed} of them with SIGKILL" if killed else ""
+    if left:
+        pids = " ".join(map(str, left[:10]))
+        how += f"; {len(left)} outlive SIGKILL (in the kernel, or not this user's): {pids}"
     what = "process that it had" if ended == 1 else "processes that it had"
     return (
         f"rdzv_etcd: agent {node_id} is gone without a good-bye: ended {ended} {what} started{how} "
@@ -93,10 +96,10 @@ def start_time_of(pid: int) -> int:
 # --- its workers ----------------------------------------------------------------------------------
 
 
-def end_workers(mark: bytes) -> tuple[int, int]:
+def end_workers(mark: bytes) -> tuple[int, int, list[int]]:
     """End all processes with ``mark`` in their environment, and those that they start meanwhile.
 
-    Returns how many were ended, and how many of them with SIGKILL.
+    Returns how many were ended, how many of them with SIGKILL, and which are still there.
     """
     asked: set[tuple[int, int]] = set()
     killed: set[tuple[int, int]] = set()
@@ -105,7 +108,8 @@ def end_workers(mark: bytes) -> tuple[int, int]:
         there = [pid for pid in _pids() if _has(pid, mark)]
         past_s = time.monotonic() - began_s
         if not there or past_s > TERM_GRACE_S + _KILL_LIMIT_S:
-            return len(asked), len(killed)
+            last = {(pid, start_time_of(pid)) for pid in there}
+            return len(asked - last), len(killed - last), there
         for pid in there:
             who = (pid, start_time_of(pid))
             if past_s > TERM_GRACE_S:
