@@ -669,6 +669,54 @@ def test_a_member_that_cannot_be_reached_is_warned_of_once(
     assert "MASTER_ADDR" in line
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_whatever_happens_to_links_restarts_nobody(stopped: bool) -> None:
+    """Ten minutes of it, at any moment and together. Whoever is stopped cannot answer: then nothing
+    on the way says that it is gone, or cuts it off."""
+
+    async def scenario(job: SimJob) -> None:
+        rng, names = job.loop.rng, "abcdefgh"[: job.loop.rng.randint(2, 8)]
+        for name in names:
+            node = job.start(name)
+            far_s = rng.choice([0.0, 0.0, rng.uniform(0.0, 0.1)])
+            node.connection.link.delay(0.9 * far_s, far_s)
+        await job.until_works(names)
+        await job.pass_time(2 * TTL_S)
+        switch, places = job.switch, [f"10.0.0.{name}" for name in names]
+        assert switch is not None
+
+        def cut() -> None:
+            one, other = rng.sample(places, 2)
+            switch.cut(one, other)
+
+        def stop() -> None:
+            node = job.nodes[rng.choice(names)]
+            if not node.node.leads:  # its own stop is another matter: nobody leads meanwhile
+                job.pause(node.name)
+                job.loop.call_later(rng.uniform(0.1, 2.5), job.resume, node.name)
+
+        faults = [
+            switch.reset_all,
+            switch.heal,
+            lambda: switch.delay(rng.choice(places), rng.uniform(0.0, 0.1)),
+            lambda: switch.lose_attempts(rng.randint(1, 2)),
+        ]
+        lies = [
+            cut,
+            lambda: switch.refuse(rng.choice(places)),
+            lambda: switch.refuse_for(rng.choice(places)),
+            lambda: switch.accept_for(rng.choice(places)),
+        ]
+        faults += [stop] if stopped else lies
+        while job.loop.time() < 600:
+            rng.choice(faults)()
+            await job.pass_time(rng.choice([0.0, 0.1, 1.0, 5.0, 20.0]) * rng.random())
+        assert restarts(job) == 0
+        assert len(accused_in(job)) <= 600 / 60 * MOST_MISTAKES * len(names)
+
+    simulate(scenario, range(40), min_nodes=2, max_nodes=8, peer_links=True)
+
+
 # --- what would be missed without its guard -------------------------------------------------------
 
 

@@ -18,15 +18,21 @@ class PeerFaults(Part):
             self._job.kill(node.name)
 
     def break_links(self) -> None:
-        """All links break, between nodes that live."""
-        if self._job.switch is not None:
-            self._job.switch.reset_all()
+        """All links break, between nodes that live; some of them may be far from each other."""
+        switch = self._job.switch
+        if switch is None:
+            return
+        for node in self._stage.some():
+            if node.peer is not None and self._rng.random() < 0.5:
+                switch.delay(node.peer.place[0], self._rng.uniform(0.0, 0.2))
+        switch.reset_all()
 
     def refuse_links(self) -> None:
-        """A firewall breaks a node's links and refuses new ones."""
+        """A firewall breaks a node's links and refuses new ones, to it or from it."""
         for node in self._stage.some():
             if self._job.switch is not None and node.peer is not None:
-                self._job.switch.refuse(node.peer.place[0])
+                refuse = self._rng.choice([self._job.switch.refuse, self._job.switch.refuse_for])
+                refuse(node.peer.place[0])
                 self._stage.later(self._healed_later())
 
     def cut_links(self) -> None:
