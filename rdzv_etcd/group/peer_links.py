@@ -41,6 +41,9 @@ dies takes some milliseconds, and its host answers for it all the while; and of 
 packets some may be lost."""
 _HANDSHAKES = 4
 """So many times the time that the handshake took once is added to that."""
+_LATE_S = 0.05
+"""Whoever does that much later what it meant to do was stopped meanwhile, or has too little of a
+processor."""
 _NEXT_TRY_S = 0.1
 """After this long without an answer, it is asked once more beside."""
 _TRIES = 4
@@ -113,6 +116,8 @@ class PeerLinks:
         """Whom this node has accused, and until when they may answer …"""
         self._made: dict[str, int] = {}
         """… and the revisions of that."""
+        self._late_s = 0.0
+        """How much later than it meant to this node has looked for its neighbour last."""
         self._backoff = Backoff(context.session.renewal_period_s)
         self._me = member.node_id
         self._lease_s = context.settings.timing.lease_ttl_s
@@ -299,13 +304,21 @@ class PeerLinks:
         return contact
 
     async def _recontact(self, info: NodeInfo) -> Contact:
-        """Look for a node whose link has ended, until there is a clear answer.
+        """Look for a node whose link has ended, until there is a clear answer, or it was looked for
+        long enough: while this node is stopped itself, it does not look."""
+        clock = self._context.clock
+        while True:
+            far_s = _HANDSHAKES * self._handshakes_s.get(info.node_id, 0.0)
+            until_s = clock.now_s() + _RECONTACT_S + far_s
+            self._late_s = 0.0
+            told = await self._look_for(info, until_s)
+            if told.is_clear or max(self._late_s, clock.now_s() - until_s) < _LATE_S:
+                return told
 
-        TCP sends again only after a second what is lost of an attempt, so there are several.
-        """
+    async def _look_for(self, info: NodeInfo, until_s: float) -> Contact:
+        """Try to reach a node; TCP sends again only after a second what is lost of an attempt, so
+        there are several."""
         now_s = self._context.clock.now_s()
-        far_s = _HANDSHAKES * self._handshakes_s.get(info.node_id, 0.0)
-        until_s = now_s + _RECONTACT_S + far_s
         tries = [
             asyncio.ensure_future(self._try(info, begins_s, until_s))
             for begins_s in (now_s + number * _NEXT_TRY_S for number in range(_TRIES))
@@ -330,6 +343,7 @@ class PeerLinks:
         """Ask it at that time, and, as soon as there is an answer that tells nothing, again."""
         clock = self._context.clock
         await clock.sleep(begins_s - clock.now_s())
+        self._late_s = max(self._late_s, clock.now_s() - begins_s)
         while True:
             contact = await self._contact(info, max(_BETWEEN_TRIES_S, until_s - clock.now_s()))
             if contact.is_clear or clock.now_s() >= until_s:

@@ -33,7 +33,8 @@ class PeerSwitch:
         self.silence_s = silence_s
         self.delay_s = delay_s
         self._peers: dict[Place, MemoryPeer] = {}
-        self._links: set[_Link] = set()
+        self._links: dict[_Link, None] = {}
+        """In the order in which they were made, so that a seed replays exactly."""
         self._cuts: set[tuple[str, str]] = set()
         self._refused: set[str] = set()
         self._refused_for: set[str] = set()
@@ -236,19 +237,19 @@ class MemoryPeer:
 class _Link:
     """An open link, at the end of the node that watches."""
 
-    def __init__(self, by: Place, to: Place, all_of_them: set[_Link]) -> None:
+    def __init__(self, by: Place, to: Place, all_of_them: dict[_Link, None]) -> None:
         self.by, self.to = by, to
         self.is_watched = False
         """Whether it is about to fall silent."""
         self._all = all_of_them
         self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        all_of_them.add(self)
+        all_of_them[self] = None
 
     async def ended(self) -> End:
         return await asyncio.shield(self._end)
 
     def end(self, end: End) -> None:
-        self._all.discard(self)
+        self._all.pop(self, None)
         if not self._end.done():
             self._end.set_result(end)
 

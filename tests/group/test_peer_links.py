@@ -698,11 +698,11 @@ def test_whatever_happens_to_links_restarts_nobody(stopped: bool) -> None:
         faults = [
             switch.reset_all,
             switch.heal,
-            lambda: switch.delay(rng.choice(places), rng.uniform(0.0, 0.1)),
-            lambda: switch.lose_attempts(rng.randint(1, 2)),
+            lambda: switch.delay(rng.choice(places), rng.uniform(0.0, 0.05)),
         ]
         lies = [
             cut,
+            lambda: switch.lose_attempts(rng.randint(1, 4)),
             lambda: switch.refuse(rng.choice(places)),
             lambda: switch.refuse_for(rng.choice(places)),
             lambda: switch.accept_for(rng.choice(places)),
