@@ -159,12 +159,15 @@ class World:
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Block until every member has called this with the same ``name``.
 
-        A name that is used again is a new barrier. After ``timeout_s`` seconds it blocks for up to
-        some 10 seconds more if etcd is slow to say who is missing. Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
-        there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
-        the world gets over meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
-        closed, :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
+        A name of at most 1000 characters; one that is used again is a new barrier. Use few names
+        again and again: what each leaves in etcd stays until the world is over. After ``timeout_s``
+        seconds it blocks for up to some 10 seconds more if etcd is slow to say who is missing.
+        Whoever gives up, or is interrupted, does not count as being there; to call it again is to
+        try again. Raises :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
+        :class:`~rdzv_etcd.errors.BarrierBrokenError` when the world gets over meanwhile,
+        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
+        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is at this barrier, and
+        :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
         self._part.run(self._barriers.wait(name, timeout_s))
 

@@ -59,9 +59,9 @@ class Nodes:
             pairs = sorted(zip(worlds, groups, strict=True), key=lambda pair: pair[0].rank)
             yield [group for _, group in pairs], [world for world, _ in pairs]
 
-    async def until_there(self, count: int) -> None:
-        """Until that many presences are there."""
-        place = job_root(self.job_id) + b"nodes/"
+    async def until_there(self, count: int, kind: str = "nodes/") -> None:
+        """Until that many presences are there, or other keys of the job."""
+        place = job_root(self.job_id) + kind.encode()
         while len(self.server.keys(place)) != count:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.05)
 
@@ -210,6 +210,22 @@ def test_what_waits_can_be_cancelled(
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(wait(worlds[0]), 0.3)
             await asyncio.gather(*(world.barrier("goes on", LIMIT_S) for world in worlds))
+
+    run(work())
+
+
+def test_a_barrier_that_was_cancelled_is_passed_by_nobody(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2) as (_, worlds):
+            for _ in range(3):
+                waiting = asyncio.ensure_future(worlds[0].barrier("saved", LIMIT_S))
+                await nodes.until_there(1, "barrier/")
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                with pytest.raises(BarrierTimeoutError):
+                    await worlds[1].barrier("saved", 0.3)
+            await asyncio.gather(*(world.barrier("saved", LIMIT_S) for world in worlds))
 
     run(work())
 
