@@ -4,9 +4,9 @@ What it writes is in :mod:`rdzv_etcd.schema.barrier_requests`.
 
 A name may be used again and again: each use is a *turn*. Every member counts for itself how often
 it has passed, and they agree, because nobody passes a turn that not all have reached: the turn is
-decided by one transaction that arrives and counts, and a member that gives up, for whatever reason,
-takes its arrival back in one that counts as well. The last to arrive says so in one key that the others watch: N
-notifications, not N².
+decided by one transaction that arrives and counts, and a member that gives up, for whatever
+reason, takes its arrival back in one that counts as well. The last to arrive says so in one key
+that the others watch: N notifications, not N².
 """
 
 from __future__ import annotations

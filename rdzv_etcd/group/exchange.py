@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from functools import partial
 
+from rdzv_etcd.arguments import as_bytes
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -45,9 +46,11 @@ class Exchange:
         """Give ``data``; return what every member gave, by rank, once all have.
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again, and what
-        was given first stands), WorldOverError, JobClosedError, MisuseError while another call is
-        under way, RequestTooLargeError, RendezvousFailedError if this node leaves, and EtcdError.
+        was given first stands), WorldOverError, JobClosedError, MisuseError for what is no bytes,
+        and while another call is under way, RequestTooLargeError, RendezvousFailedError if this
+        node leaves, and EtcdError.
         """
+        data = as_bytes("what is given in an exchange", data)
         until_s = self._node.context.clock.now_s() + timeout_s
         if self._one_at_a_time.locked():
             raise MisuseError(

@@ -182,8 +182,8 @@ class World:
         given first stands, for others may have it),
         :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
-        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is in an exchange of this
-        world, :class:`~rdzv_etcd.errors.EtcdError`.
+        :class:`~rdzv_etcd.errors.MisuseError` at once for what is no bytes, and if another thread
+        is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._part.run(self._exchange.give(data, timeout_s))
 

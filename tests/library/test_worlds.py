@@ -286,6 +286,15 @@ def test_what_all_gave_before_one_left_is_there_for_all(
         assert waiting.result(LIMIT_S) == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("given", ["text", 5, None, [b"x"]])
+def test_what_is_no_bytes_does_not_count_as_given(door: Door, given: Any) -> None:
+    _, (world,) = door.worlds(1)
+    with pytest.raises(MisuseError, match=rf"\({type(given).__name__}\); it must be bytes"):
+        world.exchange(given)
+    assert world.exchange(bytearray(b"bytes")) == [b"bytes"]
+    assert world.exchange(memoryview(b"more")) == [b"more"]  # type: ignore[arg-type]
+
+
 def test_an_exchange_ends_with_its_world(door: Door) -> None:
     groups, worlds = door.worlds(2, (1, 2))
     with ThreadPoolExecutor(1) as pool:
