@@ -21,6 +21,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rdzv_etcd.arguments import Bytes
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
@@ -212,7 +213,7 @@ class World:
         """As :meth:`rdzv_etcd.World.barrier`."""
         await self._part.call(self._world._barriers.wait(name, timeout_s))
 
-    async def exchange(self, data: bytes, timeout_s: float = 300.0) -> list[bytes]:
+    async def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """As :meth:`rdzv_etcd.World.exchange`."""
         return await self._part.call(self._world._exchange.give(data, timeout_s))
 

@@ -9,10 +9,13 @@ import math
 import numbers
 import operator
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.text import shown
 
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+"""What is taken for bytes."""
 LONGEST_S = 10 * 365 * 86400
 """Ten years stand for every longer wait, which some timers could not count."""
 _SHOWN = 80

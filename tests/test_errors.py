@@ -59,8 +59,10 @@ def work() -> None:
 
 def test_an_error_comes_back_from_a_pool_of_processes() -> None:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        with pytest.raises(JobClosedError, match="no more data") as caught:
-            pool.submit(work).result()
+    with (
+        ProcessPoolExecutor(1, mp_context=context) as pool,
+        pytest.raises(JobClosedError, match="no more data") as caught,
+    ):
+        pool.submit(work).result()
     assert caught.value.closed_by == "a~1~x"
     assert caught.value.succeeded

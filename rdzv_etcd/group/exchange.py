@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from functools import partial
 
-from rdzv_etcd.arguments import as_bytes
+from rdzv_etcd.arguments import Bytes, as_bytes
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -42,7 +42,7 @@ class Exchange:
         """What this member has given in the turn that is not done: some may have read it."""
         self._one_at_a_time = asyncio.Lock()
 
-    async def give(self, data: bytes, timeout_s: float) -> list[bytes]:
+    async def give(self, data: Bytes, timeout_s: float) -> list[bytes]:
         """Give ``data``; return what every member gave, by rank, once all have.
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again, and what
@@ -50,7 +50,7 @@ class Exchange:
         and while another call is under way, RequestTooLargeError, RendezvousFailedError if this
         node leaves, and EtcdError.
         """
-        data = as_bytes("what is given in an exchange", data)
+        given = as_bytes("what is given in an exchange", data)
         until_s = self._node.context.clock.now_s() + timeout_s
         if self._one_at_a_time.locked():
             raise MisuseError(
@@ -64,7 +64,7 @@ class Exchange:
                     self._node,
                     self._seat,
                     f"exchange {turn}",
-                    partial(self._give, turn, data, until_s),
+                    partial(self._give, turn, given, until_s),
                     partial(self._take, turn, 0.0),
                 )
             except StoreTimeoutError as error:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from rdzv_etcd.arguments import Bytes
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_name
 from rdzv_etcd.core.over import WorldChange
-from rdzv_etcd.errors import RendezvousFailedError
+from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.exchange import Exchange
 from rdzv_etcd.group.listener import Listener
@@ -146,8 +146,12 @@ class World:
         ``timeout_s=None``: no limit. It is over, too, when this node leaves or cannot go on.
         """
         if not self.over:
-            with contextlib.suppress(TimeoutError, RendezvousFailedError):
+            try:
                 self._part.run(self._until_over(timeout_s))
+            except MisuseError:
+                raise
+            except (TimeoutError, RendezvousFailedError):
+                pass
         return self.over
 
     async def _until_over(self, timeout_s: float | None) -> None:
@@ -171,7 +175,7 @@ class World:
         """
         self._part.run(self._barriers.wait(name, timeout_s))
 
-    def exchange(self, data: bytes, timeout_s: float = 300.0) -> list[bytes]:
+    def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """Give every member these bytes; return what each has given, by rank, once all have.
 
         A barrier at which values change hands. The calls are counted: the first of every member
