@@ -199,6 +199,8 @@ class Group:
     def _one_join(self, bound: Listener | None = None) -> Iterator[Listener]:
         """Refuse another join meanwhile; give the socket of this one, and close it if it fails.
 
+        If it is interrupted when it is done already, the world that it led to is left.
+
         ``bound`` is one that the caller has made.
         """
         if not self._joining.acquire(blocking=False):
@@ -211,11 +213,13 @@ class Group:
             )
         try:
             self._note_change()
+            epoch = self._node.epoch
             listener = self._part.begin_join() or bound or self._bind()
             try:
                 yield listener
             except BaseException:
                 listener.close()
+                self._part.begin(self._node.give_up_seat(joined_after=epoch))
                 raise
         finally:
             self._joining.release()
@@ -298,7 +302,8 @@ class Group:
 
         Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
         that if this node was about to form the first round. Idempotent; never raises because etcd
-        is away (then the lease expires by itself).
+        is away (then the lease expires by itself). On the library's own thread, where a logging
+        handler or a ``__del__`` method may find itself, it does not wait until that is done.
         """
         self._note_change()
         self._finalizer.detach()

@@ -113,6 +113,10 @@ class Participation:
             # The loop thread was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it on the loop without waiting for it, unless this node has left."""
+        self.loop_thread.begin(work)
+
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
         try:
@@ -128,6 +132,9 @@ class Participation:
 
     def leave(self, reason: str) -> None:
         """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
+        if self.loop_thread.is_current:  # which cannot wait for itself
+            self.drop(reason)
+            return
         if not self._begin_to_leave():
             return
         try:
@@ -135,11 +142,11 @@ class Participation:
         finally:
             self.loop_thread.release()
 
-    def drop(self) -> None:
+    def drop(self, reason: str = "was dropped by the program") -> None:
         """Begin to leave, without waiting for it: may be called anywhere, by the garbage collector
         in the midst of anything."""
         if self._begin_to_leave():
-            self.loop_thread.release_after(self._leave("was dropped by the program"))
+            self.loop_thread.release_after(self._leave(reason))
 
     def describe(self) -> str:
         """Tell who it is and for how long it has been there."""

@@ -23,7 +23,7 @@ from rdzv_etcd.errors import (
     StoreTimeoutError,
 )
 from rdzv_etcd.group.loop_thread import THREAD_NAME
-from tests.library.nodes import LIMIT_S, wait_until
+from tests.library.nodes import LIMIT_S, wait_until, when_entered
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
@@ -188,6 +188,25 @@ def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nodes: No
                 await nodes.until_there(0)
             worlds = await asyncio.gather(one.join(), other.join())
             assert {world.rank for world in worlds} == {0, 1}
+
+    run(work())
+
+
+def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(nodes: Nodes) -> None:
+    """Nobody would work in it. The others are told at once, and the node may join again."""
+
+    async def work() -> None:
+        async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+            joining = asyncio.ensure_future(one.join())
+            loop = asyncio.get_running_loop()
+            with when_entered(one._group._node, lambda: loop.call_soon_threadsafe(joining.cancel)):
+                world = await other.join()
+                with pytest.raises(asyncio.CancelledError):
+                    await joining
+            assert await world.wait_over(LIMIT_S)
+            assert world.change == Left({one.node_id: "was interrupted in its join"})
+            again = await asyncio.gather(one.join(), other.join())
+            await asyncio.gather(*(world.barrier("all", LIMIT_S) for world in again))
 
     run(work())
 
