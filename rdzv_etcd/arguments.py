@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from rdzv_etcd.errors import MisuseError
@@ -18,8 +18,8 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 """What is taken for bytes."""
 LONGEST_S = 10 * 365 * 86400
 """Ten years stand for every longer wait, which some timers could not count."""
-_SHOWN = 80
-"""Characters of an argument that a message repeats."""
+KEY_SHOWN = 80
+"""Characters of a store's key, or of another argument, that a message repeats."""
 
 
 def seconds(timeout_s: object) -> float:
@@ -54,30 +54,45 @@ def as_bytes(what: str, value: object) -> bytes:
     raise MisuseError(f"{what} is {_named(value)}; it must be bytes")
 
 
-def store_key(key: object) -> str:
-    """Return a key of a store. Raises MisuseError if it is no text, or none that UTF-8 can hold."""
+def encoded_key(key: object) -> bytes:
+    """Return a key of a store as UTF-8. Raises MisuseError if it is no text, or has a part of a
+    character that is none."""
     if not isinstance(key, str):
         raise MisuseError(f"the store key is {_named(key)}; it must be text")
     try:
-        key.encode()
+        return key.encode()
     except UnicodeEncodeError as error:
         raise MisuseError(
-            f"the store key {named_key(key)} cannot be written as UTF-8: it has a lone surrogate "
-            f"at position {error.start}"
+            f"the store key {named_key(key)} cannot be written as UTF-8: at position {error.start} "
+            "it has a lone surrogate"
         ) from None
-    return key
 
 
-def store_keys(keys: object) -> list[str]:
-    """Return several keys of a store. Raises MisuseError if they are none, or only one text."""
+def several_keys(keys: object) -> list[str]:
+    """Return several keys of a store, whatever they come in. Raises MisuseError for one alone."""
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise MisuseError(f"the store keys are {_named(keys)}; they must be a list of texts")
-    return [store_key(key) for key in keys]
+    return list(keys)
 
 
-def named_key(key: str) -> str:
+def several_items(values: object) -> list[tuple[str, bytes]]:
+    """Return several keys of a store with their values. Raises MisuseError unless it is a
+    mapping."""
+    if not isinstance(values, Mapping):
+        raise MisuseError(f"the store values are {_named(values)}; they must be a dict by key")
+    return list(values.items())
+
+
+def value_of(key: str, value: object) -> bytes:
+    """Return what is to be written to a key of a store. Raises MisuseError if it is no bytes."""
+    if type(value) is bytes:
+        return value
+    return as_bytes(f"the value for store key {named_key(key)}", value)
+
+
+def named_key(key: object) -> str:
     """Return a key of a store as messages show it."""
-    return repr(shown(key, _SHOWN))
+    return repr(shown(key, KEY_SHOWN))
 
 
 def _named(value: object) -> str:
@@ -85,4 +100,4 @@ def _named(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no number of 5,000 digits
         text = "too large"
-    return f"{shown(text, _SHOWN)} ({type(value).__name__})"
+    return f"{shown(text, KEY_SHOWN)} ({type(value).__name__})"

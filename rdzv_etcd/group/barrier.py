@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from rdzv_etcd.arguments import seconds
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -57,15 +58,16 @@ class Barriers:
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again),
         BarrierBrokenError if the round changes meanwhile, JobClosedError if the job is closed,
-        MisuseError for what is no name, and while another call with this name is under way,
-        RendezvousFailedError if this node leaves, and EtcdError. However it ends before all are
-        there, cancelled for instance, this member does not count as being there.
+        MisuseError for what is no name or time limit, and while another call with this name is
+        under way, RendezvousFailedError if this node leaves, and EtcdError. However it ends before
+        all are there, cancelled for instance, this member does not count as being there.
         """
         _check_name(name)
+        limit_s = seconds(timeout_s)
         barrier = self._barriers.get(name)
         if barrier is None:
             barrier = self._barriers[name] = _Barrier(self._node, self._seat, name)
-        await barrier.wait(timeout_s)
+        await barrier.wait(limit_s)
 
 
 class _Barrier:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from functools import partial
 
-from rdzv_etcd.arguments import Bytes, as_bytes
+from rdzv_etcd.arguments import Bytes, as_bytes, seconds
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -46,12 +46,13 @@ class Exchange:
         """Give ``data``; return what every member gave, by rank, once all have.
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again, and what
-        was given first stands), WorldOverError, JobClosedError, MisuseError for what is no bytes,
-        and while another call is under way, RequestTooLargeError, RendezvousFailedError if this
-        node leaves, and EtcdError.
+        was given first stands), WorldOverError, JobClosedError, MisuseError for what is no bytes
+        or no time limit, and while another call is under way, RequestTooLargeError,
+        RendezvousFailedError if this node leaves, and EtcdError.
         """
         given = as_bytes("what is given in an exchange", data)
-        until_s = self._node.context.clock.now_s() + timeout_s
+        limit_s = seconds(timeout_s)
+        until_s = self._node.context.clock.now_s() + limit_s
         if self._one_at_a_time.locked():
             raise MisuseError(
                 "this member is in an exchange already: exchanges are counted, and which of two at "
@@ -68,7 +69,7 @@ class Exchange:
                     partial(self._take, turn, 0.0),
                 )
             except StoreTimeoutError as error:
-                raise await self._timeout(turn, timeout_s, error) from None
+                raise await self._timeout(turn, limit_s, error) from None
             self._done, self._given = turn, None
             return all_data
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure
@@ -225,7 +226,9 @@ class Group:
             self._joining.release()
 
     async def _arrive(self, listener: Listener, timeout_s: float | None) -> Seat:
-        limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
+        limit_s = seconds_or_none(timeout_s)
+        if limit_s is None:
+            limit_s = self._settings.timing.join_timeout_s
         return await self._node.join(listener.address, listener.port, limit_s)
 
     def _enter(self, listener: Listener, seat: Seat) -> World:

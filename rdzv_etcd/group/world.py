@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rdzv_etcd.arguments import Bytes
+from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_name
 from rdzv_etcd.core.over import WorldChange
@@ -45,8 +46,15 @@ class WorldMember:
     """Its host's name."""
     address: str
     """Where the other members reach it: a host name or an IP address."""
-    data: Mapping[str, object]
-    """What it gave as ``data``."""
+    data: Mapping[str, object] = field(hash=False)
+    """What it gave as ``data``; read-only, and ``dict(member.data)`` is a copy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", MappingProxyType(dict(self.data)))
+
+    def __reduce__(self) -> tuple[type[WorldMember], tuple[object, ...]]:
+        given = (self.rank, self.node_id, self.host, self.address, dict(self.data))
+        return WorldMember, given
 
 
 class World:
@@ -56,22 +64,9 @@ class World:
     All methods may be called from any thread.
     """
 
-    rank: int
-    """This node's rank, from 0."""
-    size: int
-    """How many members there are."""
-    epoch: int
-    """Fencing token: grows from world to world of a job, through restarts and losses of etcd. Store
-    it with what outlives the world, and refuse to overwrite what has a newer one."""
-    round: int
-    """Counts the worlds of one run of the job, from 1; for people."""
-    master: Master
-
     def __init__(self, group: Group, part: Participation, seat: Seat) -> None:
         """Made by :meth:`rdzv_etcd.Group.join`."""
-        self.rank, self.size = seat.rank, seat.size
-        self.epoch, self.round = seat.epoch, seat.round
-        self.master = Master(seat.master_address, seat.master_port)
+        self._master = Master(seat.master_address, seat.master_port)
         self._group = group  # whoever works in a world takes part, also without the group
         self._part = part
         self._seat = seat
@@ -84,6 +79,34 @@ class World:
             f"<World rank={self.rank} size={self.size} epoch={self.epoch} round={self.round} "
             f"master={self.master.address}:{self.master.port}>"
         )
+
+    # -- its place in the job ---------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This node's rank, from 0."""
+        return self._seat.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._seat.size
+
+    @property
+    def epoch(self) -> int:
+        """Fencing token: grows from world to world of a job, through restarts and losses of etcd.
+        Store it with what outlives the world, and refuse to overwrite what has a newer one."""
+        return self._seat.epoch
+
+    @property
+    def round(self) -> int:
+        """Counts the worlds of one run of the job, from 1; for people."""
+        return self._seat.round
+
+    @property
+    def master(self) -> Master:
+        """Where rank 0 is reached by the others."""
+        return self._master
 
     # -- who is in it -----------------------------------------------------------------------------
 
@@ -145,9 +168,10 @@ class World:
 
         ``timeout_s=None``: no limit. It is over, too, when this node leaves or cannot go on.
         """
+        limit_s = seconds_or_none(timeout_s)
         if not self.over:
             try:
-                self._part.run(self._until_over(timeout_s))
+                self._part.run(self._until_over(limit_s))
             except MisuseError:
                 raise
             except (TimeoutError, RendezvousFailedError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -382,6 +384,28 @@ def test_why_a_world_was_over_is_remembered(door: Door) -> None:
     listener = later.take_listener()
     assert listener is not None
     listener.close()
+
+
+@pytest.mark.parametrize("name", ["rank", "size", "epoch", "round", "master"])
+def test_a_world_never_changes(door: Door, name: str) -> None:
+    _, (world,) = door.worlds(1)
+    before = getattr(world, name)
+    for each in (world, rdzv_etcd.aio.World(world)):
+        with pytest.raises(AttributeError):
+            setattr(each, name, 7)
+        assert getattr(each, name) == before
+
+
+def test_a_member_is_a_value(door: Door) -> None:
+    _, (world,) = door.worlds(1, data={"gpus": 8})
+    (member,) = world.members
+    with pytest.raises(TypeError):
+        member.data["gpus"] = 9  # type: ignore[index]
+    assert member.data == {"gpus": 8}
+    assert {member: "is a key"}[member]
+    for again in (pickle.loads(pickle.dumps(member)), copy.deepcopy(member)):
+        assert again == member
+        assert hash(again) == hash(member)
 
 
 def test_how_it_looks(door: Door) -> None:
