@@ -127,10 +127,74 @@ def test_a_number_of_nodes_or_the_fewest_and_the_most(door: Door, nodes: Any) ->
     assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("nodes", ["2", (1, 2, 3), None, (1, "2"), 2.0])
+class Two:
+    """A whole number of another library, as NumPy has them."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("nodes", [Two(), (Two(), 2), [2, 2]])
+def test_a_number_of_any_type(door: Door, nodes: Any) -> None:
+    _, worlds = door.worlds(2, nodes, epoch_floor=Two())
+    assert [world.size for world in worlds] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "nodes", ["2", (1, 2, 3), None, (1, "2"), 2.0, True, (True, 2), (), {1, 2}]
+)
 def test_what_is_no_number_of_nodes(nodes: Any) -> None:
     with pytest.raises(SettingsError, match=r"nodes is .* it must be a number, or a pair"):
         rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
+
+
+@pytest.mark.parametrize("endpoints", [b"localhost:2379", None, [1], [], "", " ", [""], 5])
+def test_what_is_no_endpoint(endpoints: Any) -> None:
+    """Nothing given is a mistake in a program; torchrun's users mean their own machine by it."""
+    with pytest.raises(SettingsError, match=r"endpoints is .* it must be the address of an etcd"):
+        rdzv_etcd.connect(endpoints, job="a", nodes=1)
+
+
+@pytest.mark.parametrize("job", [None, 7, b"a"])
+def test_what_is_no_job(job: Any) -> None:
+    with pytest.raises(SettingsError, match=r"the job id .* must be text"):
+        rdzv_etcd.connect("localhost:2379", job=job, nodes=1)
+
+
+@pytest.mark.parametrize("local_addr", [7, b"127.0.0.1", ["127.0.0.1"]])
+def test_what_is_no_address(local_addr: Any) -> None:
+    with pytest.raises(SettingsError, match="neither a host name nor an address"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, local_addr=local_addr)
+
+
+@pytest.mark.parametrize("epoch_floor", ["5", 1.5, None, True, -1])
+def test_what_is_no_epoch(epoch_floor: Any) -> None:
+    with pytest.raises(SettingsError, match="epoch_floor is"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, epoch_floor=epoch_floor)
+
+
+@pytest.mark.parametrize("name", ["is_host", "store_type"])
+def test_an_option_that_only_torchrun_takes(name: str) -> None:
+    given: dict[str, Any] = {name: True}
+    with pytest.raises(SettingsError, match=f"{name} is an option for torchrun only"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, **given)
+
+
+def test_data_are_those_of_the_moment(door: Door) -> None:
+    data: dict[str, Any] = {"gpus": [8]}
+    group = door.connect(1, data=data)
+    data["gpus"].append(object())
+    assert group.join().members[0].data == {"gpus": [8]}
+
+
+def test_data_may_be_only_so_deep(door: Door) -> None:
+    deep: list[Any] = []
+    for _ in range(30):
+        deep = [deep]
+    assert door.connect(1, data={"a": deep}).join().members[0].data == {"a": deep}
+    for deeper in ([deep], {"b": deep}):
+        with pytest.raises(SettingsError, match="in each other more than 32 deep"):
+            door.connect(1, data={"a": deeper})
 
 
 def test_several_endpoints(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
