@@ -24,7 +24,11 @@ from rdzv_etcd.kv.store import KeyValueStore
 
 class Exchange:
     """All exchanges of one world, on one of its members. They are counted: the first of every
-    member belongs together, then the second."""
+    member belongs together, then the second.
+
+    Who gives in a turn has taken all of the turn before, for which everybody had to be done with
+    the one before that. So it deletes what it gave there, and two turns are all that is ever kept.
+    """
 
     def __init__(self, node: Node, seat: Seat) -> None:
         context = node.context
@@ -77,12 +81,18 @@ class Exchange:
         if self._given is None:
             self._given = data
         try:
-            key = _key(turn, self._seat.rank)
-            await self._store.set(key, self._given, self._left_s(until_s))
+            await self._put(turn, self._given, self._left_s(until_s))
         except RequestTooLargeError:
             self._given = None
             raise
         return await self._take(turn, self._left_s(until_s))
+
+    async def _put(self, turn: int, data: bytes, timeout_s: float) -> None:
+        key = _key(turn, self._seat.rank)
+        if turn <= 2:
+            await self._store.set(key, data, timeout_s)
+        else:
+            await self._store.set_instead(key, data, _key(turn - 2, self._seat.rank), timeout_s)
 
     async def _take(self, turn: int, timeout_s: float) -> list[bytes]:
         everybody = [_key(turn, rank) for rank in range(self._seat.size)]

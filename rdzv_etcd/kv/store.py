@@ -133,6 +133,17 @@ class KeyValueStore:
         batches = list(_batches(list(values.items())))
         await side_by_side([self._set_batch(batch, deadline) for batch in batches])
 
+    async def set_instead(
+        self, key: str, value: bytes, former: str, timeout_s: float | None
+    ) -> None:
+        """Set the value and delete another key, both at once; raises as :meth:`multi_set`."""
+        body = requests.put_all(
+            [(self._keys.value(key), encode_value(value))],
+            self._lease_id,
+            [self._keys.value(former)],
+        )
+        await self._apply(key, len(value), body, self._deadline(timeout_s))
+
     async def delete(self, key: str, timeout_s: float | None) -> bool:
         """Delete the key and tell whether it was there."""
         body = requests.delete(self._keys.value(key))

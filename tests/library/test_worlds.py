@@ -352,6 +352,23 @@ def test_what_all_gave_before_one_left_is_there_for_all(
         assert waiting.result(LIMIT_S) == [b"0", b"1"]
 
 
+def test_no_more_than_two_exchanges_are_kept(
+    door: Door, etcd_server: EtcdServer, job_id: str
+) -> None:
+    def kept() -> set[bytes]:
+        place = job_root(job_id) + b"store/"
+        return {key.rpartition(b"/k/")[2] for key in etcd_server.keys(place) if b"/k/" in key}
+
+    _, worlds = door.worlds(2)
+    for turn in range(1, 6):
+        with pytest.raises(BarrierTimeoutError):  # whoever tries again still finds all
+            worlds[0].exchange(b"%d" % turn, 0.2)
+        assert worlds[1].exchange(b"-", LIMIT_S) == [b"%d" % turn, b"-"]
+        assert worlds[0].exchange(b"other", LIMIT_S) == [b"%d" % turn, b"-"]
+        turns = [turn - 1, turn] if turn > 1 else [turn]
+        assert kept() == {b"%d/%d" % (each, rank) for each in turns for rank in (0, 1)}
+
+
 @pytest.mark.parametrize("given", ["text", 5, None, [b"x"]])
 def test_what_is_no_bytes_does_not_count_as_given(door: Door, given: Any) -> None:
     _, (world,) = door.worlds(1)
