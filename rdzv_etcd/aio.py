@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +33,7 @@ from rdzv_etcd.group import round_store as blocking_store
 from rdzv_etcd.group import world as blocking_world
 from rdzv_etcd.group.connect import Options, settings_for
 from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.group.loop_thread import told_from_a_thread
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, named
 from rdzv_etcd.group.world import Master, WorldMember
@@ -135,8 +138,11 @@ class Group:
 
     async def leave(self, reason: str = "left") -> None:
         """As :meth:`rdzv_etcd.Group.leave`. If this is cancelled, the node leaves all the same."""
-        if not self._group._part.is_foreign:  # a forked child has nothing to end, and no threads
-            await asyncio.shield(asyncio.to_thread(self._group.leave, reason))
+        if self._group._part.is_foreign:  # a forked child has nothing to end, and no event loop
+            return
+        left, tell = told_from_a_thread()
+        if self._group._begin_to_leave(reason, tell):
+            await left
 
     @property
     def has_left(self) -> bool:
@@ -381,10 +387,11 @@ class RoundStore:
 
 
 async def _in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """Do what blocks for a moment in a thread; if the caller is cancelled meanwhile, undo it when
-    it is done, be that after the end of the caller's event loop. ``undo`` must not block.
+    """Do what blocks for a moment in a thread of its own: those of the event loop may all be taken.
 
-    A forked child is refused here: it has none of the threads that its event loop counts on."""
+    If the caller is cancelled meanwhile, undo it when it is done, be that after the end of the
+    caller's event loop. ``undo`` must not block. A forked child is refused here.
+    """
     refuse_after_fork()
     made: list[T] = []
     abandoned = threading.Event()
@@ -400,9 +407,13 @@ async def _in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
             undo_it()
         return result
 
+    pool = ThreadPoolExecutor(1, "rdzv-etcd start")
+    context = contextvars.copy_context()
     try:
-        return await asyncio.to_thread(do_it)
+        return await asyncio.get_running_loop().run_in_executor(pool, context.run, do_it)
     except asyncio.CancelledError:
         abandoned.set()
         undo_it()
         raise
+    finally:
+        pool.shutdown(wait=False)

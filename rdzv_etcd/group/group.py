@@ -312,6 +312,12 @@ class Group:
         self._finalizer.detach()
         self._part.leave(reason)
 
+    def _begin_to_leave(self, reason: str, then: Callable[[], None]) -> bool:
+        """Leave without blocking; ``then`` is called when that is done. ``False``: it has left."""
+        self._note_change()
+        self._finalizer.detach()
+        return self._part.begin_to_leave(reason, then)
+
     @property
     def has_left(self) -> bool:
         return self._part.has_left

@@ -75,15 +75,16 @@ class LoopHold:
         if self._give_up():
             thread.stop()
 
-    def release_after(self, last_work: Coroutine[Any, Any, None]) -> None:
-        """Run ``last_work`` on the loop and then give up the hold, without waiting for either.
+    def release_after(
+        self, last_work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Run ``last_work`` on the loop and then give up the hold, without waiting for either;
+        ``then`` is called when both are done, on the loop's thread as a rule, and must not block.
 
         For finalizers, which run in any thread, the loop's included, in the midst of anything.
         """
-        if self._thread.is_foreign or self._released:
-            last_work.close()
-        else:
-            self.begin(self._work_and_release(last_work))
+        over = self._thread.is_foreign or self._released
+        self.begin(last_work if over else self._work_and_release(last_work), then)
 
     async def _work_and_release(self, last_work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -94,13 +95,18 @@ class LoopHold:
             if self._give_up():
                 self._thread.end()
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` on the loop without waiting for it; do nothing once the hold is released."""
-        if self._thread.is_foreign or self._released:
-            work.close()
-            return
-        with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
-            self._thread.begin(_Call(work))
+    def begin(
+        self, work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Run ``work`` on the loop, if the hold is not released, and then call ``then``; do not
+        wait for either."""
+        if not (self._thread.is_foreign or self._released):
+            with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
+                self._thread.begin(_Call(work, then))
+                return
+        work.close()
+        if then is not None:
+            then()
 
     @property
     def is_current(self) -> bool:
@@ -173,13 +179,7 @@ class LoopHold:
         the cancellation goes on. Raises as :meth:`run`.
         """
         thread = self._usable(coro)
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
-
+        ended, tell = told_from_a_thread()
         call = _Call(coro, tell)
         try:
             thread.begin(call)
@@ -206,6 +206,18 @@ class LoopHold:
                 "Make it on another thread"
             )
         return self._thread
+
+
+def told_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """Return a future of the running loop, and what any thread may call to set it."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(lambda: None if told.done() else told.set_result(None))
+
+    return told, tell
 
 
 class _Call(Generic[T]):

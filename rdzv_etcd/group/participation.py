@@ -13,7 +13,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
@@ -133,7 +133,7 @@ class Participation:
     def leave(self, reason: str) -> None:
         """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
         if self.loop_thread.is_current:  # which cannot wait for itself
-            self.drop(reason)
+            self.begin_to_leave(reason)
             return
         if not self._begin_to_leave():
             return
@@ -142,11 +142,20 @@ class Participation:
         finally:
             self.loop_thread.release()
 
-    def drop(self, reason: str = "was dropped by the program") -> None:
-        """Begin to leave, without waiting for it: may be called anywhere, by the garbage collector
-        in the midst of anything."""
-        if self._begin_to_leave():
-            self.loop_thread.release_after(self._leave(reason))
+    def begin_to_leave(self, reason: str, then: Callable[[], None] | None = None) -> bool:
+        """Begin to leave without waiting for it; ``then`` is called, in some thread, at its end.
+
+        ``False`` if this node has left, or is about to: ``then`` is not called.
+        """
+        if not self._begin_to_leave():
+            return False
+        self.loop_thread.release_after(self._leave(reason), then)
+        return True
+
+    def drop(self) -> None:
+        """Begin to leave: may be called anywhere, by the garbage collector in the midst of
+        anything."""
+        self.begin_to_leave("was dropped by the program")
 
     def describe(self) -> str:
         """Tell who it is and for how long it has been there."""

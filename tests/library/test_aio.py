@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -280,7 +281,10 @@ def test_a_connection_that_is_cancelled_leaves_no_node_behind(nodes: Nodes) -> N
             await connecting
 
     run(work())
-    wait_until("it has left", lambda: THREAD_NAME not in {t.name for t in threading.enumerate()})
+    wait_until(
+        "it has left",
+        lambda: not any(each.name.startswith(THREAD_NAME) for each in threading.enumerate()),
+    )
     gc.collect()  # what gRPC's thread lives for
 
 
@@ -296,6 +300,42 @@ def test_an_event_loop_that_ends_while_a_call_waits(nodes: Nodes) -> None:
 
     run(work())
     run(groups[0].leave())
+
+
+def test_a_node_leaves_and_others_start_while_all_threads_are_busy(nodes: Nodes) -> None:
+    """The event loop's own threads may wait for anything, this very node's leaving included."""
+    release = threading.Event()
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.ensure_future(asyncio.to_thread(release.wait, LIMIT_S))
+        try:
+            async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+                for _ in range(2):  # the second join binds a socket of its own
+                    await asyncio.gather(*(group.join(LIMIT_S / 4) for group in groups))
+                await groups[1].leave("has to go")
+                assert await worlds[0].wait_over()
+            assert not busy.done()
+        finally:
+            release.set()
+        assert await busy
+
+    run(work())
+
+
+def test_a_node_leaves_although_its_leaving_is_cancelled(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+            leaving = asyncio.ensure_future(groups[1].leave("has to go"))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            assert groups[1].has_left
+            assert await worlds[0].wait_over()
+            assert worlds[0].change == Left({groups[1].node_id: "has to go"})
+
+    run(work())
 
 
 def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:
