@@ -221,11 +221,13 @@ def warn_of_others(place: tuple[str, JobKeys]) -> None:
 def leave_all(job_id: str | None = None) -> None:
     """Let every node of this process leave, or all of one job; for what an interrupted run left.
 
-    Blocks and raises as :meth:`rdzv_etcd.group.group.Group.leave`.
+    Blocks and raises as :meth:`rdzv_etcd.group.group.Group.leave`; one that fails to leave keeps no
+    other from it.
     """
-    for each in tuple(_open):
-        if job_id in (None, each.place[1].job_id):
-            each.leave("left over")
+    with contextlib.ExitStack() as stack:  # it goes through all, and raises in the end
+        for each in tuple(_open):
+            if job_id in (None, each.place[1].job_id):
+                stack.callback(each.leave, "left over")
 
 
 def _joined_here(place: tuple[str, JobKeys]) -> list[Participation]:
