@@ -15,6 +15,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd import Left
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError, StateCorruptError
+from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.loop_thread import THREAD_NAME, LoopHold
 from rdzv_etcd.group.world import World
@@ -224,6 +225,21 @@ def test_leave_all_ends_the_nodes_of_this_process(
         for node in nodes:
             with pytest.raises(RendezvousFailedError, match="left"):
                 node.join()
+
+
+def test_leave_all_goes_through_all_although_one_fails(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    class Stubborn(EtcdClient):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("does not close")
+
+    settings = node_settings(etcd_server, job_id, "3", lease_ttl=LONG_S)
+    nodes = [Group(settings, connect=lambda: Stubborn(settings.connection)) for _ in range(3)]
+    with pytest.raises(OSError, match="does not close"):
+        rdzv_etcd.leave_all(job_id)
+    assert [node.has_left for node in nodes] == [True] * 3
 
 
 def test_nodes_made_side_by_side_are_no_reason_to_warn(

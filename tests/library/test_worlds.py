@@ -16,6 +16,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd import Failed, Finished, Group, Left, Lost, World, WorldMember
 from rdzv_etcd.errors import (
+    BarrierBrokenError,
     BarrierTimeoutError,
     JobClosedError,
     MisuseError,
@@ -110,6 +111,30 @@ def test_a_loop_over_worlds_ends_when_the_job_is_finished(door: Door) -> None:
         assert changes[0] == (3, Left({gone.node_id: "has to go"}))
         assert changes[1][0] == 2
         assert changes[1][1] in [Finished(group.node_id, "all done") for group in stayed]
+
+
+def test_a_loop_whose_body_is_interrupted_by_changes_goes_on(door: Door) -> None:
+    """As docs/library.md shows it: a member leaves while others wait for it, and one finishes the
+    job while the other waits for it."""
+    groups = [door.connect((2, 3), last_call_timeout=LIMIT_S) for _ in range(3)]
+
+    def work(group: Group) -> list[type[Exception]]:
+        raised: list[type[Exception]] = []
+        for world in group.worlds():
+            try:
+                world.exchange(b"mine", LIMIT_S)
+                if world.size == 3 and world.rank == 2:
+                    group.leave("has to go")
+                    return raised
+                if world.size == 2 and world.rank == 0:
+                    group.finish("all done")
+                world.barrier("never all", LIMIT_S)
+            except (WorldOverError, JobClosedError) as error:
+                raised.append(type(error))
+        return raised
+
+    told = at_once([partial(work, group) for group in groups])
+    assert sorted(told, key=len) == [[], *2 * [[BarrierBrokenError, JobClosedError]]]
 
 
 def test_a_loop_over_worlds_raises_that_the_job_has_failed(door: Door) -> None:
