@@ -410,6 +410,8 @@ class Settings:
 
 def _checked_data(data: object) -> dict[str, object]:
     """Return a copy; raise SettingsError unless the others would read exactly this."""
+    if isinstance(data, Mapping):
+        data = dict(data)
     if _is_deeper(data, MAX_DATA_DEPTH):
         raise SettingsError(
             f"data has lists or dicts in each other more than {MAX_DATA_DEPTH} deep; not every "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -210,6 +211,11 @@ def test_data_are_those_of_the_moment(door: Door) -> None:
     group = door.connect(1, data=data)
     data["gpus"].append(object())
     assert group.join().members[0].data == {"gpus": [8]}
+
+
+def test_data_may_be_any_mapping(door: Door) -> None:
+    (member,) = door.connect(1, data=MappingProxyType({"gpus": 8})).join().members
+    assert member.data == {"gpus": 8}
 
 
 def test_data_may_be_only_so_deep(door: Door) -> None:
