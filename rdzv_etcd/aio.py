@@ -15,21 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rdzv_etcd.arguments import Bytes, named_key, seconds_or_none, several_items, several_keys
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.core.over import WorldChange
-from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
+from rdzv_etcd.errors import JobClosedError, MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group import group as blocking
 from rdzv_etcd.group import round_store as blocking_store
 from rdzv_etcd.group import world as blocking_world
 from rdzv_etcd.group.connect import Options, settings_for
 from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.group.loop_thread import told_from_a_thread
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, named
 from rdzv_etcd.group.world import Master, WorldMember
@@ -134,8 +138,11 @@ class Group:
 
     async def leave(self, reason: str = "left") -> None:
         """As :meth:`rdzv_etcd.Group.leave`. If this is cancelled, the node leaves all the same."""
-        if not self._group._part.is_foreign:  # a forked child has nothing to end, and no threads
-            await asyncio.shield(asyncio.to_thread(self._group.leave, reason))
+        if self._group._part.is_foreign:  # a forked child has nothing to end, and no event loop
+            return
+        left, tell = told_from_a_thread()
+        if self._group._begin_to_leave(reason, tell):
+            await left
 
     @property
     def has_left(self) -> bool:
@@ -156,20 +163,8 @@ class Group:
 class World:
     """One formed round, as :class:`rdzv_etcd.World`. Never changes; it gets over."""
 
-    rank: int
-    """This node's rank, from 0."""
-    size: int
-    """How many members there are."""
-    epoch: int
-    """Fencing token: see :attr:`rdzv_etcd.World.epoch`."""
-    round: int
-    """Counts the worlds of one run of the job, from 1; for people."""
-    master: Master
-
     def __init__(self, world: blocking_world.World) -> None:
         """Made by :meth:`Group.join`."""
-        self.rank, self.size, self.epoch = world.rank, world.size, world.epoch
-        self.round, self.master = world.round, world.master
         self._world = world
         self._part = world._part
         self._node_ids: tuple[str, ...] | None = None
@@ -177,6 +172,31 @@ class World:
 
     def __repr__(self) -> str:
         return repr(self._world)
+
+    @property
+    def rank(self) -> int:
+        """This node's rank, from 0."""
+        return self._world.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._world.size
+
+    @property
+    def epoch(self) -> int:
+        """Fencing token: see :attr:`rdzv_etcd.World.epoch`."""
+        return self._world.epoch
+
+    @property
+    def round(self) -> int:
+        """Counts the worlds of one run of the job, from 1; for people."""
+        return self._world.round
+
+    @property
+    def master(self) -> Master:
+        """Where rank 0 is reached by the others."""
+        return self._world.master
 
     async def node_ids(self) -> tuple[str, ...]:
         """As :attr:`rdzv_etcd.World.node_ids`: in a large world the first call reads etcd."""
@@ -203,16 +223,21 @@ class World:
     async def wait_over(self, timeout_s: float | None = None) -> bool:
         """Wait until this world is over; ``False`` after ``timeout_s`` seconds (``None``: no
         limit)."""
+        limit_s = seconds_or_none(timeout_s)
         if not self.over:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError, RendezvousFailedError):
-                await self._part.call(self._world._until_over(timeout_s))
+            try:
+                await self._part.call(self._world._until_over(limit_s))
+            except MisuseError:
+                raise
+            except (TimeoutError, asyncio.TimeoutError, RendezvousFailedError):
+                pass
         return self.over
 
     async def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """As :meth:`rdzv_etcd.World.barrier`."""
         await self._part.call(self._world._barriers.wait(name, timeout_s))
 
-    async def exchange(self, data: bytes, timeout_s: float = 300.0) -> list[bytes]:
+    async def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """As :meth:`rdzv_etcd.World.exchange`."""
         return await self._part.call(self._world._exchange.give(data, timeout_s))
 
@@ -241,17 +266,18 @@ class RoundStore:
         self, key: str, timeout_s: float | None = TIMEOUT_S, *, even_if_over: bool = False
     ) -> bytes:
         """Return the value; waits for a missing key."""
-        what = None if even_if_over else f"store key {key!r}"
+        what = None if even_if_over else f"store key {named_key(key)}"
         return await self._do(lambda store, limit_s: store.get(key, limit_s), timeout_s, what)
 
     async def multi_get(
         self,
-        keys: Sequence[str],
+        keys: Iterable[str],
         timeout_s: float | None = TIMEOUT_S,
         *,
         even_if_over: bool = False,
     ) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
+        keys = several_keys(keys)
         what = None if even_if_over else named(keys)
         return await self._do(
             lambda store, limit_s: store.multi_get(keys, limit_s), timeout_s, what
@@ -259,17 +285,19 @@ class RoundStore:
 
     async def wait(
         self,
-        keys: Sequence[str],
+        keys: Iterable[str],
         timeout_s: float | None = TIMEOUT_S,
         *,
         even_if_over: bool = False,
     ) -> None:
         """Return when there is a value or a queue's item under each key."""
+        keys = several_keys(keys)
         what = None if even_if_over else named(keys)
         await self._do(lambda store, limit_s: store.wait(keys, limit_s), timeout_s, what)
 
-    async def check(self, keys: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> bool:
+    async def check(self, keys: Iterable[str], timeout_s: float | None = TIMEOUT_S) -> bool:
         """Tell at once whether all keys exist."""
+        keys = several_keys(keys)
         return await self._do(lambda store, limit_s: store.check(keys, limit_s), timeout_s)
 
     async def num_keys(self, timeout_s: float | None = TIMEOUT_S) -> int:
@@ -290,7 +318,7 @@ class RoundStore:
         self, values: Mapping[str, bytes], timeout_s: float | None = TIMEOUT_S
     ) -> None:
         """Set all."""
-        items = list(values.items())
+        items = several_items(values)
         await self._do(lambda store, limit_s: store.multi_set(items, limit_s), timeout_s)
 
     async def add(self, key: str, amount: int, timeout_s: float | None = TIMEOUT_S) -> int:
@@ -328,7 +356,7 @@ class RoundStore:
         even_if_over: bool = False,
     ) -> bytes | None:
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
-        what = None if even_if_over else f"queue {key!r}"
+        what = None if even_if_over else f"queue {named_key(key)}"
         return await self._do(
             lambda store, limit_s: store.queue_pop(key, limit_s, block=block),
             timeout_s,
@@ -351,7 +379,7 @@ class RoundStore:
         store = self._blocking
         work = store._work(
             lambda limit_s: operation(store._store, limit_s),
-            timeout_s,
+            seconds_or_none(timeout_s),
             waits_for,
             last_look=last_look,
         )
@@ -359,10 +387,11 @@ class RoundStore:
 
 
 async def _in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """Do what blocks for a moment in a thread; if the caller is cancelled meanwhile, undo it when
-    it is done, be that after the end of the caller's event loop. ``undo`` must not block.
+    """Do what blocks for a moment in a thread of its own: those of the event loop may all be taken.
 
-    A forked child is refused here: it has none of the threads that its event loop counts on."""
+    If the caller is cancelled meanwhile, undo it when it is done, be that after the end of the
+    caller's event loop. ``undo`` must not block. A forked child is refused here.
+    """
     refuse_after_fork()
     made: list[T] = []
     abandoned = threading.Event()
@@ -378,9 +407,13 @@ async def _in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
             undo_it()
         return result
 
+    pool = ThreadPoolExecutor(1, "rdzv-etcd start")
+    context = contextvars.copy_context()
     try:
-        return await asyncio.to_thread(do_it)
+        return await asyncio.get_running_loop().run_in_executor(pool, context.run, do_it)
     except asyncio.CancelledError:
         abandoned.set()
         undo_it()
         raise
+    finally:
+        pool.shutdown(wait=False)

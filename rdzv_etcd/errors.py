@@ -7,10 +7,13 @@ plugin translates these into torch's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from rdzv_etcd.text import LINE, shown
+
+if TYPE_CHECKING:
+    from rdzv_etcd.core.over import WorldChange
 
 E = TypeVar("E", bound="RdzvEtcdError")
 
@@ -26,11 +29,21 @@ class RdzvEtcdError(Exception):
 
     def copy(self: E) -> E:
         """Return an equal error; what its traceback gets from now on, this one's does not."""
-        other = type(self).__new__(type(self), *self.args)
-        other.__dict__.update(self.__dict__)
+        other = _made_again(type(self), self.args, self.__dict__)
         other.__cause__, other.__context__ = self.__cause__, self.__context__
         other.__suppress_context__ = self.__suppress_context__
         return other.with_traceback(self.__traceback__)
+
+    def __reduce__(self: E) -> tuple[Callable[..., E], tuple[object, ...]]:
+        """Let it be pickled and copied, whatever its constructor takes."""
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, object]) -> E:
+    error = kind.__new__(kind)
+    super(RdzvEtcdError, error).__init__(*args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class SettingsError(RdzvEtcdError, ValueError):
@@ -250,7 +263,7 @@ class WorldOverError(RendezvousFailedError):
     ``change`` says why, as :attr:`rdzv_etcd.World.change` does.
     """
 
-    def __init__(self, message: str = "", *, change: object = None) -> None:
+    def __init__(self, message: str = "", *, change: WorldChange | None = None) -> None:
         super().__init__(message)
         self.change = change
 

@@ -300,6 +300,11 @@ class Member:
         self.info = None
         self.forget_arrival()
 
+    def give_up_seat(self) -> None:
+        """Note that this node works in no world, though it has just become a member of one."""
+        self.phase = Phase.IDLE
+        self.record = None
+
     def watch_early(self) -> None:
         """Note that others will look after this node, and may be wrong about it."""
         self.watches_early = True

@@ -12,12 +12,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from rdzv_etcd.etcd.channels import Metadata, bind
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.etcd.server import ClosedError, Stream
+from rdzv_etcd.etcd.server import ClosedError, LenderClosedError, Stream
+
+_CLOSED_BY_OWNER = (
+    "the etcd3 client that was lent to this one has been closed: keep it open until all that use "
+    "it have left"
+)
 
 
 class BorrowedServer:
@@ -38,7 +44,9 @@ class BorrowedServer:
         self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
     ) -> Any:
         self._require_open()
-        call = self._calls[method].future(request, timeout=timeout_s, metadata=metadata)
+        call = _begun(
+            partial(self._calls[method].future, request, timeout=timeout_s, metadata=metadata)
+        )
         done = asyncio.get_running_loop().create_future()
         call.add_done_callback(_wake(done))
         self._open.add(call)
@@ -49,8 +57,8 @@ class BorrowedServer:
             raise
         finally:
             self._open.discard(call)
-        if self._closed and call.cancelled():
-            raise ClosedError("the client was closed")
+        if call.cancelled():
+            raise ClosedError("the client was closed" if self._closed else _CLOSED_BY_OWNER)
         error = call.exception()
         if error is not None:
             raise error
@@ -87,7 +95,7 @@ class _ThreadedStream:
         self._replies: asyncio.Queue[Any] = asyncio.Queue()
         self._forget = forget
         self._ended = False
-        self._call = method(iter(self._requests.get, None), metadata=metadata)
+        self._call = _begun(partial(method, iter(self._requests.get, None), metadata=metadata))
         threading.Thread(
             target=self._read_all, name="rdzv-etcd borrowed stream", daemon=True
         ).start()
@@ -120,6 +128,14 @@ class _ThreadedStream:
 
     def _hand_over(self, reply: Any) -> None:
         _call_in(self._loop, lambda: self._replies.put_nowait(reply))
+
+
+def _begun(begin: Callable[[], Any]) -> Any:
+    """Begin a call. Raises LenderClosedError."""
+    try:
+        return begin()
+    except ValueError as error:  # all that gRPC says of a channel that was closed
+        raise LenderClosedError(f"{_CLOSED_BY_OWNER} ({error})") from None
 
 
 def _wake(waiter: asyncio.Future[None]) -> Callable[[Any], None]:

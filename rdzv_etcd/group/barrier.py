@@ -4,9 +4,9 @@ What it writes is in :mod:`rdzv_etcd.schema.barrier_requests`.
 
 A name may be used again and again: each use is a *turn*. Every member counts for itself how often
 it has passed, and they agree, because nobody passes a turn that not all have reached: the turn is
-decided by one transaction that arrives and counts, and a member that gives up takes its arrival
-back in one that counts as well. The last to arrive says so in one key that the others watch: N
-notifications, not N².
+decided by one transaction that arrives and counts, and a member that gives up, for whatever
+reason, takes its arrival back in one that counts as well. The last to arrive says so in one key
+that the others watch: N notifications, not N².
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from rdzv_etcd.arguments import seconds
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -23,6 +24,7 @@ from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
     LeaseNotFoundError,
+    MisuseError,
     RevisionRegressedError,
     WatchLostError,
     WorldOverError,
@@ -35,9 +37,12 @@ from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.world_over import until_over
 from rdzv_etcd.schema import barrier_requests as requests
 from rdzv_etcd.schema.keys import BarrierKeys
+from rdzv_etcd.text import shown
 
 _LAST_WORD_S = 5.0
 """How long etcd may take to say who is missing, or that all are there after all."""
+_LONGEST_NAME = 1000
+"""Characters of a barrier's name: it is part of every key of the barrier."""
 
 
 class Barriers:
@@ -53,12 +58,16 @@ class Barriers:
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again),
         BarrierBrokenError if the round changes meanwhile, JobClosedError if the job is closed,
-        RendezvousFailedError if this node leaves, and EtcdError.
+        MisuseError for what is no name or time limit, and while another call with this name is
+        under way, RendezvousFailedError if this node leaves, and EtcdError. However it ends before
+        all are there, cancelled for instance, this member does not count as being there.
         """
+        _check_name(name)
+        limit_s = seconds(timeout_s)
         barrier = self._barriers.get(name)
         if barrier is None:
             barrier = self._barriers[name] = _Barrier(self._node, self._seat, name)
-        await barrier.wait(timeout_s)
+        await barrier.wait(limit_s)
 
 
 class _Barrier:
@@ -72,35 +81,50 @@ class _Barrier:
         self._what = f"barrier {name!r}"
         self._passed = 0
         """How often this member has passed."""
-        self._one_at_a_time = asyncio.Lock()
+        self._waits = False
+        self._giving_up: asyncio.Future[None] | None = None
+        """Takes the arrival of the last call back; it may outlast that call."""
         self._keys = BarrierKeys.of(self._context.keys, seat.round, seat.epoch, name)
 
     async def wait(self, timeout_s: float) -> None:
+        if self._waits:
+            raise MisuseError(
+                f"this member waits at {self._what} already: a member is there once, so let one "
+                "thread call it, or give each thread a barrier with a name of its own"
+            )
+        self._waits = True
+        try:
+            await self._wait(timeout_s)
+        finally:
+            self._waits = False
+
+    async def _wait(self, timeout_s: float) -> None:
         clock = self._context.clock
         until_s = clock.now_s() + timeout_s
-        async with self._one_at_a_time:
-            turn = self._passed + 1
-            try:
-                await clock.wait_for(self._first_of(turn), max(0.0, until_s - clock.now_s()))
-            except TimeoutError:
-                if not await self._give_up(turn):
-                    raise await self._timeout(turn, timeout_s) from None
-            self._passed = turn
-
-    async def _first_of(self, turn: int) -> None:
-        """Pass, or raise why this turn will not be passed any more."""
-        over = asyncio.ensure_future(until_over(self._node, self._seat, self._what))
+        if self._giving_up is not None:
+            await asyncio.wait({self._giving_up})
         if self._node.change_of(self._seat) is not None:
-            raise _broken(await over)
+            raise _broken(await until_over(self._node, self._seat, self._what))
+        turn = self._passed + 1
+        try:
+            await clock.wait_for(self._pass_unless_over(turn), max(0.0, until_s - clock.now_s()))
+            self._passed = turn
+        except BaseException as error:
+            self._giving_up = asyncio.ensure_future(self._give_up(turn))
+            await asyncio.shield(self._giving_up)
+            if self._passed < turn and isinstance(error, TimeoutError):
+                raise await self._timeout(turn, timeout_s) from None
+            if self._passed < turn or not isinstance(error, Exception):
+                raise
+
+    async def _pass_unless_over(self, turn: int) -> None:
+        """Pass, or raise that the world is over."""
+        over = asyncio.ensure_future(until_over(self._node, self._seat, self._what))
         passing = asyncio.ensure_future(self._pass(turn))
         try:
             await asyncio.wait({passing, over}, return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
-                error = over.result()
-                # Others may have passed and gone on: to leave, to join again, to close the job.
-                if await self._has_passed(turn):
-                    return
-                raise _broken(error)
+                raise _broken(over.result())
             passing.result()
         finally:
             passing.cancel()
@@ -185,35 +209,33 @@ class _Barrier:
                     return
         raise EtcdUnavailableError("the connection was closed while this node waited at a barrier")
 
-    async def _announce(self, turn: int, done: KeyValue | None) -> None:
+    async def _announce(
+        self, turn: int, done: KeyValue | None, timeout_s: float | None = None
+    ) -> None:
         """Say that all have been there ``turn`` times; ``done`` is what was said last."""
         while requests.turns(done) < turn:
             txn = requests.announce(self._keys, turn, self._seat.job_lease, done)
-            result = await self._context.etcd.txn(txn, repeatable=True)
+            result = await self._context.etcd.txn(txn, timeout_s=timeout_s, repeatable=True)
             if result.succeeded:
                 return
             done = requests.done_in(result)
 
-    # -- the limit --------------------------------------------------------------------------------
+    # -- giving up --------------------------------------------------------------------------------
 
-    async def _give_up(self, turn: int) -> bool:
-        """Take the arrival back, so that nobody counts on it; tell whether all are there anyway."""
+    async def _give_up(self, turn: int) -> None:
+        """Take the arrival back, so that nobody counts on it; or pass, if all are there anyway.
+
+        Others may have passed already and gone on: to leave, to join again, to close the job.
+        """
         txn = requests.take_back(self._keys, turn, self._context.identity.node_id)
         with contextlib.suppress(EtcdError):  # it goes with the session, or is there at the retry
             result = await self._context.etcd.txn(txn, timeout_s=_LAST_WORD_S)
             here, done = requests.answers(result)
-            if here >= self._seat.size and requests.turns(done) < turn:
-                await self._announce(turn, done)
-                return True
-            return requests.turns(done) >= turn
-        return False
-
-    async def _has_passed(self, turn: int) -> bool:
-        with contextlib.suppress(EtcdError):
-            read = requests.read_done(self._keys)
-            found = await self._context.etcd.get(read, timeout_s=_LAST_WORD_S)
-            return requests.turns(found.kvs[0] if found.kvs else None) >= turn
-        return False
+            if here >= self._seat.size:
+                await self._announce(turn, done, _LAST_WORD_S)
+                self._passed = turn
+            elif requests.turns(done) >= turn:
+                self._passed = turn
 
     async def _timeout(self, turn: int, timeout_s: float) -> BarrierTimeoutError:
         seat = self._seat
@@ -234,6 +256,18 @@ class _Barrier:
         here.add(self._context.identity.node_id)  # it was there until now
         members = await members_of(self._context, self._seat)
         return [member for member in members if member not in here]
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise MisuseError(
+            f"a barrier's name must be text, not {type(name).__name__}: {shown(repr(name), 80)}"
+        )
+    if len(name) > _LONGEST_NAME:
+        raise MisuseError(
+            f"the barrier's name {shown(name, 80)!r} has {len(name)} characters; it must have at "
+            f"most {_LONGEST_NAME}"
+        )
 
 
 def _broken(error: Exception) -> Exception:

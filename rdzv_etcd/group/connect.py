@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.settings import Settings, settings_from_config
-from rdzv_etcd.settings.config import EPOCH_VARIABLE
+from rdzv_etcd.settings.config import EPOCH_VARIABLE, whole_or_none
+from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.text import shown
 
 if TYPE_CHECKING:
@@ -104,8 +105,11 @@ def settings_for(
     """What :func:`connect` makes of its arguments. Raises
     :class:`~rdzv_etcd.errors.SettingsError`."""
     fewest, most = _fewest_and_most(nodes)
+    for name in options:
+        if name in WITHOUT_MEANING:
+            raise SettingsError(f"{name} is an option for torchrun only: {WITHOUT_MEANING[name]}")
     return settings_from_config(
-        endpoint=endpoints if isinstance(endpoints, str) else ",".join(endpoints),
+        endpoint=_endpoints(endpoints),
         job_id=job,
         min_nodes=fewest,
         max_nodes=most,
@@ -117,10 +121,23 @@ def settings_for(
     )
 
 
+def _endpoints(endpoints: object) -> str:
+    several = [endpoints] if isinstance(endpoints, str) else endpoints
+    if isinstance(several, Iterable) and not isinstance(several, bytes):
+        texts = list(several)
+        if texts and all(isinstance(text, str) and text.strip() for text in texts):
+            return ",".join(texts)
+    raise SettingsError(
+        f"endpoints is {shown(repr(endpoints), 100)}; it must be the address of an etcd, such as "
+        "'etcd-host:2379', or a list of those of its members"
+    )
+
+
 def _fewest_and_most(nodes: object) -> tuple[int, int]:
-    pair = (nodes, nodes) if isinstance(nodes, int) else nodes
-    match pair:
-        case (int() as fewest, int() as most):
+    pair = nodes if isinstance(nodes, tuple | list) else (nodes, nodes)
+    if len(pair) == 2:
+        fewest, most = map(whole_or_none, pair)
+        if fewest is not None and most is not None:
             return fewest, most
     raise SettingsError(
         f"nodes is {shown(repr(nodes), 100)}; it must be a number, or a pair of the fewest and the "

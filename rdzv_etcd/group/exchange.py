@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from functools import partial
 
+from rdzv_etcd.arguments import Bytes, as_bytes, seconds
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -23,7 +24,11 @@ from rdzv_etcd.kv.store import KeyValueStore
 
 class Exchange:
     """All exchanges of one world, on one of its members. They are counted: the first of every
-    member belongs together, then the second."""
+    member belongs together, then the second.
+
+    Who gives in a turn has taken all of the turn before, for which everybody had to be done with
+    the one before that. So it deletes what it gave there, and two turns are all that is ever kept.
+    """
 
     def __init__(self, node: Node, seat: Seat) -> None:
         context = node.context
@@ -41,14 +46,17 @@ class Exchange:
         """What this member has given in the turn that is not done: some may have read it."""
         self._one_at_a_time = asyncio.Lock()
 
-    async def give(self, data: bytes, timeout_s: float) -> list[bytes]:
+    async def give(self, data: Bytes, timeout_s: float) -> list[bytes]:
         """Give ``data``; return what every member gave, by rank, once all have.
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again, and what
-        was given first stands), WorldOverError, JobClosedError, MisuseError while another call is
-        under way, RequestTooLargeError, RendezvousFailedError if this node leaves, and EtcdError.
+        was given first stands), WorldOverError, JobClosedError, MisuseError for what is no bytes
+        or no time limit, and while another call is under way, RequestTooLargeError,
+        RendezvousFailedError if this node leaves, and EtcdError.
         """
-        until_s = self._node.context.clock.now_s() + timeout_s
+        given = as_bytes("what is given in an exchange", data)
+        limit_s = seconds(timeout_s)
+        until_s = self._node.context.clock.now_s() + limit_s
         if self._one_at_a_time.locked():
             raise MisuseError(
                 "this member is in an exchange already: exchanges are counted, and which of two at "
@@ -61,11 +69,11 @@ class Exchange:
                     self._node,
                     self._seat,
                     f"exchange {turn}",
-                    partial(self._give, turn, data, until_s),
+                    partial(self._give, turn, given, until_s),
                     partial(self._take, turn, 0.0),
                 )
             except StoreTimeoutError as error:
-                raise await self._timeout(turn, timeout_s, error) from None
+                raise await self._timeout(turn, limit_s, error) from None
             self._done, self._given = turn, None
             return all_data
 
@@ -73,12 +81,18 @@ class Exchange:
         if self._given is None:
             self._given = data
         try:
-            key = _key(turn, self._seat.rank)
-            await self._store.set(key, self._given, self._left_s(until_s))
+            await self._put(turn, self._given, self._left_s(until_s))
         except RequestTooLargeError:
             self._given = None
             raise
         return await self._take(turn, self._left_s(until_s))
+
+    async def _put(self, turn: int, data: bytes, timeout_s: float) -> None:
+        key = _key(turn, self._seat.rank)
+        if turn <= 2:
+            await self._store.set(key, data, timeout_s)
+        else:
+            await self._store.set_instead(key, data, _key(turn - 2, self._seat.rank), timeout_s)
 
     async def _take(self, turn: int, timeout_s: float) -> list[bytes]:
         everybody = [_key(turn, rank) for rank in range(self._seat.size)]

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure
@@ -199,6 +200,8 @@ class Group:
     def _one_join(self, bound: Listener | None = None) -> Iterator[Listener]:
         """Refuse another join meanwhile; give the socket of this one, and close it if it fails.
 
+        If it is interrupted when it is done already, the world that it led to is left.
+
         ``bound`` is one that the caller has made.
         """
         if not self._joining.acquire(blocking=False):
@@ -211,17 +214,21 @@ class Group:
             )
         try:
             self._note_change()
+            epoch = self._node.epoch
             listener = self._part.begin_join() or bound or self._bind()
             try:
                 yield listener
             except BaseException:
                 listener.close()
+                self._part.begin(self._node.give_up_seat(joined_after=epoch))
                 raise
         finally:
             self._joining.release()
 
     async def _arrive(self, listener: Listener, timeout_s: float | None) -> Seat:
-        limit_s = self._settings.timing.join_timeout_s if timeout_s is None else timeout_s
+        limit_s = seconds_or_none(timeout_s)
+        if limit_s is None:
+            limit_s = self._settings.timing.join_timeout_s
         return await self._node.join(listener.address, listener.port, limit_s)
 
     def _enter(self, listener: Listener, seat: Seat) -> World:
@@ -298,11 +305,18 @@ class Group:
 
         Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
         that if this node was about to form the first round. Idempotent; never raises because etcd
-        is away (then the lease expires by itself).
+        is away (then the lease expires by itself). On the library's own thread, where a logging
+        handler or a ``__del__`` method may find itself, it does not wait until that is done.
         """
         self._note_change()
         self._finalizer.detach()
         self._part.leave(reason)
+
+    def _begin_to_leave(self, reason: str, then: Callable[[], None]) -> bool:
+        """Leave without blocking; ``then`` is called when that is done. ``False``: it has left."""
+        self._note_change()
+        self._finalizer.detach()
+        return self._part.begin_to_leave(reason, then)
 
     @property
     def has_left(self) -> bool:

@@ -141,6 +141,8 @@ class Joining:
             case ReadSlice(record):
                 await self._read_slice(record)
             case Arrive():
+                if limits.trouble is None and self._is_over():
+                    raise await self._timeout()
                 await self._arrive()
             case _:
                 await self._wait()

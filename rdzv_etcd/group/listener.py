@@ -129,7 +129,7 @@ def _find_address(endpoints: Sequence[Endpoint]) -> str:
 def _sources_towards(endpoint: Endpoint) -> list[_Address]:
     try:
         infos = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be like that
         # Not fatal here: connecting to etcd fails with a better message.
         _log.debug("cannot resolve etcd endpoint %s: %s", endpoint.target, error)
         return []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from rdzv_etcd.errors import ForkedProcessError, RdzvEtcdError
+from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError
 
 T = TypeVar("T")
 
@@ -75,16 +75,16 @@ class LoopHold:
         if self._give_up():
             thread.stop()
 
-    def release_after(self, last_work: Coroutine[Any, Any, None]) -> None:
-        """Run ``last_work`` on the loop and then give up the hold, without waiting for either.
+    def release_after(
+        self, last_work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Run ``last_work`` on the loop and then give up the hold, without waiting for either;
+        ``then`` is called when both are done, on the loop's thread as a rule, and must not block.
 
         For finalizers, which run in any thread, the loop's included, in the midst of anything.
         """
-        if self._thread.is_foreign or self._released:
-            last_work.close()
-            return
-        with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
-            self._thread.begin(_Call(self._work_and_release(last_work)))
+        over = self._thread.is_foreign or self._released
+        self.begin(last_work if over else self._work_and_release(last_work), then)
 
     async def _work_and_release(self, last_work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -94,6 +94,24 @@ class LoopHold:
         finally:
             if self._give_up():
                 self._thread.end()
+
+    def begin(
+        self, work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Run ``work`` on the loop, if the hold is not released, and then call ``then``; do not
+        wait for either."""
+        if not (self._thread.is_foreign or self._released):
+            with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
+                self._thread.begin(_Call(work, then))
+                return
+        work.close()
+        if then is not None:
+            then()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is called on the loop's own thread, which can wait for nothing."""
+        return not self._thread.is_foreign and self._thread.is_current
 
     def _give_up(self) -> bool:
         """Give up the hold; tell whether it was the thread's last one."""
@@ -132,17 +150,12 @@ class LoopHold:
 
         Raises :class:`TimeoutError` after ``timeout_s``; ``coro`` is cancelled then. If a signal
         handler raises in the waiting thread, ``coro`` is cancelled and given ``CANCEL_GRACE_S`` to
-        tidy up before the handler's exception goes on. Raises :class:`RuntimeError` on the loop's
-        own thread, after the release, in a forked child
-        (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if the loop thread stops meanwhile.
+        tidy up before the handler's exception goes on. Raises
+        :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread, and :class:`RuntimeError`
+        after the release, in a forked child (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if
+        the loop thread stops meanwhile.
         """
         thread = self._usable(coro)
-        if thread.is_current:
-            coro.close()
-            raise RuntimeError(
-                "LoopHold.run() was called on the event-loop thread, which it would block for "
-                "ever; await the coroutine instead"
-            )
         call = _Call(coro)
         try:
             thread.begin(call)
@@ -166,18 +179,7 @@ class LoopHold:
         the cancellation goes on. Raises as :meth:`run`.
         """
         thread = self._usable(coro)
-        if thread.is_current:
-            coro.close()
-            raise RuntimeError(
-                "LoopHold.call() was called on the library's own event loop; await the coroutine"
-            )
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
-
+        ended, tell = told_from_a_thread()
         call = _Call(coro, tell)
         try:
             thread.begin(call)
@@ -196,7 +198,26 @@ class LoopHold:
         if self._released:
             coro.close()
             raise RuntimeError("this LoopHold has been released")
+        if self._thread.is_current:
+            coro.close()
+            raise MisuseError(
+                f"this call was made on the library's own thread {THREAD_NAME!r}, which does the "
+                "work that it waits for: by a logging handler, a __del__ method or a callback. "
+                "Make it on another thread"
+            )
         return self._thread
+
+
+def told_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """Return a future of the running loop, and what any thread may call to set it."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(lambda: None if told.done() else told.set_result(None))
+
+    return told, tell
 
 
 class _Call(Generic[T]):

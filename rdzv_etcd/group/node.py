@@ -6,6 +6,7 @@ Everything here runs on one event loop; :mod:`rdzv_etcd.group.group` is its bloc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Closure, Control
 from rdzv_etcd.core.over import WorldChange, losses, why_over
 from rdzv_etcd.core.steps import waiting_count
-from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group import job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
@@ -66,6 +67,11 @@ class Node:
     @property
     def phase(self) -> Phase:
         return self._member.phase
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the world that this node was in last; 0 before the first."""
+        return self._member.epoch
 
     @property
     def control(self) -> Control:
@@ -196,6 +202,25 @@ class Node:
             return await joining.run(address, port, 0 if self._peers is None else self._peers.port)
         finally:
             telling.cancel()
+
+    async def give_up_seat(self, joined_after: int) -> None:
+        """Leave the world of an epoch after ``joined_after``, if this node has become a member of
+        one: the caller of that join was interrupted, and will not work in it.
+
+        The others are told at once. The node may join again meanwhile.
+        """
+        context, member = self._context, self._member
+        was = member.phase
+        if was is not Phase.MEMBER or member.epoch <= joined_after:
+            return
+        member.give_up_seat()
+        context.wakeup.notify()
+        with contextlib.suppress(EtcdError):  # then the lease runs out
+            await leaving.say_goodbye(
+                context, member, self._leadership, "was interrupted in its join", was
+            )
+        if member.phase is Phase.IDLE:
+            member.give_up_join()
 
     # -- the end --------------------------------------------------------------------------------
 

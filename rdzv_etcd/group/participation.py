@@ -13,7 +13,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
@@ -113,6 +113,10 @@ class Participation:
             # The loop thread was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it on the loop without waiting for it, unless this node has left."""
+        self.loop_thread.begin(work)
+
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
         try:
@@ -128,6 +132,9 @@ class Participation:
 
     def leave(self, reason: str) -> None:
         """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
+        if self.loop_thread.is_current:  # which cannot wait for itself
+            self.begin_to_leave(reason)
+            return
         if not self._begin_to_leave():
             return
         try:
@@ -135,11 +142,20 @@ class Participation:
         finally:
             self.loop_thread.release()
 
+    def begin_to_leave(self, reason: str, then: Callable[[], None] | None = None) -> bool:
+        """Begin to leave without waiting for it; ``then`` is called, in some thread, at its end.
+
+        ``False`` if this node has left, or is about to: ``then`` is not called.
+        """
+        if not self._begin_to_leave():
+            return False
+        self.loop_thread.release_after(self._leave(reason), then)
+        return True
+
     def drop(self) -> None:
-        """Begin to leave, without waiting for it: may be called anywhere, by the garbage collector
-        in the midst of anything."""
-        if self._begin_to_leave():
-            self.loop_thread.release_after(self._leave("was dropped by the program"))
+        """Begin to leave: may be called anywhere, by the garbage collector in the midst of
+        anything."""
+        self.begin_to_leave("was dropped by the program")
 
     def describe(self) -> str:
         """Tell who it is and for how long it has been there."""
@@ -205,11 +221,13 @@ def warn_of_others(place: tuple[str, JobKeys]) -> None:
 def leave_all(job_id: str | None = None) -> None:
     """Let every node of this process leave, or all of one job; for what an interrupted run left.
 
-    Blocks and raises as :meth:`rdzv_etcd.group.group.Group.leave`.
+    Blocks and raises as :meth:`rdzv_etcd.group.group.Group.leave`; one that fails to leave keeps no
+    other from it.
     """
-    for each in tuple(_open):
-        if job_id in (None, each.place[1].job_id):
-            each.leave("left over")
+    with contextlib.ExitStack() as stack:  # it goes through all, and raises in the end
+        for each in tuple(_open):
+            if job_id in (None, each.place[1].job_id):
+                stack.callback(each.leave, "left over")
 
 
 def _joined_here(place: tuple[str, JobKeys]) -> list[Participation]:

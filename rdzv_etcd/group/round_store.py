@@ -6,10 +6,11 @@ What each operation promises and costs is in :mod:`rdzv_etcd.kv.store`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd
@@ -50,8 +51,9 @@ class RoundStore:
 
     Values are bytes, keys any text. All methods may be called from any thread and block for at most
     ``timeout_s`` seconds (``None``: without limit), also while etcd is away. They raise
-    :class:`~rdzv_etcd.errors.StoreTimeoutError`, :class:`~rdzv_etcd.errors.EtcdError`, and
-    :class:`~rdzv_etcd.errors.RendezvousFailedError` when this node has left.
+    :class:`~rdzv_etcd.errors.StoreTimeoutError`, :class:`~rdzv_etcd.errors.EtcdError`,
+    :class:`~rdzv_etcd.errors.RendezvousFailedError` when this node has left, and
+    :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant.
 
     Those that wait for other members (``get``, ``multi_get``, ``wait``, ``queue_pop``) give up when
     the world is over, with :class:`~rdzv_etcd.errors.WorldOverError`, or
@@ -92,33 +94,36 @@ class RoundStore:
         self, key: str, timeout_s: float | None = TIMEOUT_S, *, even_if_over: bool = False
     ) -> bytes:
         """Return the value; waits for a missing key."""
-        what = None if even_if_over else f"store key {key!r}"
+        what = None if even_if_over else f"store key {named_key(key)}"
         return self._run(lambda limit_s: self._store.get(key, limit_s), timeout_s, what)
 
     def multi_get(
         self,
-        keys: Sequence[str],
+        keys: Iterable[str],
         timeout_s: float | None = TIMEOUT_S,
         *,
         even_if_over: bool = False,
     ) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
+        keys = several_keys(keys)
         what = None if even_if_over else named(keys)
         return self._run(lambda limit_s: self._store.multi_get(keys, limit_s), timeout_s, what)
 
     def wait(
         self,
-        keys: Sequence[str],
+        keys: Iterable[str],
         timeout_s: float | None = TIMEOUT_S,
         *,
         even_if_over: bool = False,
     ) -> None:
         """Return when there is a value or a queue's item under each key."""
+        keys = several_keys(keys)
         what = None if even_if_over else named(keys)
         self._run(lambda limit_s: self._store.wait(keys, limit_s), timeout_s, what)
 
-    def check(self, keys: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> bool:
+    def check(self, keys: Iterable[str], timeout_s: float | None = TIMEOUT_S) -> bool:
         """Tell at once whether all keys exist."""
+        keys = several_keys(keys)
         return self._run(lambda limit_s: self._store.check(keys, limit_s), timeout_s)
 
     def num_keys(self, timeout_s: float | None = TIMEOUT_S) -> int:
@@ -137,11 +142,11 @@ class RoundStore:
 
     def multi_set(self, values: Mapping[str, bytes], timeout_s: float | None = TIMEOUT_S) -> None:
         """Set all; raises :class:`~rdzv_etcd.errors.RequestTooLargeError`."""
-        items = list(values.items())
+        items = several_items(values)
         self._run(lambda limit_s: self._store.multi_set(items, limit_s), timeout_s)
 
     def add(self, key: str, amount: int, timeout_s: float | None = TIMEOUT_S) -> int:
-        """Add to a number (a missing key is zero) and return the sum; never counts twice.
+        """Add a whole number (a missing key is zero) and return the sum; never counts twice.
 
         Raises :class:`ValueError` if the value is no 64-bit number.
         """
@@ -181,7 +186,7 @@ class RoundStore:
         even_if_over: bool = False,
     ) -> bytes | None:
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
-        what = None if even_if_over else f"queue {key!r}"
+        what = None if even_if_over else f"queue {named_key(key)}"
         return self._run(
             lambda limit_s: self._store.queue_pop(key, limit_s, block=block),
             timeout_s,
@@ -207,8 +212,9 @@ class RoundStore:
         *,
         last_look: bool = True,
     ) -> T:
-        backstop_s = None if timeout_s is None else timeout_s + _BACKSTOP_S
-        work = self._work(operation, timeout_s, waits_for, last_look=last_look)
+        limit_s = seconds_or_none(timeout_s)
+        backstop_s = None if limit_s is None else limit_s + _BACKSTOP_S
+        work = self._work(operation, limit_s, waits_for, last_look=last_look)
         try:
             return self._runner.run(work, backstop_s)
         except TimeoutError as error:
@@ -231,6 +237,6 @@ class RoundStore:
 
 
 def named(keys: Sequence[str]) -> str:
-    some = ", ".join(repr(key) for key in keys[:3])
+    some = ", ".join(named_key(key) for key in keys[:3])
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return f"store keys {some}{more}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_name
 from rdzv_etcd.core.over import WorldChange
-from rdzv_etcd.errors import RendezvousFailedError
+from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.exchange import Exchange
 from rdzv_etcd.group.listener import Listener
@@ -45,8 +46,15 @@ class WorldMember:
     """Its host's name."""
     address: str
     """Where the other members reach it: a host name or an IP address."""
-    data: Mapping[str, object]
-    """What it gave as ``data``."""
+    data: Mapping[str, object] = field(hash=False)
+    """What it gave as ``data``; read-only, and ``dict(member.data)`` is a copy."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", MappingProxyType(dict(self.data)))
+
+    def __reduce__(self) -> tuple[type[WorldMember], tuple[object, ...]]:
+        given = (self.rank, self.node_id, self.host, self.address, dict(self.data))
+        return WorldMember, given
 
 
 class World:
@@ -56,22 +64,9 @@ class World:
     All methods may be called from any thread.
     """
 
-    rank: int
-    """This node's rank, from 0."""
-    size: int
-    """How many members there are."""
-    epoch: int
-    """Fencing token: grows from world to world of a job, through restarts and losses of etcd. Store
-    it with what outlives the world, and refuse to overwrite what has a newer one."""
-    round: int
-    """Counts the worlds of one run of the job, from 1; for people."""
-    master: Master
-
     def __init__(self, group: Group, part: Participation, seat: Seat) -> None:
         """Made by :meth:`rdzv_etcd.Group.join`."""
-        self.rank, self.size = seat.rank, seat.size
-        self.epoch, self.round = seat.epoch, seat.round
-        self.master = Master(seat.master_address, seat.master_port)
+        self._master = Master(seat.master_address, seat.master_port)
         self._group = group  # whoever works in a world takes part, also without the group
         self._part = part
         self._seat = seat
@@ -84,6 +79,34 @@ class World:
             f"<World rank={self.rank} size={self.size} epoch={self.epoch} round={self.round} "
             f"master={self.master.address}:{self.master.port}>"
         )
+
+    # -- its place in the job ---------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This node's rank, from 0."""
+        return self._seat.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return self._seat.size
+
+    @property
+    def epoch(self) -> int:
+        """Fencing token: grows from world to world of a job, through restarts and losses of etcd.
+        Store it with what outlives the world, and refuse to overwrite what has a newer one."""
+        return self._seat.epoch
+
+    @property
+    def round(self) -> int:
+        """Counts the worlds of one run of the job, from 1; for people."""
+        return self._seat.round
+
+    @property
+    def master(self) -> Master:
+        """Where rank 0 is reached by the others."""
+        return self._master
 
     # -- who is in it -----------------------------------------------------------------------------
 
@@ -145,9 +168,14 @@ class World:
 
         ``timeout_s=None``: no limit. It is over, too, when this node leaves or cannot go on.
         """
+        limit_s = seconds_or_none(timeout_s)
         if not self.over:
-            with contextlib.suppress(TimeoutError, RendezvousFailedError):
-                self._part.run(self._until_over(timeout_s))
+            try:
+                self._part.run(self._until_over(limit_s))
+            except MisuseError:
+                raise
+            except (TimeoutError, RendezvousFailedError):
+                pass
         return self.over
 
     async def _until_over(self, timeout_s: float | None) -> None:
@@ -159,28 +187,31 @@ class World:
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Block until every member has called this with the same ``name``.
 
-        A name that is used again is a new barrier. After ``timeout_s`` seconds it blocks for up to
-        some 10 seconds more if etcd is slow to say who is missing. Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (this node then does not count as being
-        there; to call it again is to try again), :class:`~rdzv_etcd.errors.BarrierBrokenError` when
-        the world gets over meanwhile, :class:`~rdzv_etcd.errors.JobClosedError` when the job is
-        closed, :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
+        A name of at most 1000 characters; one that is used again is a new barrier. Use few names
+        again and again: what each leaves in etcd stays until the world is over. After ``timeout_s``
+        seconds it blocks for up to some 10 seconds more if etcd is slow to say who is missing.
+        Whoever gives up, or is interrupted, does not count as being there; to call it again is to
+        try again. Raises :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
+        :class:`~rdzv_etcd.errors.BarrierBrokenError` when the world gets over meanwhile,
+        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
+        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is at this barrier, and
+        :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
         self._part.run(self._barriers.wait(name, timeout_s))
 
-    def exchange(self, data: bytes, timeout_s: float = 300.0) -> list[bytes]:
+    def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """Give every member these bytes; return what each has given, by rank, once all have.
 
         A barrier at which values change hands. The calls are counted: the first of every member
         belongs together, then the second. What one member gives must fit into one request to etcd
-        (1.5 MiB by default), and all of them are read by all. Blocks for at most ``timeout_s``
-        seconds, and some seconds more to say who is missing. Raises
+        (1.5 MiB by default), and all of them are read by all; etcd keeps those of two calls. Blocks
+        for at most ``timeout_s`` seconds, and some seconds more to say who is missing. Raises
         :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again; what was
         given first stands, for others may have it),
         :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
-        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is in an exchange of this
-        world, :class:`~rdzv_etcd.errors.EtcdError`.
+        :class:`~rdzv_etcd.errors.MisuseError` at once for what is no bytes, and if another thread
+        is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._part.run(self._exchange.give(data, timeout_s))
 

@@ -5,6 +5,7 @@ An item is a key of its own; etcd's creation revisions are the order. Knows noth
 
 from __future__ import annotations
 
+from rdzv_etcd.arguments import named_key
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWriter
@@ -49,7 +50,7 @@ class Queues:
             taken = await self._take(oldest, deadline)
             if taken is not None:
                 return taken
-            deadline.require(f"queue_pop of {key!r}")
+            deadline.require(f"queue_pop of {named_key(key)}")
 
     async def length(self, key: str, deadline: Deadline) -> int:
         counting = requests.count(self._keys.queue(key))

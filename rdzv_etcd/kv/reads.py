@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from rdzv_etcd.arguments import KEY_SHOWN
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
 from rdzv_etcd.etcd.after_read import puts_after
@@ -18,6 +19,7 @@ from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.kv.writes import Deadline
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange, span
+from rdzv_etcd.text import shown as shown_text
 
 T = TypeVar("T")
 
@@ -256,7 +258,7 @@ class _Any:
 
 
 def _timed_out(deadline: Deadline, names: Sequence[str]) -> StoreTimeoutError:
-    shown = ", ".join(names[:_NAMED_KEYS])
+    shown = ", ".join(shown_text(name, KEY_SHOWN) for name in names[:_NAMED_KEYS])
     more = f" and {len(names) - _NAMED_KEYS} more" if len(names) > _NAMED_KEYS else ""
     return StoreTimeoutError(
         f"wait timeout after {round(1000 * (deadline.timeout_s or 0))}ms, keys: {shown}{more}",

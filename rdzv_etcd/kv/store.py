@@ -15,13 +15,15 @@ multi_get and multi_set, one per 5,000 for num_keys and list_keys. When somethin
 for, one watch, and another read if something was written before the watch began.
 
 All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
-by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`.
+by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`, and
+:class:`~rdzv_etcd.errors.MisuseError` for keys, values and amounts that are none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rdzv_etcd.arguments import encoded_key, named_key, value_of, whole
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, KeyValue
@@ -127,8 +129,20 @@ class KeyValueStore:
         Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`, naming the largest value's key.
         """
         deadline = self._deadline(timeout_s)
-        batches = list(_batches(list(dict(items).items())))
+        values = {key: value_of(key, value) for key, value in items}
+        batches = list(_batches(list(values.items())))
         await side_by_side([self._set_batch(batch, deadline) for batch in batches])
+
+    async def set_instead(
+        self, key: str, value: bytes, former: str, timeout_s: float | None
+    ) -> None:
+        """Set the value and delete another key, both at once; raises as :meth:`multi_set`."""
+        body = requests.put_all(
+            [(self._keys.value(key), encode_value(value))],
+            self._lease_id,
+            [self._keys.value(former)],
+        )
+        await self._apply(key, len(value), body, self._deadline(timeout_s))
 
     async def delete(self, key: str, timeout_s: float | None) -> bool:
         """Delete the key and tell whether it was there."""
@@ -144,6 +158,7 @@ class KeyValueStore:
         A missing key is set if ``expected`` is empty; otherwise ``expected`` is returned, as
         torch's stores do.
         """
+        expected, desired = value_of(key, expected), value_of(key, desired)
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
         seen: KeyValue | None = None
@@ -162,10 +177,11 @@ class KeyValueStore:
                     return expected
             elif content_of(seen) != expected:
                 return content_of(seen)
-            deadline.require(f"compare_set of {key!r}")
+            deadline.require(f"compare_set of {named_key(key)}")
 
     async def append(self, key: str, value: bytes, timeout_s: float | None) -> None:
         """Append to the value; a missing key is set. What was there before is sent twice."""
+        value = value_of(key, value)
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
         seen: KeyValue | None = None
@@ -177,7 +193,7 @@ class KeyValueStore:
             if written.wrote:
                 return
             seen = await self._seen(name, written, deadline)
-            deadline.require(f"append to {key!r}")
+            deadline.require(f"append to {named_key(key)}")
 
     async def add(self, key: str, amount: int, timeout_s: float | None) -> int:
         """Add to the number and return the sum; a missing key counts as zero. Never counts twice.
@@ -185,6 +201,8 @@ class KeyValueStore:
         All numbers have 64 bits. Raises :class:`ValueError` if the key holds something that is no
         such number, in decimal.
         """
+        if type(amount) is not int:
+            amount = whole(f"the amount to add to store key {named_key(key)}", amount)
         amount = wrap(amount)
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
@@ -202,13 +220,13 @@ class KeyValueStore:
                 self._remember(kv)
                 return self._number(key, kv)
             seen = kv
-            deadline.require(f"add to {key!r}")
+            deadline.require(f"add to {named_key(key)}")
 
     # -- queues -----------------------------------------------------------------------------------
 
     async def queue_push(self, key: str, value: bytes, timeout_s: float | None) -> None:
         """Put an item at the end of a queue."""
-        await self._queues.push(key, value, self._deadline(timeout_s))
+        await self._queues.push(key, value_of(key, value), self._deadline(timeout_s))
 
     async def queue_pop(
         self, key: str, timeout_s: float | None, *, block: bool = True
@@ -242,7 +260,7 @@ class KeyValueStore:
             return await self._writes.apply(body, deadline)
         except RequestTooLargeError as error:
             raise RequestTooLargeError(
-                f"the write to store key {key!r} has {size} bytes, more than etcd "
+                f"the write to store key {named_key(key)} has {size} bytes, more than etcd "
                 "accepts in one request: 1.5 MiB unless its --max-request-bytes is raised"
             ) from error
 
@@ -275,8 +293,8 @@ class KeyValueStore:
         number = number_of(kv)
         if number is None:
             raise ValueError(
-                f"cannot add to store key {key!r}: its value {content_of(kv)[:40]!r} is not a "
-                "64-bit number"
+                f"cannot add to store key {named_key(key)}: its value {content_of(kv)[:40]!r} is "
+                "not a 64-bit number"
             )
         return number
 
@@ -310,7 +328,7 @@ def _batches(items: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str,
     batch: list[tuple[str, bytes]] = []
     size = 0
     for key, value in items:
-        added = len(key.encode()) + len(value)
+        added = len(encoded_key(key)) + len(value)
         if batch and (len(batch) == OPS_PER_TXN or size + added > BATCH_BYTES):
             yield batch
             batch, size = [], 0

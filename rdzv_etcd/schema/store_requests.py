@@ -58,9 +58,13 @@ def once(marker: bytes, uses: int, lease_id: int, body: Body) -> Txn:
     )
 
 
-def put_all(items: Sequence[tuple[bytes, bytes]], lease_id: int) -> Body:
+def put_all(
+    items: Sequence[tuple[bytes, bytes]], lease_id: int, forgotten: Sequence[bytes] = ()
+) -> Body:
+    """Put all, and delete what nobody will ask for any more."""
     puts = [Put(key, value, lease_id) for key, value in items]
-    return lambda wrote, _: Txn((), (*puts, wrote))
+    deletes = [Delete(key) for key in forgotten]
+    return lambda wrote, _: Txn((), (*puts, *deletes, wrote))
 
 
 def delete(key: bytes) -> Body:

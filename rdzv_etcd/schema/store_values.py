@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from rdzv_etcd.arguments import encoded_key
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import KeyValue, prefix_end
 from rdzv_etcd.schema.keys import KeyRange
@@ -38,8 +39,10 @@ class StoreKeys:
     range: KeyRange
 
     def value(self, key: str) -> bytes:
-        """Return the etcd key of a store key; every string is one, the empty one included."""
-        return self.range.start + b"k/" + key.encode().replace(_NUL, _NUL_IN_NAME)
+        """Return the etcd key of a store key; every string is one, the empty one included.
+
+        Raises MisuseError for what is none."""
+        return self.range.start + b"k/" + encoded_key(key).replace(_NUL, _NUL_IN_NAME)
 
     @property
     def values(self) -> KeyRange:

@@ -6,6 +6,7 @@ Knows how options relate to each other. The only I/O is reading the files the op
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ from rdzv_etcd.settings.definitions import (
 from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
 from rdzv_etcd.settings.given import Given
 from rdzv_etcd.settings.secrets import read_secret
+from rdzv_etcd.text import shown
 
 USER_VARIABLE = "RDZV_ETCD_USER"
 PASSWORD_VARIABLE = "RDZV_ETCD_PASSWORD"
@@ -74,7 +76,7 @@ def settings_from_config(
         timing=timing,
         local_addr=_local_addr(local_addr),
         data={} if data is None else data,
-        epoch_floor=epoch_floor or _epoch_floor(environ),
+        epoch_floor=_floor(epoch_floor) or _epoch_floor(environ),
         **{
             **given.fields(Settings),
             "prefix": _prefix(given),
@@ -83,6 +85,25 @@ def settings_from_config(
             "orphans": _choice(given, "orphans", Orphans, Orphans.LEAVE),
         },
     )
+
+
+def whole_or_none(number: object) -> int | None:
+    """Return a whole number, of whatever type that is one; ``None`` if it is none."""
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _floor(epoch_floor: object) -> int:
+    floor = whole_or_none(epoch_floor)
+    if floor is None:
+        raise SettingsError(
+            f"epoch_floor is {shown(repr(epoch_floor), 50)}; it must be a whole number"
+        )
+    return floor
 
 
 def _epoch_floor(environ: Mapping[str, str]) -> int:
@@ -243,11 +264,13 @@ def _prefix(given: Given) -> str:
     return f"/{stem}"
 
 
-def _local_addr(address: str | None) -> str | None:
-    if not address:
+def _local_addr(address: object) -> str | None:
+    if address in (None, ""):
         return None
-    if not re.fullmatch(r"[\w.:%-]+", address):
-        raise SettingsError(f"--local-addr {address!r} is neither a host name nor an address")
+    if not isinstance(address, str) or not re.fullmatch(r"[\w.:%-]+", address):
+        raise SettingsError(
+            f"--local-addr {shown(repr(address))} is neither a host name nor an address"
+        )
     return address
 
 
@@ -279,7 +302,9 @@ def _rank_key(given: Given, environ: Mapping[str, str]) -> str | None:
     return _encodable(f"the environment variable {name}", value)
 
 
-def _encodable(what: str, text: str) -> str:
+def _encodable(what: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise SettingsError(f"{what} is {shown(repr(text), 100)}; it must be text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -27,6 +27,8 @@ MAX_RANK_KEY = 1000
 """Characters of a rank key: every node that leads reads all of them."""
 MAX_DATA = 4096
 """Bytes of a node's data as JSON: every node that leads reads those of all."""
+MAX_DATA_DEPTH = 32
+"""Lists and dicts in each other in a node's data: how deep a reader can go is another's setting."""
 MAX_HOST = 255
 """Characters of a host's name."""
 
@@ -398,7 +400,7 @@ class Settings:
         _require_short("etcd_prefix", self.prefix, MAX_ID)
         _require_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
         _require_short("--local-addr", self.local_addr or "", MAX_HOST)
-        _check_data(self.data)
+        object.__setattr__(self, "data", _checked_data(self.data))
         if not 0 <= self.epoch_floor <= MAX_EPOCH_CLAIM:
             raise SettingsError(
                 f"epoch_floor is {shown(self.epoch_floor, 50)}; it must be from 0 to "
@@ -415,11 +417,19 @@ class Settings:
         return self.peer_silence_s
 
 
-def _check_data(data: object) -> None:
-    """Raise SettingsError unless the others would read exactly this."""
+def _checked_data(data: object) -> dict[str, object]:
+    """Return a copy; raise SettingsError unless the others would read exactly this."""
+    if isinstance(data, Mapping):
+        data = dict(data)
+    if _is_deeper(data, MAX_DATA_DEPTH):
+        raise SettingsError(
+            f"data has lists or dicts in each other more than {MAX_DATA_DEPTH} deep; not every "
+            "other node could read that"
+        )
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-        same = json.loads(text) == data
+        read = json.loads(text)
+        same = read == data
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingsError(f"data cannot be written as JSON: {error}") from error
     if not isinstance(data, dict) or not same:
@@ -432,6 +442,16 @@ def _check_data(data: object) -> None:
             f"data has {len(text)} bytes as JSON; it must have at most {MAX_DATA}: what is larger "
             "can be exchanged once the world is formed"
         )
+    copied: dict[str, object] = read
+    return copied
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in value)
 
 
 def _require_short(name: str, text: str, most: int) -> None:

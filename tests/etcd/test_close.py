@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.errors import EtcdAuthError
+from rdzv_etcd.errors import EtcdAuthError, EtcdUnavailableError
 from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.client import EtcdClient
 from tests.etcd.tools import PREFIX, client_of, in_background, put, run, soon
 from tests.support.leaks import LeakCheck
@@ -90,6 +91,32 @@ def test_a_lent_client_works_and_stays_open(etcd_server: EtcdServer) -> None:
     mine.put("/rdzv_etcd/t/lent", "1")
     check.check()
     mine.close()
+
+
+def test_a_lent_client_that_its_owner_closes(etcd_server: EtcdServer) -> None:
+    """What was under way and what comes later ends with an error of this library, at once."""
+
+    async def scenario() -> None:
+        mine = lender(etcd_server)
+        client = EtcdClient.from_etcd3(mine)
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease.lease_id) == 60
+        watch = client.watch(PREFIX, start_revision=lease.revision + 1)
+        await watch.ready()
+        step = asyncio.ensure_future(watch.__anext__())
+        mine.close()
+        for work in (
+            client.get(Get(PREFIX)),
+            client.txn(put(b"lent")),
+            client.keep_alive(lease.lease_id),
+            client.revoke(lease.lease_id),
+            step,
+        ):
+            with pytest.raises(EtcdUnavailableError, match="lent to this one has been closed"):
+                await soon(work)
+        await client.close()
+
+    run(scenario())
 
 
 def test_a_lent_clients_streams_survive_a_restart(fresh_etcd: Callable[..., EtcdServer]) -> None:

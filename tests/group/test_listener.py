@@ -116,6 +116,12 @@ def test_an_endpoint_elsewhere_decides_before_one_on_this_host() -> None:
     assert listener.address == expected
 
 
+@pytest.mark.parametrize("odd", ["a..b", "a" * 70])
+def test_an_endpoint_that_no_name_can_be_is_left_to_the_client_to_report(odd: str) -> None:
+    listener = bind_listener(None, [Endpoint(odd, 2379), Endpoint("127.0.0.1", 2379)])
+    listener.close()
+
+
 def test_an_unresolvable_endpoint_is_left_to_the_client_to_report() -> None:
     listener = bind_listener(None, (Endpoint("no-such-host.invalid"),))
     listener.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from rdzv_etcd.core.member import Phase
 from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.world import World
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import settings_from_config
@@ -68,6 +71,29 @@ def groups(settings: Settings, count: int) -> Iterator[list[Group]]:
 def join_all(nodes: Sequence[Group]) -> list[World]:
     """Let all join at the same time."""
     return at_once([node.join for node in nodes])
+
+
+@contextmanager
+def when_entered(node: Node, call: Callable[[], object]) -> Iterator[None]:
+    """Call it once on the library's thread, when that node has just become a member of a world and
+    its join has not returned yet."""
+    asked: list[object] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            has_entered = node.phase is Phase.MEMBER and ": rank " in record.getMessage()
+            if has_entered and not asked:
+                asked.append(call())
+
+    log, handler = logging.getLogger("rdzv_etcd"), Handler()
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -50,7 +50,7 @@ class Remote:
         return [one.decode() for one in self.world.exchange(text.encode())]
 
     def data(self) -> list[object]:
-        return [member.data for member in self.world.members]
+        return [dict(member.data) for member in self.world.members]
 
     def fail(self, reason: str) -> bool:
         return self.group.fail(reason)

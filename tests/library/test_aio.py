@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -23,7 +24,7 @@ from rdzv_etcd.errors import (
     StoreTimeoutError,
 )
 from rdzv_etcd.group.loop_thread import THREAD_NAME
-from tests.library.nodes import LIMIT_S, wait_until
+from tests.library.nodes import LIMIT_S, wait_until, when_entered
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
@@ -59,9 +60,9 @@ class Nodes:
             pairs = sorted(zip(worlds, groups, strict=True), key=lambda pair: pair[0].rank)
             yield [group for _, group in pairs], [world for world, _ in pairs]
 
-    async def until_there(self, count: int) -> None:
-        """Until that many presences are there."""
-        place = job_root(self.job_id) + b"nodes/"
+    async def until_there(self, count: int, kind: str = "nodes/") -> None:
+        """Until that many presences are there, or other keys of the job."""
+        place = job_root(self.job_id) + kind.encode()
         while len(self.server.keys(place)) != count:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.05)
 
@@ -192,6 +193,25 @@ def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nodes: No
     run(work())
 
 
+def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(nodes: Nodes) -> None:
+    """Nobody would work in it. The others are told at once, and the node may join again."""
+
+    async def work() -> None:
+        async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+            joining = asyncio.ensure_future(one.join())
+            loop = asyncio.get_running_loop()
+            with when_entered(one._group._node, lambda: loop.call_soon_threadsafe(joining.cancel)):
+                world = await other.join()
+                with pytest.raises(asyncio.CancelledError):
+                    await joining
+            assert await world.wait_over(LIMIT_S)
+            assert world.change == Left({one.node_id: "was interrupted in its join"})
+            again = await asyncio.gather(one.join(), other.join())
+            await asyncio.gather(*(world.barrier("all", LIMIT_S) for world in again))
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     "wait",
     [
@@ -210,6 +230,22 @@ def test_what_waits_can_be_cancelled(
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(wait(worlds[0]), 0.3)
             await asyncio.gather(*(world.barrier("goes on", LIMIT_S) for world in worlds))
+
+    run(work())
+
+
+def test_a_barrier_that_was_cancelled_is_passed_by_nobody(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2) as (_, worlds):
+            for _ in range(3):
+                waiting = asyncio.ensure_future(worlds[0].barrier("saved", LIMIT_S))
+                await nodes.until_there(1, "barrier/")
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                with pytest.raises(BarrierTimeoutError):
+                    await worlds[1].barrier("saved", 0.3)
+            await asyncio.gather(*(world.barrier("saved", LIMIT_S) for world in worlds))
 
     run(work())
 
@@ -245,7 +281,10 @@ def test_a_connection_that_is_cancelled_leaves_no_node_behind(nodes: Nodes) -> N
             await connecting
 
     run(work())
-    wait_until("it has left", lambda: THREAD_NAME not in {t.name for t in threading.enumerate()})
+    wait_until(
+        "it has left",
+        lambda: not any(each.name.startswith(THREAD_NAME) for each in threading.enumerate()),
+    )
     gc.collect()  # what gRPC's thread lives for
 
 
@@ -261,6 +300,42 @@ def test_an_event_loop_that_ends_while_a_call_waits(nodes: Nodes) -> None:
 
     run(work())
     run(groups[0].leave())
+
+
+def test_a_node_leaves_and_others_start_while_all_threads_are_busy(nodes: Nodes) -> None:
+    """The event loop's own threads may wait for anything, this very node's leaving included."""
+    release = threading.Event()
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.ensure_future(asyncio.to_thread(release.wait, LIMIT_S))
+        try:
+            async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+                for _ in range(2):  # the second join binds a socket of its own
+                    await asyncio.gather(*(group.join(LIMIT_S / 4) for group in groups))
+                await groups[1].leave("has to go")
+                assert await worlds[0].wait_over()
+            assert not busy.done()
+        finally:
+            release.set()
+        assert await busy
+
+    run(work())
+
+
+def test_a_node_leaves_although_its_leaving_is_cancelled(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+            leaving = asyncio.ensure_future(groups[1].leave("has to go"))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            assert groups[1].has_left
+            assert await worlds[0].wait_over()
+            assert worlds[0].change == Left({groups[1].node_id: "has to go"})
+
+    run(work())
 
 
 def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,6 +14,7 @@ from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
     JobClosedError,
+    MisuseError,
 )
 from rdzv_etcd.group import barrier
 from rdzv_etcd.group.group import Group
@@ -29,6 +32,7 @@ from tests.library.nodes import (
 )
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
+from tests.support.signals import handling
 
 
 def _join_again(node: Group) -> None:
@@ -202,6 +206,81 @@ def test_who_waits_hears_at_once_that_its_own_node_joins_again(
             waiting.result(LIMIT_S / 2)
         nodes[1].join()
         assert joining.result(LIMIT_S).round == 2
+
+
+def test_who_is_interrupted_does_not_count_as_being_there(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def when_there() -> None:
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    main = threading.get_ident()
+    with (
+        groups(node_settings(etcd_server, job_id, "2"), 2) as nodes,
+        ThreadPoolExecutor(1) as pool,
+        handling(signal.SIGUSR1, interrupt),
+    ):
+        worlds = join_all(nodes)
+        watching = pool.submit(when_there)
+        with pytest.raises(KeyboardInterrupt):
+            worlds[0].barrier("saved", LIMIT_S)
+        watching.result(LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 0)
+        with pytest.raises(BarrierTimeoutError, match="1 of 2 members are missing"):
+            worlds[1].barrier("saved", 0.3)
+        at_once([partial(world.barrier, "saved", LIMIT_S) for world in worlds])
+
+
+def test_who_hears_that_the_world_is_over_does_not_count_as_being_there(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Others may not have heard of it: all pass, or none."""
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(2) as pool:
+        worlds = join_all(nodes)
+        waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        joining = pool.submit(nodes[0].join)
+        with pytest.raises(BarrierBrokenError):
+            waiting.result(LIMIT_S)
+        assert not etcd_server.keys(job_root(job_id) + b"barrier/")
+        nodes[1].join()
+        joining.result(LIMIT_S)
+
+
+def test_a_second_thread_at_the_same_barrier_is_refused(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
+        worlds = join_all(nodes)
+        waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
+        _wait_for_arrivals(etcd_server, job_id, 1)
+        with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
+            worlds[0].barrier("saved", LIMIT_S)
+        worlds[1].barrier("saved", LIMIT_S)
+        waiting.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("name", [7, None, b"saved", ["saved"]])
+def test_a_name_is_text(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, name: object
+) -> None:
+    """The names 7 and "7" would be the same barrier, counted twice."""
+    with Group(node_settings(etcd_server, job_id, "1")) as node:
+        world = node.join()
+        with pytest.raises(MisuseError, match=f"must be text, not {type(name).__name__}"):
+            world.barrier(name)  # type: ignore[arg-type]
+
+
+def test_a_name_has_a_limit(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    with Group(node_settings(etcd_server, job_id, "1")) as node:
+        world = node.join()
+        world.barrier("ä" * 1000)
+        with pytest.raises(MisuseError, match="has 1001 characters; it must have at most 1000"):
+            world.barrier("ä" * 1001)
 
 
 def _wait_for_arrivals(server: EtcdServer, job_id: str, count: int) -> None:

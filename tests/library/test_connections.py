@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+import rdzv_etcd
 from rdzv_etcd.errors import (
     EtcdAuthError,
+    EtcdError,
     EtcdPermissionError,
     EtcdTlsError,
     EtcdUnavailableError,
@@ -28,6 +30,7 @@ from tests.library.nodes import (
     join_all,
     node_options,
     node_settings,
+    wait_until,
 )
 from tests.support.certificates import Certificates
 from tests.support.leaks import LeakCheck, job_root, left_of_job
@@ -56,6 +59,35 @@ def test_a_callers_own_etcd3_client(
         assert len(keys) == 2
     assert not left_of_job(etcd_server.gateway, job_id)
     own.close()
+
+
+def test_a_callers_own_etcd3_client_that_is_closed_too_early(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """What needs etcd says so; leaving is done all the same, and leaves the rest to the lease."""
+    import etcd3  # noqa: PLC0415 - works once the library was imported
+
+    settings = node_settings(etcd_server, job_id, "2", lease_ttl=3, job_lease_ttl=3)
+    own = etcd3.client(host="127.0.0.1", port=etcd_server.port)
+    with (
+        Group(settings, connect=lambda: EtcdClient.from_etcd3(own)) as lent,
+        Group(settings) as other,
+    ):
+        first, second = sorted(join_all([lent, other]), key=lambda world: world.rank)
+        mine = second if first.node_ids[0] == other.node_id else first
+        own.close()
+        for use in (
+            lambda: mine.store.set("key", b"value", LIMIT_S),
+            lambda: mine.exchange(b"mine", LIMIT_S),
+            lambda: lent.join(1.0),  # until then it could be that etcd is away
+        ):
+            with pytest.raises(EtcdError, match="that was lent to this one has been closed"):
+                use()
+        lent.leave()
+        assert lent.has_left
+        rdzv_etcd.leave_all(job_id)
+        assert other.has_left
+    wait_until("its leases' end", lambda: not left_of_job(etcd_server.gateway, job_id))
 
 
 def test_an_async_connect(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from rdzv_etcd import Left
 from rdzv_etcd.errors import JoinTimeoutError, MisuseError
-from tests.library.nodes import LIMIT_S, groups, join_all, node_settings, wait_until
+from tests.library.nodes import (
+    LIMIT_S,
+    at_once,
+    groups,
+    join_all,
+    node_settings,
+    wait_until,
+    when_entered,
+)
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
+from tests.support.signals import handling
 
 
 def test_a_second_join_meanwhile_is_refused_and_harms_nothing(
@@ -26,6 +39,33 @@ def test_a_second_join_meanwhile_is_refused_and_harms_nothing(
         assert other.join().size == 2
         assert first.result(LIMIT_S).round == 1
         assert (one.waiting_count(), other.waiting_count()) == (0, 0)
+
+
+def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Nobody would work in it. The others are told at once, and the node may join again."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.get_ident()
+    with (
+        groups(node_settings(etcd_server, job_id, "2"), 2) as (one, other),
+        ThreadPoolExecutor(1) as pool,
+        handling(signal.SIGUSR1, interrupt),
+    ):
+        joining = pool.submit(other.join)
+        with (
+            when_entered(one._node, lambda: signal.pthread_kill(main, signal.SIGUSR1)),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            one.join()
+        world = joining.result(LIMIT_S)
+        assert world.wait_over(LIMIT_S)
+        assert world.change == Left({one.node_id: "was interrupted in its join"})
+        worlds = join_all([one, other])
+        at_once([partial(world.barrier, "all", LIMIT_S) for world in worlds])
 
 
 def test_a_node_may_join_again_after_a_join_that_failed(

@@ -13,10 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd.errors import RendezvousFailedError, StateCorruptError
+from rdzv_etcd import Left
+from rdzv_etcd.errors import MisuseError, RendezvousFailedError, StateCorruptError
+from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.loop_thread import THREAD_NAME, LoopHold
-from tests.library.nodes import ALONE, LIMIT_S, groups, node_options, node_settings, wait_until
+from rdzv_etcd.group.world import World
+from tests.library.nodes import (
+    ALONE,
+    LIMIT_S,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
 from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
 
@@ -112,6 +123,55 @@ def test_a_group_dropped_on_the_loops_own_thread_leaves(
     assert not left_of_job(etcd_server.gateway, job_id)
 
 
+def test_a_group_that_is_left_on_the_loops_own_thread_leaves(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """By a ``__del__`` method, say, that the garbage collector calls there."""
+    settings = node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S)
+    with groups(settings, 2) as (one, other), LoopHold.acquire() as loop_thread:
+        worlds = join_all([one, other])
+
+        async def leave() -> None:
+            one.leave("is collected")
+
+        loop_thread.run(leave())
+        assert one.has_left
+        assert worlds[1].wait_over(LIMIT_S)
+        assert worlds[1].change == Left({one.node_id: "is collected"})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group, _: group.join(),
+        lambda group, _: group.finish(),
+        lambda _, world: world.barrier("saved"),
+        lambda _, world: world.exchange(b"mine"),
+        lambda _, world: world.wait_over(),
+        lambda _, world: world.store.get("key"),
+    ],
+    ids=["join", "finish", "barrier", "exchange", "wait_over", "get"],
+)
+def test_what_blocks_is_refused_on_the_loops_own_thread(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    call: Callable[[Group, World], object],
+) -> None:
+    with (
+        Group(node_settings(etcd_server, job_id, "1")) as node,
+        LoopHold.acquire() as loop_thread,
+    ):
+        world = node.join()
+
+        async def block() -> None:
+            call(node, world)
+
+        with pytest.raises(MisuseError, match="on the library's own thread"):
+            loop_thread.run(block())
+        assert not world.over
+
+
 def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
@@ -165,6 +225,21 @@ def test_leave_all_ends_the_nodes_of_this_process(
         for node in nodes:
             with pytest.raises(RendezvousFailedError, match="left"):
                 node.join()
+
+
+def test_leave_all_goes_through_all_although_one_fails(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    class Stubborn(EtcdClient):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("does not close")
+
+    settings = node_settings(etcd_server, job_id, "3", lease_ttl=LONG_S)
+    nodes = [Group(settings, connect=lambda: Stubborn(settings.connection)) for _ in range(3)]
+    with pytest.raises(OSError, match="does not close"):
+        rdzv_etcd.leave_all(job_id)
+    assert [node.has_left for node in nodes] == [True] * 3
 
 
 def test_nodes_made_side_by_side_are_no_reason_to_warn(

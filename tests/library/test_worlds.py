@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd import Failed, Finished, Group, Left, Lost, World, WorldMember
 from rdzv_etcd.errors import (
+    BarrierBrokenError,
     BarrierTimeoutError,
     JobClosedError,
     MisuseError,
@@ -110,6 +114,30 @@ def test_a_loop_over_worlds_ends_when_the_job_is_finished(door: Door) -> None:
         assert changes[1][1] in [Finished(group.node_id, "all done") for group in stayed]
 
 
+def test_a_loop_whose_body_is_interrupted_by_changes_goes_on(door: Door) -> None:
+    """As docs/library.md shows it: a member leaves while others wait for it, and one finishes the
+    job while the other waits for it."""
+    groups = [door.connect((2, 3), last_call_timeout=LIMIT_S) for _ in range(3)]
+
+    def work(group: Group) -> list[type[Exception]]:
+        raised: list[type[Exception]] = []
+        for world in group.worlds():
+            try:
+                world.exchange(b"mine", LIMIT_S)
+                if world.size == 3 and world.rank == 2:
+                    group.leave("has to go")
+                    return raised
+                if world.size == 2 and world.rank == 0:
+                    group.finish("all done")
+                world.barrier("never all", LIMIT_S)
+            except (WorldOverError, JobClosedError) as error:
+                raised.append(type(error))
+        return raised
+
+    told = at_once([partial(work, group) for group in groups])
+    assert sorted(told, key=len) == [[], *2 * [[BarrierBrokenError, JobClosedError]]]
+
+
 def test_a_loop_over_worlds_raises_that_the_job_has_failed(door: Door) -> None:
     groups, worlds = door.worlds(2)
     loop = groups[1].worlds()
@@ -125,10 +153,79 @@ def test_a_number_of_nodes_or_the_fewest_and_the_most(door: Door, nodes: Any) ->
     assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("nodes", ["2", (1, 2, 3), None, (1, "2"), 2.0])
+class Two:
+    """A whole number of another library, as NumPy has them."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("nodes", [Two(), (Two(), 2), [2, 2]])
+def test_a_number_of_any_type(door: Door, nodes: Any) -> None:
+    _, worlds = door.worlds(2, nodes, epoch_floor=Two())
+    assert [world.size for world in worlds] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "nodes", ["2", (1, 2, 3), None, (1, "2"), 2.0, True, (True, 2), (), {1, 2}]
+)
 def test_what_is_no_number_of_nodes(nodes: Any) -> None:
     with pytest.raises(SettingsError, match=r"nodes is .* it must be a number, or a pair"):
         rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
+
+
+@pytest.mark.parametrize("endpoints", [b"localhost:2379", None, [1], [], "", " ", [""], 5])
+def test_what_is_no_endpoint(endpoints: Any) -> None:
+    """Nothing given is a mistake in a program; torchrun's users mean their own machine by it."""
+    with pytest.raises(SettingsError, match=r"endpoints is .* it must be the address of an etcd"):
+        rdzv_etcd.connect(endpoints, job="a", nodes=1)
+
+
+@pytest.mark.parametrize("job", [None, 7, b"a"])
+def test_what_is_no_job(job: Any) -> None:
+    with pytest.raises(SettingsError, match=r"the job id .* must be text"):
+        rdzv_etcd.connect("localhost:2379", job=job, nodes=1)
+
+
+@pytest.mark.parametrize("local_addr", [7, b"127.0.0.1", ["127.0.0.1"]])
+def test_what_is_no_address(local_addr: Any) -> None:
+    with pytest.raises(SettingsError, match="neither a host name nor an address"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, local_addr=local_addr)
+
+
+@pytest.mark.parametrize("epoch_floor", ["5", 1.5, None, True, -1])
+def test_what_is_no_epoch(epoch_floor: Any) -> None:
+    with pytest.raises(SettingsError, match="epoch_floor is"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, epoch_floor=epoch_floor)
+
+
+@pytest.mark.parametrize("name", ["is_host", "store_type"])
+def test_an_option_that_only_torchrun_takes(name: str) -> None:
+    given: dict[str, Any] = {name: True}
+    with pytest.raises(SettingsError, match=f"{name} is an option for torchrun only"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, **given)
+
+
+def test_data_are_those_of_the_moment(door: Door) -> None:
+    data: dict[str, Any] = {"gpus": [8]}
+    group = door.connect(1, data=data)
+    data["gpus"].append(object())
+    assert group.join().members[0].data == {"gpus": [8]}
+
+
+def test_data_may_be_any_mapping(door: Door) -> None:
+    (member,) = door.connect(1, data=MappingProxyType({"gpus": 8})).join().members
+    assert member.data == {"gpus": 8}
+
+
+def test_data_may_be_only_so_deep(door: Door) -> None:
+    deep: list[Any] = []
+    for _ in range(30):
+        deep = [deep]
+    assert door.connect(1, data={"a": deep}).join().members[0].data == {"a": deep}
+    for deeper in ([deep], {"b": deep}):
+        with pytest.raises(SettingsError, match="in each other more than 32 deep"):
+            door.connect(1, data={"a": deeper})
 
 
 def test_several_endpoints(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
@@ -286,6 +383,32 @@ def test_what_all_gave_before_one_left_is_there_for_all(
         assert waiting.result(LIMIT_S) == [b"0", b"1"]
 
 
+def test_no_more_than_two_exchanges_are_kept(
+    door: Door, etcd_server: EtcdServer, job_id: str
+) -> None:
+    def kept() -> set[bytes]:
+        place = job_root(job_id) + b"store/"
+        return {key.rpartition(b"/k/")[2] for key in etcd_server.keys(place) if b"/k/" in key}
+
+    _, worlds = door.worlds(2)
+    for turn in range(1, 6):
+        with pytest.raises(BarrierTimeoutError):  # whoever tries again still finds all
+            worlds[0].exchange(b"%d" % turn, 0.2)
+        assert worlds[1].exchange(b"-", LIMIT_S) == [b"%d" % turn, b"-"]
+        assert worlds[0].exchange(b"other", LIMIT_S) == [b"%d" % turn, b"-"]
+        turns = [turn - 1, turn] if turn > 1 else [turn]
+        assert kept() == {b"%d/%d" % (each, rank) for each in turns for rank in (0, 1)}
+
+
+@pytest.mark.parametrize("given", ["text", 5, None, [b"x"]])
+def test_what_is_no_bytes_does_not_count_as_given(door: Door, given: Any) -> None:
+    _, (world,) = door.worlds(1)
+    with pytest.raises(MisuseError, match=rf"\({type(given).__name__}\); it must be bytes"):
+        world.exchange(given)
+    assert world.exchange(bytearray(b"bytes")) == [b"bytes"]
+    assert world.exchange(memoryview(b"more")) == [b"more"]
+
+
 def test_an_exchange_ends_with_its_world(door: Door) -> None:
     groups, worlds = door.worlds(2, (1, 2))
     with ThreadPoolExecutor(1) as pool:
@@ -373,6 +496,28 @@ def test_why_a_world_was_over_is_remembered(door: Door) -> None:
     listener = later.take_listener()
     assert listener is not None
     listener.close()
+
+
+@pytest.mark.parametrize("name", ["rank", "size", "epoch", "round", "master"])
+def test_a_world_never_changes(door: Door, name: str) -> None:
+    _, (world,) = door.worlds(1)
+    before = getattr(world, name)
+    for each in (world, rdzv_etcd.aio.World(world)):
+        with pytest.raises(AttributeError):
+            setattr(each, name, 7)
+        assert getattr(each, name) == before
+
+
+def test_a_member_is_a_value(door: Door) -> None:
+    _, (world,) = door.worlds(1, data={"gpus": 8})
+    (member,) = world.members
+    with pytest.raises(TypeError):
+        member.data["gpus"] = 9  # type: ignore[index]
+    assert member.data == {"gpus": 8}
+    assert {member: "is a key"}[member]
+    for again in (pickle.loads(pickle.dumps(member)), copy.deepcopy(member)):
+        assert again == member
+        assert hash(again) == hash(member)
 
 
 def test_how_it_looks(door: Door) -> None:

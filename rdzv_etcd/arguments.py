@@ -1,0 +1,103 @@
+"""Looks at what a program passes to the library's methods: what cannot be meant is a MisuseError.
+
+Knows types and limits; does not know what the arguments are for.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from rdzv_etcd.errors import MisuseError
+from rdzv_etcd.text import shown
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+"""What is taken for bytes."""
+LONGEST_S = 10 * 365 * 86400
+"""Ten years stand for every longer wait, which some timers could not count."""
+KEY_SHOWN = 80
+"""Characters of a store's key, or of another argument, that a message repeats."""
+
+
+def seconds(timeout_s: object) -> float:
+    """Return a time limit; one below zero is zero. Raises MisuseError if it is no number."""
+    if isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool):
+        try:
+            limit_s = float(timeout_s)
+        except OverflowError:
+            limit_s = math.inf if operator.gt(timeout_s, 0) else 0.0
+        if not math.isnan(limit_s):
+            return min(max(0.0, limit_s), LONGEST_S)
+    raise MisuseError(f"the time limit is {_named(timeout_s)}; it must be a number of seconds")
+
+
+def seconds_or_none(timeout_s: object) -> float | None:
+    """Return a time limit; ``None`` is none. Raises as :func:`seconds`."""
+    return None if timeout_s is None else seconds(timeout_s)
+
+
+def whole(what: str, number: object) -> int:
+    """Return a whole number, of whatever type that is one. Raises MisuseError."""
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise MisuseError(f"{what} is {_named(number)}; it must be a whole number") from None
+
+
+def as_bytes(what: str, value: object) -> bytes:
+    """Return a copy of the bytes in ``value``, which may change. Raises MisuseError."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise MisuseError(f"{what} is {_named(value)}; it must be bytes")
+
+
+def encoded_key(key: object) -> bytes:
+    """Return a key of a store as UTF-8. Raises MisuseError if it is no text, or has a part of a
+    character that is none."""
+    if not isinstance(key, str):
+        raise MisuseError(f"the store key is {_named(key)}; it must be text")
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise MisuseError(
+            f"the store key {named_key(key)} cannot be written as UTF-8: at position {error.start} "
+            "it has a lone surrogate"
+        ) from None
+
+
+def several_keys(keys: object) -> list[str]:
+    """Return several keys of a store, whatever they come in. Raises MisuseError for one alone."""
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise MisuseError(f"the store keys are {_named(keys)}; they must be a list of texts")
+    return list(keys)
+
+
+def several_items(values: object) -> list[tuple[str, bytes]]:
+    """Return several keys of a store with their values. Raises MisuseError unless it is a
+    mapping."""
+    if not isinstance(values, Mapping):
+        raise MisuseError(f"the store values are {_named(values)}; they must be a dict by key")
+    return list(values.items())
+
+
+def value_of(key: str, value: object) -> bytes:
+    """Return what is to be written to a key of a store. Raises MisuseError if it is no bytes."""
+    if type(value) is bytes:
+        return value
+    return as_bytes(f"the value for store key {named_key(key)}", value)
+
+
+def named_key(key: object) -> str:
+    """Return a key of a store as messages show it."""
+    return repr(shown(key, KEY_SHOWN))
+
+
+def _named(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of 5,000 digits
+        text = "too large"
+    return f"{shown(text, KEY_SHOWN)} ({type(value).__name__})"
