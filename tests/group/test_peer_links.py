@@ -695,7 +695,7 @@ def test_whatever_happens_to_links_restarts_nobody(stopped: bool) -> None:
                 job.pause(node.name)
                 job.loop.call_later(rng.uniform(0.1, 2.5), job.resume, node.name)
 
-        faults = [
+        faults: list[Callable[[], object]] = [
             switch.reset_all,
             switch.heal,
             lambda: switch.delay(rng.choice(places), rng.uniform(0.0, 0.05)),
