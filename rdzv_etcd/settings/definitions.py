@@ -256,7 +256,7 @@ class Timing:
         "settle",
         Kind.SECONDS,
         "How long a round stays open when every live node is back already.",
-        default=0.2,
+        default=0.1,
         zero=True,
     )
     closed_ttl_s: int = option(
