@@ -19,6 +19,15 @@ FOUND = (521, 663)
 """Seeds that have found a defect, before there were slices, and faults that aim."""
 
 
+FOUND_SINCE = (11004599,)
+"""The same since: each is lived as it is drawn today."""
+
+
+@pytest.mark.parametrize("seed", FOUND_SINCE)
+def test_what_was_found_since_stays_mended(seed: int) -> None:
+    live(seed)
+
+
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_stays_mended(seed: int) -> None:
     live(seed, replace(plan(seed, wide=False), slice_nodes=DEFAULT_SLICE_NODES, aims=False))
