@@ -85,10 +85,13 @@ class Session:
     @property
     def round_trip_s(self) -> float:
         """How long etcd took to answer the last keep-alive, or, before the first, the quickest of
-        other requests; 0 before all of them."""
-        if self._last_reply_s is not None:
-            return self._last_reply_s
-        return 0.0 if self._quickest_s == math.inf else self._quickest_s
+        other requests; 0 before all of them.
+
+        At most a tenth of the TTL, the farthest that etcd may be: what seems to take longer is this
+        process's own pause, or a clock that jumped.
+        """
+        took_s = self._quickest_s if self._last_reply_s is None else self._last_reply_s
+        return 0.0 if took_s == math.inf else min(took_s, self._ttl_s / 10)
 
     def note_round_trip(self, took_s: float) -> None:
         """Note how long a request took: the first one has to connect, a keep-alive comes late."""

@@ -714,7 +714,7 @@ def test_whatever_happens_to_links_restarts_nobody(stopped: bool) -> None:
         assert restarts(job) == 0
         assert len(accused_in(job)) <= 600 / 60 * MOST_MISTAKES * len(names)
 
-    simulate(scenario, range(40), min_nodes=2, max_nodes=8, peer_links=True)
+    simulate(scenario, range(20), min_nodes=2, max_nodes=8, peer_links=True)
 
 
 # --- what would be missed without its guard -------------------------------------------------------

@@ -33,8 +33,8 @@ class Lab:
     def __init__(self, loop: SimLoop, server: MemoryEtcd) -> None:
         self.server = server
         self.etcd: MemoryConnection = server.connect("node")
-        clock = SimClock(loop)
-        self.session = Session(self.etcd, clock, Wakeup(clock), TTL_S, REPLY_S)
+        self.clock = SimClock(loop)
+        self.session = Session(self.etcd, self.clock, Wakeup(self.clock), TTL_S, REPLY_S)
         self.arrivals_s: list[float] = []
         server.observers.append(self._observe)
 
@@ -115,6 +115,23 @@ def test_while_no_reply_comes_it_asks_more_often() -> None:
             lab.etcd.link.lose()
             await asyncio.sleep(10)
         assert lab.longest_gap_s <= PERIOD_S + 0.1
+
+    in_the_lab(test)
+
+
+def test_a_clock_that_jumps_while_a_reply_comes_moves_etcd_no_farther_away() -> None:
+    """Nor does a process that is stopped. Whoever may be gone is waited for four times as long."""
+
+    async def test(lab: Lab) -> None:
+        lab.etcd.link.delay(0.01)
+        await lab.session.open()
+        async with lab.running():
+            await asyncio.sleep(PERIOD_S + 0.01)  # a keep-alive is under way
+            assert lab.session.round_trip_s < 0.1
+            lab.clock.jump(100.0)
+            await asyncio.sleep(PERIOD_S)
+            assert len(lab.arrivals_s) >= 1
+            assert lab.session.round_trip_s <= TTL_S / 10
 
     in_the_lab(test)
 

@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant("closed without looking who came", requests, "close_round",
            without_guard(lambda guard: guard.range_end is not None), (Invariant.SEATS,)),
     Mutant("closed by who leads no more", requests, "close_round",
-           without_guard(on(b"ctl/leader")), (Invariant.LEADER,), noticed_by=46),
+           without_guard(on(b"ctl/leader")), (Invariant.LEADER,), noticed_by=117),
     Mutant("epochs begin again after a loss of data", drafting.Drafting, "next_record",
            forgets_the_past, (Invariant.EPOCH,), wiped),
     Mutant("back although it was declared lost meanwhile", requests, "restore_presence",
