@@ -30,8 +30,10 @@ is told. One more in case that something has to be sent again."""
 
 
 def answer_grace_s(round_trip_s: float, accusation: Accusation) -> float:
-    """How long whoever was accused may take to answer, at most; ``round_trip_s`` as below."""
-    return ABSENCE_GRACE_S + ROUND_TRIPS * max(round_trip_s, accusation.round_trip_ms / 1000)
+    """After how long the accuser looks whether it was answered; ``round_trip_s`` as below. Who is
+    dead as its host says is taken to be that sooner, but not as soon as the leader does."""
+    grace_s = 3 * ANSWER_GRACE_S if accusation.is_certain else ABSENCE_GRACE_S
+    return grace_s + ROUND_TRIPS * max(round_trip_s, accusation.round_trip_ms / 1000)
 
 
 def lost_from_s(

@@ -8,6 +8,7 @@ formed, and nothing waits for it: where a link cannot be had, a death is noticed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -48,6 +49,10 @@ _NEXT_TRY_S = 0.1
 """After this long without an answer, it is asked once more beside."""
 _TRIES = 4
 _BETWEEN_TRIES_S = 0.001
+_BRIEF_S = 0.5
+_BRIEF_LINKS = 3
+"""After so many links, one after the other, that did not live for that long it waits longer and
+longer before the next one."""
 _PAUSE_S = 1.0
 _RETRY_S = 5.0
 _ROOM_FOR_A_WORLD_S = 0.3
@@ -59,7 +64,7 @@ _STALE_S = 0.5
 """What was seen longer ago, because etcd took so long, says of no node that it is silent."""
 
 
-class _Evidence(Enum):
+class Evidence(Enum):
     """What was seen of a node that does not answer."""
 
     GONE = "its process is gone: it was there, and its host refuses"
@@ -68,7 +73,7 @@ class _Evidence(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class Seen:
     """What came of watching a node over links."""
 
     contact: Contact
@@ -79,7 +84,9 @@ class _Seen:
     """… and how long after that the attempt had its answer."""
 
 
-def _evidence(seen: _Seen, *, was_linked: bool, others_are_gone: bool) -> _Evidence | None:
+def evidence_of(
+    seen: Seen, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
+) -> Evidence | None:
     """What says that a node is gone; ``None``: nothing does. Pure.
 
     A node that this one has never reached may be unreachable, and live; but after others were found
@@ -91,8 +98,8 @@ def _evidence(seen: _Seen, *, was_linked: bool, others_are_gone: bool) -> _Evide
     if answer is Answer.HELD or not (was_linked or others_are_gone):
         return None
     if not seen.contact.says_gone:
-        return _Evidence.SILENT if was_linked or answer is not Answer.MUTE else None
-    return _Evidence.GONE if was_linked and seen.end is not End.SILENT else _Evidence.REFUSED
+        return Evidence.SILENT if was_linked or answer is not Answer.MUTE else None
+    return Evidence.GONE if was_linked and not fell_silent else Evidence.REFUSED
 
 
 class PeerLinks:
@@ -106,8 +113,10 @@ class PeerLinks:
         self._warned: set[str] = set()
         self._handshakes_s: dict[str, float] = {}
         """Whom this node has had a link to, and how long the handshake took."""
-        self._deaths = 0
-        """How many members of the present ring were found to be gone."""
+        self._fell_silent: set[str] = set()
+        """Those whose last link ended so; then what their host says is not all that certain."""
+        self._gone: set[str] = set()
+        """Members of the present ring that were found to be gone."""
         self._follows_loss = False
         """Whether the world before ended because members were lost."""
         self._doubts: dict[str, float] = {}
@@ -161,7 +170,7 @@ class PeerLinks:
         while it waits for the next round, which would be formed with a dead node."""
         member, context = self._member, self._context
         ring = self._ring()
-        self._deaths = 0
+        self._gone.clear()
         self._follows_loss = follows_loss(member.record, context.control.view.change)
         self._doubts.clear()
         self._undecided.clear()
@@ -221,13 +230,14 @@ class PeerLinks:
             else:
                 await clock.sleep(_RETRY_S)
 
-    def _judge(self, node_id: str, seen: _Seen) -> _Evidence | None:
-        evidence = _evidence(
+    def _judge(self, node_id: str, seen: Seen) -> Evidence | None:
+        evidence = evidence_of(
             seen,
             was_linked=node_id in self._handshakes_s,
-            others_are_gone=self._deaths > 0 or self._follows_loss,
+            fell_silent=node_id in self._fell_silent,
+            others_are_gone=bool(self._gone) or self._follows_loss,
         )
-        if evidence is _Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
+        if evidence is Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
             return None
         return evidence
 
@@ -273,23 +283,29 @@ class PeerLinks:
 
     # -- links ------------------------------------------------------------------------------------
 
-    async def _watch_link(self, info: NodeInfo) -> _Seen:
+    async def _watch_link(self, info: NodeInfo) -> Seen:
         """Watch a node, over as many links as it takes, until it says good-bye or does not answer
         any more."""
         clock = self._context.clock
-        suspect = info.node_id in self._handshakes_s or self._deaths or self._follows_loss
-        seen = _Seen(await (self._recontact(info) if suspect else self._contact(info, _CONTACT_S)))
+        suspect = info.node_id in self._handshakes_s or self._gone or self._follows_loss
+        seen = Seen(await (self._recontact(info) if suspect else self._contact(info, _CONTACT_S)))
+        brief = 0
         while seen.contact.link is not None:
-            link = seen.contact.link
+            link, began_s = seen.contact.link, clock.now_s()
             try:
                 end = await link.ended()
             finally:
                 link.close()
             if end is End.GOOD_BYE:
-                return _Seen(seen.contact, end)
+                return Seen(seen.contact, end)
+            if end is End.SILENT:
+                self._fell_silent.add(info.node_id)
             ended_s = clock.now_s()
+            brief = brief + 1 if ended_s < began_s + _BRIEF_S else 0
+            if brief >= _BRIEF_LINKS:  # somebody breaks them as soon as they are made
+                await clock.sleep(min(_RETRY_S, _BRIEF_S * (brief - _BRIEF_LINKS + 1)))
             contact = await self._recontact(info)
-            seen = _Seen(contact, end, clock.now_s() - ended_s)
+            seen = Seen(contact, end, clock.now_s() - ended_s)
         return seen
 
     async def _contact(self, info: NodeInfo, timeout_s: float) -> Contact:
@@ -301,6 +317,7 @@ class PeerLinks:
             took_s = min(self._context.clock.now_s() - began_s, _RECONTACT_S)
             known_s = self._handshakes_s.get(info.node_id, took_s)
             self._handshakes_s[info.node_id] = min(took_s, known_s)
+            self._fell_silent.discard(info.node_id)
         return contact
 
     async def _recontact(self, info: NodeInfo) -> Contact:
@@ -352,7 +369,7 @@ class PeerLinks:
 
     # -- losing one -------------------------------------------------------------------------------
 
-    async def _accuse(self, info: NodeInfo, evidence: _Evidence, seen: _Seen) -> bool:
+    async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> bool:
         """Say in etcd how the node was lost; ``False`` if its presence is not what it was, or if
         this node has to keep silent. Raises EtcdError."""
         context, clock = self._context, self._context.clock
@@ -365,10 +382,10 @@ class PeerLinks:
             return True
         place, now = found
         is_stale = clock.now_s() - read_s > _STALE_S + context.session.round_trip_s
-        if now.peer_port != info.peer_port or (evidence is _Evidence.SILENT and is_stale):
+        if now.peer_port != info.peer_port or (evidence is Evidence.SILENT and is_stale):
             return False
         how = self._how(info, evidence, seen)
-        accusation = Accusation(self._me, how, evidence is _Evidence.GONE, now.round_trip_ms)
+        accusation = Accusation(self._me, how, evidence is Evidence.GONE, now.round_trip_ms)
         txn = requests.accuse(context.keys, info.node_id, place, accusation, session)
         try:
             result = await context.etcd.txn(txn, repeatable=True)
@@ -376,34 +393,47 @@ class PeerLinks:
             context.session.lost(session)
             return False
         self._backoff.reset()
-        if not result.succeeded:
+        revision = result.revision if result.succeeded else await self._made_at(info.node_id)
+        if not revision:
             return False
         context.log.say(f"{display_name(info.node_id)}: {how}")
-        self._deaths += 1
-        self._made[info.node_id] = result.revision
+        self._gone.add(info.node_id)
+        self._made[info.node_id] = revision
         grace_s = answer_grace_s(context.session.round_trip_s, accusation)
         self._undecided[info.node_id] = clock.now_s() + grace_s
         self._doubt(info.node_id, grace_s)
         return True
 
-    async def _may_accuse(self, info: NodeInfo, evidence: _Evidence) -> bool:
+    async def _made_at(self, node_id: str) -> int:
+        """At which revision this node has accused that one, 0 if it has not: an accusation whose
+        answer was lost is refused when it is repeated. Raises EtcdError."""
+        context = self._context
+        result = await context.etcd.get(requests.read_presence(context.keys, node_id))
+        for kv in result.kvs:
+            with contextlib.suppress(StateCorruptError):
+                place = place_in(context.keys, kv)
+                if isinstance(place, Accusation) and place.by == self._me:
+                    return kv.mod_revision
+        return 0
+
+    async def _may_accuse(self, info: NodeInfo, evidence: Evidence) -> bool:
         """Whether this node may say anything; else wait until it may, or for a while. Raises
         EtcdError."""
         context, clock = self._context, self._context.clock
         if not await self._was_right():
             return False
         quiet_until_s = self._mistakes.quiet_until_s(info.node_id, clock.now_s())
-        if evidence is _Evidence.SILENT:
+        if evidence is Evidence.SILENT:
             quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + _SETTLED_S)
         if clock.now_s() < quiet_until_s or not context.session.lease_id:
             await clock.sleep(max(_PAUSE_S, quiet_until_s - clock.now_s()))
             return False
         return True
 
-    def _how(self, info: NodeInfo, evidence: _Evidence, seen: _Seen) -> str:
+    def _how(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> str:
         me, _ = names_apart(self._me, info.node_id)
         why, end = seen.contact.why, seen.end
-        if evidence is not _Evidence.SILENT:
+        if evidence is not Evidence.SILENT:
             return how_gone(me, why, seen.after_s)
         return how_silent(me, why if end is None else f"{end.value}, then {why}")
 
@@ -430,8 +460,9 @@ class PeerLinks:
         """Note that a node has answered. What its host says is no evidence any more, until there is
         a link again."""
         self._undecided.pop(node_id, None)
-        if self._made.pop(node_id, None) is not None:
-            self._deaths -= 1
+        self._made.pop(node_id, None)
+        if node_id in self._gone:
+            self._gone.discard(node_id)
             self._mistakes.note(node_id, self._context.clock.now_s())
             self._handshakes_s.pop(node_id, None)
 

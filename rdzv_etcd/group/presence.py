@@ -95,25 +95,29 @@ async def _check(context: NodeContext, member: Member) -> None:
 async def _answer(context: NodeContext, member: Member, session: int, place: KeyValue) -> bool:
     """Put the presence back at once if ``place`` is another node's accusation, and nobody has
     declared this one lost since; tell whether that was so."""
-    record, back, control = member.record, member.plan_return(), context.control.view
+    record, back = member.record, member.plan_return()
     if record is None or back is None or member.evicted:
-        return False
-    if decide_recovery(control, record, member.node_id) is not Recovery.PRESENCE:
         return False
     try:
         found = place_in(context.keys, place)
+        if not isinstance(found, Accusation):
+            return False
+        for _ in range(2):  # a change that names others may have come first
+            control = context.control.view
+            if decide_recovery(control, record, member.node_id) is not Recovery.PRESENCE:
+                return False
+            txn = requests.restore_presence(
+                context.keys, control, back, session, presence_revision=place.mod_revision
+            )
+            result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
+            if result.succeeded:
+                by, _ = names_apart(found.by, member.node_id)
+                context.log.warn(f"was taken for dead by {by} ({shown(found.how)}), and is not")
+                return True
+            context.take_control(result)
     except StateCorruptError:  # somebody else has written there
-        return False
-    if not isinstance(found, Accusation):
-        return False
-    txn = requests.restore_presence(
-        context.keys, control, back, session, presence_revision=place.mod_revision
-    )
-    result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
-    if result.succeeded:
-        by, _ = names_apart(found.by, member.node_id)
-        context.log.warn(f"was taken for dead by {by} ({shown(found.how)}), and is not")
-    return result.succeeded
+        pass
+    return False
 
 
 def _should_be_there(member: Member) -> bool:

@@ -16,7 +16,7 @@ from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.peer_ring import MOST_MISTAKES, Mistakes
 from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.api import KeyValue, Put, Txn
-from rdzv_etcd.group.peer_links import PeerLinks
+from rdzv_etcd.group.peer_links import Evidence, PeerLinks, Seen, evidence_of
 from rdzv_etcd.peers.api import Answer, Contact
 from rdzv_etcd.schema import requests, values
 from rdzv_etcd.schema.keys import JobKeys
@@ -667,6 +667,49 @@ def test_a_member_that_cannot_be_reached_is_warned_of_once(
     assert "a cannot reach b at 10.0.0.b:" in line
     assert "refused by its host" in line
     assert "MASTER_ADDR" in line
+
+
+def test_links_that_break_as_soon_as_they_are_made_are_made_less_and_less_often() -> None:
+    """As those of too many that watch one node would."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        assert job.switch is not None
+        made = 0
+        for _ in range(60_000):
+            made += len(job.switch._links)
+            job.switch.reset_all()
+            await job.pass_time(0.001)
+        assert 3 < made < 3 * 60
+        assert restarts(job) == 0
+        job.kill("b")
+        assert await told_after_s(job) < TTL_S
+
+    simulate(scenario, range(1), min_nodes=2, max_nodes=3, peer_links=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "linked", "fell_silent", "others", "evidence"),
+    [
+        (Answer.REFUSED, True, False, False, Evidence.GONE),
+        (Answer.OTHER, True, False, False, Evidence.GONE),
+        (Answer.REFUSED, True, True, False, Evidence.REFUSED),  # also when it is tried once more
+        (Answer.REFUSED, False, False, True, Evidence.REFUSED),
+        (Answer.REFUSED, False, False, False, None),  # it may be unreachable, and live
+        (Answer.UNREACHABLE, True, False, False, Evidence.SILENT),
+        (Answer.UNREACHABLE, False, False, True, Evidence.SILENT),
+        (Answer.UNREACHABLE, False, False, False, None),
+        (Answer.MUTE, True, False, False, Evidence.SILENT),
+        (Answer.MUTE, False, False, True, None),
+        (Answer.HELD, True, True, True, None),  # its kernel answers for it
+    ],
+)
+def test_evidence(
+    answer: Answer, linked: bool, fell_silent: bool, others: bool, evidence: Evidence | None
+) -> None:
+    seen = Seen(Contact(answer))
+    told = evidence_of(seen, was_linked=linked, fell_silent=fell_silent, others_are_gone=others)
+    assert told is evidence
 
 
 @pytest.mark.parametrize("stopped", [False, True])
