@@ -247,16 +247,19 @@ class PeerLinks:
         return None if found is None else found[1]
 
     async def _read(self, node_id: str) -> tuple[KeyValue, NodeInfo] | None:
+        kv, place = await self._read_place(node_id)
+        if kv is None or not isinstance(place, NodeInfo) or place.leaving is not None:
+            return None
+        return kv, place
+
+    async def _read_place(self, node_id: str) -> tuple[KeyValue | None, object]:
+        """What stands in the place of a node's presence, as far as it can be read."""
         context = self._context
         result = await context.etcd.get(requests.read_presence(context.keys, node_id))
         for kv in result.kvs:
-            try:
-                place = place_in(context.keys, kv)
-            except StateCorruptError:  # the leader warns of it
-                return None
-            if isinstance(place, NodeInfo) and place.leaving is None:
-                return kv, place
-        return None
+            with contextlib.suppress(StateCorruptError):  # the leader warns of it
+                return kv, place_in(context.keys, kv)
+        return None, None
 
     async def _rest(self, node_id: str, error: EtcdError) -> None:
         """etcd did not do what it was asked; if it does not answer, the keep-alives say so."""
@@ -407,14 +410,9 @@ class PeerLinks:
     async def _made_at(self, node_id: str) -> int:
         """At which revision this node has accused that one, 0 if it has not: an accusation whose
         answer was lost is refused when it is repeated. Raises EtcdError."""
-        context = self._context
-        result = await context.etcd.get(requests.read_presence(context.keys, node_id))
-        for kv in result.kvs:
-            with contextlib.suppress(StateCorruptError):
-                place = place_in(context.keys, kv)
-                if isinstance(place, Accusation) and place.by == self._me:
-                    return kv.mod_revision
-        return 0
+        kv, place = await self._read_place(node_id)
+        is_mine = isinstance(place, Accusation) and place.by == self._me
+        return kv.mod_revision if kv is not None and is_mine else 0
 
     async def _may_accuse(self, info: NodeInfo, evidence: Evidence) -> bool:
         """Whether this node may say anything; else wait until it may, or for a while. Raises

@@ -425,6 +425,24 @@ def test_whoever_is_wrong_about_one_waits_for_that_before_it_accuses_the_next() 
     simulate(scenario, range(3), min_nodes=2, max_nodes=20, peer_links=True)
 
 
+def test_an_accusation_whose_answer_was_lost_is_known_to_its_maker() -> None:
+    """So it is quiet about that node when that has answered."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        assert job.switch is not None
+        of_b = puts(job.keys.node(job.nodes["b"].node_id))
+        for name in "ac":
+            job.nodes[name].connection.link.drop_replies(matching=of_b)
+        job.nodes["b"].connection.link.delay(0.003, 0.004)  # it is asked again before it answers
+        job.switch.refuse("10.0.0.b")
+        await job.pass_time(30.0)
+        assert len(accused_in(job)) == 1
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
 def test_a_death_that_etcd_would_not_hear_of_is_told_when_it_does() -> None:
     async def scenario(job: SimJob) -> None:
         await formed(job, "abcd")
@@ -781,6 +799,10 @@ async def _stays(self: PeerLinks) -> None:
     """Withdraw nothing."""
 
 
+async def _knows_of_none(self: PeerLinks, node_id: str) -> int:
+    return 0
+
+
 @pytest.mark.parametrize(
     ("place", "name", "by", "noticed_by"),
     [
@@ -800,6 +822,12 @@ async def _stays(self: PeerLinks) -> None:
             test_what_was_said_of_the_dead_does_not_outlive_their_round,
         ),
         (requests, "accuse", _unguarded, test_an_accusation_that_comes_late_is_refused),
+        (
+            PeerLinks,
+            "_made_at",
+            _knows_of_none,
+            test_an_accusation_whose_answer_was_lost_is_known_to_its_maker,
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
