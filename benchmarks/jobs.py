@@ -1,4 +1,4 @@
-"""Real torchrun jobs, traced: starts agents, hurts them, reads what they and their workers noted.
+"""Real jobs, traced, as a rule torchrun's: starts agents, hurts them, reads what they noted.
 
 Knows torchrun's command line and the two kinds of trace; knows no backend's inside.
 """
@@ -34,6 +34,9 @@ torch's c10d and etcd-v2 hand workers the address of the first round's store in 
 2.13: ``DynamicRendezvousHandler._bootstrap_store_info``), with the keys of the process group before
 in it. New workers may then wait for ever. This is torch's switch against it.
 """
+IN_PROCESS = "etcd3 in process"
+"""Not torchrun's: each node is one process of :mod:`benchmarks.workers.in_process`, which goes on
+itself."""
 _OWN_STORE_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -97,7 +100,7 @@ class JobOptions:
 
 
 class TracedAgent:
-    """One torchrun process; it stands for a node."""
+    """One torchrun process, or one that trains itself; it stands for a node."""
 
     def __init__(
         self, name: str, job: TracedJob, conf: dict[str, str], env: dict[str, str], place: Place
@@ -120,6 +123,8 @@ class TracedAgent:
 
     def _command(self, job: TracedJob, conf: dict[str, str]) -> list[str]:
         options = job.options
+        if options.backend == IN_PROCESS:
+            return self._in_process(options, conf)
         command = [sys.executable, "-m", options.launcher, str(self._files[0])]
         command += [f"--nnodes={options.nnodes}", f"--nproc-per-node={options.workers}"]
         command += [
@@ -132,6 +137,14 @@ class TracedAgent:
         command += [f"--log-dir={job.folder / 'torchrun'}", f"--local-addr={self.place.address}"]
         command += [str(SCRIPT), f"--moments={self._files[1]}", f"--stop-file={job.stop_file}"]
         return [*command, f"--device={options.device}", f"--collectives={options.collectives}"]
+
+    def _in_process(self, options: JobOptions, conf: dict[str, str]) -> list[str]:
+        command = [sys.executable, "-m", "benchmarks.workers.in_process"]
+        command += [f"--trace={self._files[0]}", f"--moments={self._files[1]}"]
+        command += [f"--endpoint={options.endpoint}", f"--job={options.run_id}"]
+        command += [f"--nodes={options.nnodes}", f"--local-addr={self.place.address}"]
+        command.append("--conf=" + ",".join(f"{k}={v}" for k, v in conf.items()))
+        return [*command, f"--collectives={options.collectives}"]
 
     def notes(self) -> list[Note]:
         """Everything noted so far, in order of time."""
@@ -307,8 +320,15 @@ def phases(agents: Sequence[TracedAgent], event_s: float) -> dict[str, float]:
     worker has imported torch; first_step: until the last has made a step. An agent may go through
     this more than once: the last time counts, and what came before is in ``re_forming``. They sum
     up to ``total``. ``restarts`` is how many of ``--max-restarts`` an agent has used up, at most.
+    ``loss_known`` is until the first of them has noted that a node is dead, if one did.
     """
     restarts = max(_restarts(agent, event_s) for agent in agents)
+    known = [
+        note.time_s - event_s
+        for agent in agents
+        for note in agent.notes()
+        if note.event == "loss_known" and note.time_s > event_s
+    ]
     begins, stops, joined, started, stepped = [], [], [], [], []
     for agent in agents:
         notes = [note for note in agent.notes() if note.time_s > event_s]
@@ -337,6 +357,7 @@ def phases(agents: Sequence[TracedAgent], event_s: float) -> dict[str, float]:
         "new_ranks": moments[3] - event_s,
         "total": moments[-1] - event_s,
         "restarts": restarts,
+        **({"loss_known": min(known)} if known else {}),
     }
 
 

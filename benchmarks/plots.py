@@ -1,170 +1,436 @@
-"""Plots of result files. Knows matplotlib and the results' layout; measures nothing."""
+"""Pictures of result files. Knows the results' layout; measures nothing.
+
+``draw_…`` makes a figure of a result file's document, ``plot_…`` writes it. How they look is in
+:mod:`benchmarks.drawing`, what their titles say in :mod:`benchmarks.findings`.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-matplotlib.use("agg")
+from benchmarks import findings, results
+from benchmarks.drawing import (
+    GREY,
+    KEY_COLUMNS,
+    Look,
+    counts_axis,
+    head,
+    key_above,
+    label_ends,
+    look,
+    new_figure,
+    save,
+    seconds_axis,
+)
+from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
 
-from matplotlib import pyplot as plt
+Document = Mapping[str, Any]
 
-matplotlib.rcParams["svg.hashsalt"] = "rdzv-etcd"  # the same numbers make the same file
 
-COLORS = {
-    "etcd3": "#c2185b",
-    "bare": "#9e9e9e",
-    "c10d": "#1976d2",
-    "etcd-v2": "#ef6c00",
-    "etcd": "#6d4c41",
-    "torch EtcdStore": "#ef6c00",
-    "TCPStore": "#1976d2",
-    "EtcdStore": "#c2185b",
+def draw_latency(document: Document) -> Figure:
+    """Rounds over the number of nodes, a line per backend, a dot per round; both axes log."""
+    figure, (axes,) = new_figure(
+        findings.latency(document),
+        "From the last node's arrival until all hold their ranks; nodes are processes of one "
+        "machine. Lines: medians, dots: rounds; both scales are logarithmic.",
+        4.6,
+    )
+    samples = [s for s in document["results"] if "failed" not in s]
+    medians = findings.medians(samples, "seconds", "backend", "nodes")
+    ends = []
+    for place, backend in enumerate(dict.fromkeys(s["backend"] for s in samples)):
+        seen = look(backend, place)
+        sizes = {n: s for (name, n), s in sorted(medians.items()) if name == backend}
+        rounds = [(s["nodes"], s["seconds"]) for s in samples if s["backend"] == backend]
+        nodes, seconds = zip(*rounds, strict=True)
+        axes.scatter(nodes, seconds, 7, color=seen.color, alpha=0.45, linewidths=0)
+        _line(axes, sizes, seen)
+        name = "bare calls to etcd" if backend == findings.BARE else backend
+        ends.append(_end(name, sizes, seen))
+    axes.set_yscale("log")
+    seconds_axis(axes.yaxis)
+    counts_axis(axes, sorted({sample["nodes"] for sample in document["results"]}))
+    axes.set_xlabel("nodes")
+    label_ends(figure, axes, ends)
+    return figure
+
+
+def draw_scale(document: Document) -> Figure:
+    """Time over the number of nodes, a line per phase; both axes log."""
+    figure, (axes,) = new_figure(
+        findings.scale(document),
+        "From the last arrival, or the end of the lost nodes' leases, until the last node holds "
+        "its rank. Simulated nodes on one machine; both scales are logarithmic.",
+        4.6,
+    )
+    samples = [s for s in document["results"] if "seconds" in s]
+    medians = findings.medians(samples, "seconds", "kind", "phase", "nodes")
+    looks = {
+        findings.FIRST_ROUND: look("etcd3"),
+        "one lost": Look("#0072b2", "s", "--"),
+        "leader lost": Look("#009e73", "^", "-."),
+        "10 % lost": Look("#d98200", "D", ":"),
+    }
+    ends = []
+    for kind, phase in dict.fromkeys((s["kind"], s["phase"]) for s in samples):
+        bare = kind == findings.BARE
+        seen = look("bare") if bare else looks.get(phase, look(phase))
+        sizes = {n: s for (k, p, n), s in sorted(medians.items()) if (k, p) == (kind, phase)}
+        _line(axes, sizes, seen)
+        ends.append(_end(f"{phase}, bare calls" if bare else phase, sizes, seen))
+    axes.set_yscale("log")
+    seconds_axis(axes.yaxis)
+    counts_axis(axes, sorted({sample["nodes"] for sample in document["results"]}))
+    axes.set_xlabel("nodes")
+    label_ends(figure, axes, ends)
+    return figure
+
+
+def draw_store(document: Document) -> Figure:
+    """What agents do, over their number: a line per store, for the exchange and the barrier."""
+    about = {
+        "exchange": "Rank exchange: from the last agent's call until the last one has all ranks. "
+        "Agents are threads on one machine; both scales are logarithmic.",
+        "barrier": "Exit barrier: until the last agent may end.",
+    }
+    samples = [s for s in document["results"] if "agents" in s]
+    shown = [what for what in about if any(s["operation"] == what for s in samples)]
+    if not shown:
+        return new_figure(findings.store(document), "Nothing was measured.", 1.5)[0]
+    figure, panels = new_figure(
+        findings.store(document), about[shown[0]], 0.8 + 2.9 * len(shown), len(shown)
+    )
+    medians = findings.medians(samples, "seconds", "operation", "store", "agents")
+    counts = sorted({sample["agents"] for sample in samples})
+    for axes, what in zip(panels, shown, strict=True):
+        head(axes, about[what])
+        ends = []
+        for place, store in enumerate(dict.fromkeys(s["store"] for s in samples)):
+            seen = look(store, place)
+            sizes = {n: s for (w, k, n), s in sorted(medians.items()) if (w, k) == (what, store)}
+            if sizes:
+                _line(axes, sizes, seen)
+                ends.append(_end(findings.STORES.get(store, store), sizes, seen))
+        axes.set_yscale("log")
+        seconds_axis(axes.yaxis)
+        counts_axis(axes, counts)
+        axes.set_xlim(counts[0] / 1.15, counts[-1] * 1.15)
+        label_ends(figure, axes, ends)
+    panels[-1].set_xlabel("agents")
+    return figure
+
+
+def _line(axes: Axes, sizes: Mapping[int, float], seen: Look) -> None:
+    axes.plot(
+        list(sizes),
+        list(sizes.values()),
+        seen.dash,
+        color=seen.color,
+        marker=seen.marker,
+        markersize=5,
+        linewidth=seen.width,
+        label="_",  # the label is at its end
+    )
+
+
+def _end(name: str, sizes: Mapping[int, float], seen: Look) -> tuple[float, float, str, str]:
+    last = max(sizes)
+    return last, sizes[last], f"{name}  {results.seconds(sizes[last])}", seen.color
+
+
+# --- bars -----------------------------------------------------------------------------------------
+
+_STAGES = {
+    "imported": "backend imported",
+    "handler": "handler made",
+    "round": "in a round",
+    "idle": "idle",
 }
 
 
-def plot_latency(document: dict[str, Any], path: Path) -> None:
-    """Rounds over the number of nodes, a line per backend, a dot per round; both axes log."""
-    figure, axes = plt.subplots(layout="constrained", figsize=(7, 4.5))
-    grouped: dict[str, dict[int, list[float]]] = {}
-    for sample in document["results"]:
-        if "failed" not in sample:
-            sizes = grouped.setdefault(sample["backend"], {})
-            sizes.setdefault(sample["nodes"], []).append(sample["seconds"])
-    for backend, sizes in grouped.items():
-        color = COLORS.get(backend)
-        nodes = sorted(sizes)
-        medians = [sorted(sizes[n])[len(sizes[n]) // 2] for n in nodes]
-        axes.plot(nodes, medians, color=color, label=backend, linewidth=2)
-        for n in nodes:
-            axes.scatter([n] * len(sizes[n]), sizes[n], color=color, s=10, alpha=0.6)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    ticks = sorted({sample["nodes"] for sample in document["results"]})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xlabel("nodes (a process each)")
-    axes.set_ylabel("last arrival to all returned, s")
-    _finish(figure, axes, path)
+def draw_agent(document: Document) -> Figure:
+    """Memory beyond torchrun's imports, a group of bars for each stage of an agent's life."""
+    figure, (axes,) = new_figure(
+        findings.agent(document),
+        "MB of resident memory beyond torchrun's own imports, after each stage of an agent's life.",
+        3.4,
+    )
+    memory = findings.memory(document)
+    memory.pop(findings.NO_BACKEND, None)  # that is where the bars begin
+    stages = [stage for stage in _STAGES if any(stage in added for added in memory.values())]
+    width = 0.84 / max(1, len(memory))
+    for place, (backend, added) in enumerate(memory.items()):
+        seen = look(backend, place)
+        for group, stage in enumerate(stages):
+            if stage not in added:
+                continue
+            x = group + (place - (len(memory) - 1) / 2) * width
+            axes.bar(x, added[stage], 0.9 * width, **_filled(seen))
+            axes.annotate(
+                f"{results.number(added[stage])}\n{backend}",
+                (x, max(0.0, added[stage])),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                size=8,
+            )
+    axes.set_xticks(range(len(stages)), [_STAGES[stage] for stage in stages])
+    axes.set_ylim(top=1.2 * axes.get_ylim()[1])
+    axes.set_ylabel("MB")
+    axes.grid(visible=False)  # the bars have their figures
+    return figure
 
 
-def plot_agent(document: dict[str, Any], path: Path) -> None:
-    """Memory added by each stage, a group of bars per backend."""
-    figure, axes = plt.subplots(layout="constrained", figsize=(6, 3.5))
-    stages = ("imported", "handler", "round", "idle")
-    seen = [s for s in document["results"] if s["what"] == "agent" and "failed" not in s]
-    backends = list(dict.fromkeys(sample["backend"] for sample in seen))
-    for position, backend in enumerate(backends):
-        processes = [p for s in seen if s["backend"] == backend for p in s["processes"]]
-        heights = []
-        for stage in stages:
-            added = [p[stage]["rss_mb"] - p["before"]["rss_mb"] for p in processes if stage in p]
-            heights.append(sum(added) / len(added) if added else 0.0)
-        places = [index + position * 0.8 / len(backends) for index in range(len(stages))]
-        color = COLORS.get(backend)
-        axes.bar(places, heights, width=0.8 / len(backends), color=color, label=backend)
-    axes.set_xticks(range(len(stages)), stages)
-    axes.set_ylabel("MB above torchrun's imports")
-    _finish(figure, axes, path)
+def _filled(seen: Look) -> dict[str, Any]:
+    return {"color": seen.color, "hatch": seen.hatch, "edgecolor": "white", "linewidth": 0.4}
 
 
-def plot_store(document: dict[str, Any], path: Path) -> None:
-    """What agents do, over their number: a line per store, solid exchange, dashed barrier."""
-    figure, axes = plt.subplots(layout="constrained", figsize=(7, 4.5))
-    styles = {"exchange": "-", "barrier": "--"}
-    medians: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for sample in document["results"]:
-        if "agents" in sample and "failed" not in sample:
-            sizes = medians.setdefault((sample["store"], sample["operation"]), {})
-            sizes.setdefault(sample["agents"], []).extend(sample["seconds"])
-    for (store, operation), sizes in medians.items():
-        agents = sorted(sizes)
-        middle = [sorted(sizes[n])[len(sizes[n]) // 2] for n in agents]
-        label = f"{store}, {'rank exchange' if operation == 'exchange' else 'exit barrier'}"
-        style = styles[operation]
-        axes.plot(agents, middle, style, marker="o", color=COLORS.get(store), label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("agents")
-    axes.set_ylabel("s")
-    _finish(figure, axes, path)
+# --- timelines ------------------------------------------------------------------------------------
+
+_Parts = Mapping[str, tuple[str, Look]]
+"""What bars are made of, in order: what that is, and how it looks."""
+_PARTS: _Parts = {
+    "detection": ("the fault is noticed", Look("#10283f")),
+    "worker_stop": ("workers stop", Look("#f0e442")),
+    WAIT: ("wait until the loss is known", Look("#8c959f", hatch="////")),
+    FORMING: ("the world is formed", Look("#d3276a")),
+    UNSPLIT: ("waiting and forming, not told apart", Look("#d9a0b8", hatch="\\\\\\\\")),
+    "worker_start": ("workers start", Look("#8ecdf0")),
+    "first_step": ("first step", Look("#00553f")),
+}
+_LAUNCH: _Parts = {
+    "rendezvous": ("Python, torch and the rendezvous", Look("#c2185b")),
+    "process_group": ("the process group is made", Look("#8ecdf0")),
+    "first_allreduce": ("first allreduce", Look("#00553f")),
+}
+_CASES = {
+    "member": "a node is killed",
+    "rank0": "rank 0's node is killed",
+    "leader": "the leader's node is killed",
+    "store-host": "the host of the store, or of the embedded etcd, is killed",
+    "silent": "a node falls silent",
+    "sigterm": "a node gets SIGTERM",
+    "node-added": "a node is added",
+    "worker-crash": "a worker is killed",
+}
+_ROW = 0.16
+"""Inches."""
 
 
-def plot_recovery(document: dict[str, Any], path: Path) -> None:
-    """A bar per case and backend, made of the phases; a cross where a run did not recover."""
-    names = ("detection", "worker_stop", "re_forming", "worker_start", "first_step")
-    shades = ("#455a64", "#ffb300", "#c2185b", "#1976d2", "#26a69a")
-    keys = list(dict.fromkeys((s["case"], s["backend"]) for s in document["results"]))
-    figure, axes = plt.subplots(layout="constrained", figsize=(8, 1.8 + 0.28 * len(keys)))
-    for place, key in enumerate(keys):
-        samples = [s for s in document["results"] if (s["case"], s["backend"]) == key]
-        good = [sample for sample in samples if "failed" not in sample]
+@dataclass(frozen=True)
+class _Bar:
+    """One row of a picture: a timeline, and what is said behind it."""
+
+    group: str
+    name: str
+    parts: Mapping[str, float]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Bars on one scale."""
+
+    about: str
+    bars: Sequence[_Bar]
+    parts: _Parts
+    """What they are made of."""
+
+
+def draw_recovery(document: Document) -> Figure:
+    """Timelines made of parts, grouped by fault: of all backends, and of ours on a scale that
+    shows the parts."""
+    limit_s = document["settings"].get("limit")
+    bars = {
+        (case, backend): _recovery_bar(case, backend, samples, limit_s)
+        for (case, backend), samples in findings.grouped(
+            document["results"], "case", "backend"
+        ).items()
+    }
+    ours = [key for key in bars if key[1] in (findings.OURS, findings.IN_PROCESS)]
+    with_others = {case for case, backend in bars if (case, backend) not in ours}
+    panels = [
+        _Panel(
+            "Seconds from the fault until the first step in the new world; each bar is the run "
+            "with the median of its times.",
+            [bars[key] for key in bars if key[0] in with_others],
+            _PARTS,
+        ),
+        _Panel("etcd3 alone, on a scale of its own.", [bars[key] for key in ours], _PARTS),
+    ]
+    return _timelines(findings.recovery(document), panels)
+
+
+def _recovery_bar(
+    case: str, backend: str, samples: Sequence[Mapping[str, Any]], limit_s: float | None
+) -> _Bar:
+    run = middle_run(samples)
+    failed = [sample["failed"] for sample in samples if "failed" in sample]
+    if run is None:
+        late = limit_s is not None and all(why.startswith("not within") for why in failed)
+        return _Bar(
+            _CASES.get(case, case),
+            backend,
+            {},
+            f"not within {limit_s:g} s" if late else "did not recover",
+        )
+    note = f" ({len(failed)} of {len(samples)} runs did not recover)" if failed else ""
+    text = f"{results.seconds(run['total'])}{note}"
+    return _Bar(_CASES.get(case, case), backend, timeline(run), text)
+
+
+def draw_gpu(document: Document) -> Figure:
+    """Timelines from the launch, and from a kill, to the first allreduce, grouped by size."""
+    launches, kills = [], []
+    for (nodes, workers, backend), samples in findings.grouped(
+        document["results"], "nodes", "workers", "backend"
+    ).items():
+        size = findings.sized(nodes, workers)
+        launched = [
+            {**s["launch"], "total": s["launch"]["first_allreduce"]}
+            for s in samples
+            if "launch" in s
+        ]
+        run = middle_run(launched)
+        moments = [0.0, *(run[name] for name in _LAUNCH)] if run else []
+        spans = [later - earlier for earlier, later in itertools.pairwise(moments)]
+        text = results.seconds(run["total"]) if run else "failed"
+        launches.append(_Bar(size, backend, dict(zip(_LAUNCH, spans, strict=False)), text))
+        killed = [s["after_kill"] for s in samples if "after_kill" in s]
+        if killed:
+            case = "member" if nodes > 1 else "worker-crash"
+            bar = _recovery_bar(size, backend, [{**one, "case": case} for one in killed], None)
+            kills.append(bar)
+    panels = [
+        _Panel(
+            "Seconds from the launch until the last rank's first allreduce; each bar is the run "
+            "with the median of its times.",
+            launches,
+            _LAUNCH,
+        ),
+        _Panel(
+            "Seconds from the kill of a node, or of the only node's worker, until the next "
+            "allreduce.",
+            kills,
+            _PARTS,
+        ),
+    ]
+    return _timelines(findings.gpu(document), panels)
+
+
+def _timelines(finding: str, panels: Sequence[_Panel]) -> Figure:
+    """Draw panels one above the other, and before each what its colours mean, unless they mean the
+    same as in the one before."""
+    panels = [panel for panel in panels if panel.bars]
+    if not panels:
+        return new_figure(finding, "Nothing was measured.", 1.5)[0]
+    drawn: list[tuple[float, Callable[[Axes], None]]] = []
+    for place, panel in enumerate(panels):
+        if place == 0 or panels[place - 1].parts is not panel.parts:
+            drawn.append(_key([p for p in panels if p.parts is panel.parts], panel.parts))
+        drawn.append(
+            ((_rows(panel.bars)[-1][0] + 1.2) * _ROW, functools.partial(_draw_panel, panel))
+        )
+    heights = [height for height, _ in drawn]
+    figure, axes = new_figure(finding, "", sum(heights) + 0.5 + 0.6 * len(panels), heights)
+    for one, (_, draw) in zip(axes, drawn, strict=True):
+        draw(one)
+    axes[-1].set_xlabel("s")
+    return figure
+
+
+def _key(panels: Sequence[_Panel], parts: _Parts) -> tuple[float, Callable[[Axes], None]]:
+    """Return the height of a key of the parts that there are, and what draws it."""
+    used = {p for panel in panels for bar in panel.bars for p, s in bar.parts.items() if s > 0}
+    patches = [
+        Patch(facecolor=seen.color, hatch=seen.hatch, edgecolor="white", label=text)
+        for part, (text, seen) in parts.items()
+        if part in used
+    ]
+    rows = max(1, math.ceil(len(patches) / KEY_COLUMNS))
+    return 0.2 * rows, functools.partial(key_above, patches=patches)
+
+
+def _rows(bars: Sequence[_Bar]) -> list[tuple[float, _Bar | str]]:
+    """Return where each bar is, from the top down, and the name of each group before its bars."""
+    rows: list[tuple[float, _Bar | str]] = []
+    place = -_GROUP_GAP
+    for group in dict.fromkeys(bar.group for bar in bars):
+        place += _GROUP_GAP
+        rows.append((place, group))
+        for bar in bars:
+            if bar.group == group:
+                place += 1
+                rows.append((place, bar))
+        place += 1
+    return rows
+
+
+_GROUP_GAP = 0.35
+
+
+def _draw_panel(panel: _Panel, axes: Axes) -> None:
+    head(axes, panel.about)
+    rows = _rows(panel.bars)
+    longest = max(sum(bar.parts.values()) for bar in panel.bars)
+    axes.set_xlim(0, longest * 1.02 or 1.0)
+    axes.set_ylim(rows[-1][0] + 0.6, -0.6)
+    names = {place: row.name for place, row in rows if isinstance(row, _Bar)}
+    axes.set_yticks(list(names), list(names.values()), size=8)
+    for label, name in zip(axes.get_yticklabels(), names.values(), strict=True):
+        label.set_fontweight("bold" if name.startswith(findings.OURS) else "normal")
+    for place, row in rows:
+        if isinstance(row, str):
+            axes.annotate(row, (0, place), (2, 0), textcoords="offset points", **_GROUP_TEXT)
+            continue
         left = 0.0
-        for name, shade in zip(names, shades, strict=True):
-            width = sorted(s[name] for s in good)[len(good) // 2] if good else 0.0
-            label = name.replace("_", " ") if place == 0 else None
-            axes.barh(place, width, left=left, color=shade, label=label)
-            left += width
-        if len(good) < len(samples):
-            axes.plot(left + 1, place, "x", color="black")
-    axes.set_yticks(range(len(keys)), [f"{case}: {backend}" for case, backend in keys])
-    axes.invert_yaxis()
-    axes.set_xlabel("s until the first step in the new world (x: a run did not recover)")
-    _finish(figure, axes, path)
+        for part, seconds in row.parts.items():
+            axes.barh(place, seconds, 0.78, left, **_filled(panel.parts[part][1]))
+            left += seconds
+        axes.annotate(row.text, (left, place), (4, 0), textcoords="offset points", **_BAR_TEXT)
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
 
 
-def plot_gpu(document: dict[str, Any], path: Path) -> None:
-    """Launch to first allreduce, and kill to first allreduce, a pair of bars per case."""
-    figure, axes = plt.subplots(layout="constrained", figsize=(8, 4))
-    keys = [(s["backend"], s["nodes"], s["workers"]) for s in document["results"]]
-    keys = list(dict.fromkeys(keys))
-    for offset, (part, name) in enumerate((("launch", "first_allreduce"), ("after_kill", "total"))):
-        heights = []
-        for key in keys:
-            values = [
-                sample[part][name]
-                for sample in document["results"]
-                if (sample["backend"], sample["nodes"], sample["workers"]) == key
-                and name in sample.get(part, {})
-            ]
-            heights.append(sorted(values)[len(values) // 2] if values else 0.0)
-        places = [place + 0.4 * offset for place in range(len(keys))]
-        axes.bar(places, heights, width=0.4, label=part.replace("_", " "))
-    labels = [f"{backend}\n{nodes} × {workers}" for backend, nodes, workers in keys]
-    axes.set_xticks(range(len(keys)), labels)
-    axes.set_ylabel("s to the first allreduce")
-    _finish(figure, axes, path)
+_BAR_TEXT: dict[str, Any] = {"va": "center_baseline", "size": 8, "annotation_clip": False}
+_GROUP_TEXT: dict[str, Any] = {**_BAR_TEXT, "size": 8.5, "color": GREY, "style": "italic"}
 
 
-def plot_scale(document: dict[str, Any], path: Path) -> None:
-    """Time over the number of nodes, a line per phase; both axes log."""
-    figure, axes = plt.subplots(layout="constrained", figsize=(7, 4.5))
-    grouped: dict[str, dict[int, list[float]]] = {}
-    for sample in document["results"]:
-        if "seconds" in sample:
-            bare = ", bare" if sample["kind"] == "bare" else ""
-            sizes = grouped.setdefault(sample["phase"] + bare, {})
-            sizes.setdefault(sample["nodes"], []).append(sample["seconds"])
-    for label, sizes in grouped.items():
-        color = COLORS["bare"] if label.endswith("bare") else None
-        nodes = sorted(sizes)
-        medians = [sorted(sizes[n])[len(sizes[n]) // 2] for n in nodes]
-        axes.plot(nodes, medians, marker="o", color=color, label=label)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = sorted({sample["nodes"] for sample in document["results"]})
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("simulated nodes")
-    axes.set_ylabel("until the last node holds its rank, s")
-    _finish(figure, axes, path)
+# --- files ----------------------------------------------------------------------------------------
 
 
-def _finish(figure: Any, axes: Any, path: Path) -> None:
-    axes.grid(visible=True, which="major", alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+def plot_latency(document: Document, path: Path) -> None:
+    save(draw_latency(document), path)
+
+
+def plot_agent(document: Document, path: Path) -> None:
+    save(draw_agent(document), path)
+
+
+def plot_store(document: Document, path: Path) -> None:
+    save(draw_store(document), path)
+
+
+def plot_recovery(document: Document, path: Path) -> None:
+    save(draw_recovery(document), path)
+
+
+def plot_gpu(document: Document, path: Path) -> None:
+    save(draw_gpu(document), path)
+
+
+def plot_scale(document: Document, path: Path) -> None:
+    save(draw_scale(document), path)

@@ -1,29 +1,45 @@
 """``recovery``: what a death, a signal, a newcomer or a crash costs a real job, phase by phase.
 
 Three torchrun agents, one gloo worker each that steps all the time, minimum two nodes; all settings
-are the backends' defaults, except what ``--lease-ttl`` says.
+are the backends' defaults, except what ``--lease-ttl`` says. ``etcd3 in process`` is the same
+without torchrun: three processes that step, and go on themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import string
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import rdzv_etcd
 from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
-from benchmarks.jobs import OWN_STORE, PHASES, JobError, JobOptions, TracedAgent, TracedJob, phases
+from benchmarks.jobs import (
+    IN_PROCESS,
+    OWN_STORE,
+    PHASES,
+    JobError,
+    JobOptions,
+    TracedAgent,
+    TracedJob,
+    phases,
+)
 from benchmarks.plots import plot_recovery
 from benchmarks.recording import recording
+from benchmarks.timeline import NOBODY_LOST
+from rdzv_etcd import JobEvents
 from tests.support.processes import free_port
 
 NAME = "recovery"
-BACKENDS = ("etcd3", "c10d", f"c10d{OWN_STORE}", "etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
+_OURS = ("etcd3", IN_PROCESS)
+_TORCHRUN_S = ("etcd3", "c10d", f"c10d{OWN_STORE}", "etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
+BACKENDS = (*_OURS, *_TORCHRUN_S[1:])
 V2_BACKENDS = ("etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
 CASES = {
     "member": "SIGKILL of a member",
@@ -35,7 +51,11 @@ CASES = {
     "worker-crash": "SIGKILL of a worker",
 }
 START_LIMIT_S = 180.0
-_ONLY = {"leader": ("etcd3",), "store-host": ("etcd3", "c10d", f"c10d{OWN_STORE}")}
+_ONLY = {
+    "leader": _OURS,
+    "store-host": (*_OURS, "c10d", f"c10d{OWN_STORE}"),
+    "worker-crash": _TORCHRUN_S,  # without an agent it is that of a member
+}
 """Cases that exist for some backends only."""
 
 
@@ -80,11 +100,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _measure(
     case: str, backend: str, server: BenchmarkEtcd, args: argparse.Namespace
 ) -> dict[str, Any]:
-    embeds = case == "store-host" and backend == "etcd3"
+    embeds = case == "store-host" and backend in _OURS
     hosted = backend.startswith("c10d") or embeds
     endpoint = f"127.0.0.1:{free_port()}" if hosted else server.target
-    conf = {"lease_ttl": str(args.lease_ttl)} if backend == "etcd3" else {}
-    if backend == "etcd3":
+    conf = {"lease_ttl": str(args.lease_ttl)} if backend in _OURS else {}
+    if backend in _OURS:
         conf.update(part.split("=", 1) for part in filter(None, args.conf.split(",")))
     if embeds:
         conf.update(embed="1", embed_grace="5")
@@ -98,12 +118,32 @@ def _measure(
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
             return {"failed": f"start: {results.failure(error)}"}
-        try:
-            event_s, running, victim = _hurt(case, job, agents, host, server)
-            job.await_steps(running, after_s=event_s, limit_s=args.limit)
-        except JobError as error:
-            return {"failed": results.failure(error)}
-        return {**phases(running, event_s), "victim": victim}
+        with _watched(job) if backend in _OURS else contextlib.nullcontext() as events:
+            try:
+                event_s, running, victim = _hurt(case, job, agents, host, server)
+                job.await_steps(running, after_s=event_s, limit_s=args.limit)
+            except JobError as error:
+                return {"failed": results.failure(error)}
+            seen = {} if events is None or case in NOBODY_LOST else _loss_known(events, event_s)
+        return {**phases(running, event_s), **seen, "victim": victim}
+
+
+@contextlib.contextmanager
+def _watched(job: TracedJob) -> Iterator[JobEvents]:
+    """Watch a job of ours from outside: one more watch for etcd, and nothing for the agents."""
+    with (
+        rdzv_etcd.observe(job.options.endpoint, job=job.options.run_id) as observer,
+        observer.events() as events,
+    ):
+        yield events
+
+
+def _loss_known(events: JobEvents, event_s: float) -> dict[str, float]:
+    """Return after how long the victim was out: declared lost, or known to have left."""
+    while (event := events.next(timeout_s=0)) is not None:
+        if isinstance(event, rdzv_etcd.NodeLost | rdzv_etcd.NodeLeft) and event.at_s > event_s:
+            return {"loss_known": event.at_s - event_s}
+    return {}
 
 
 def _start(job: TracedJob, case: str, count: int) -> tuple[list[TracedAgent], TracedAgent | None]:

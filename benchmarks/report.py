@@ -16,6 +16,7 @@ from benchmarks import (
     agent,
     false_alarms,
     figures,
+    findings,
     gpu,
     latency,
     plots,
@@ -24,12 +25,14 @@ from benchmarks import (
     scale,
     store,
 )
-from benchmarks.jobs import OWN_STORE
+from benchmarks.jobs import IN_PROCESS, OWN_STORE
 
 NAME = "report"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 ROOT = Path(__file__).parents[1]
 Rows = list[list[str]]
+Picture = tuple[Callable[..., None], Callable[[dict[str, Any]], str]]
+"""What draws it, and what it says."""
 
 LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
 
@@ -69,30 +72,31 @@ def _put(document: Path, part: str, *, check: bool) -> None:
 
 def render(folder: Path, document_folder: Path, *, draw: bool = True) -> str:
     """Return the part of docs/results.md for the files in ``folder``; draw their plots there."""
-    sections: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[..., None] | None]] = {
-        latency.NAME: (_latency, plots.plot_latency),
-        recovery.NAME: (_recovery, plots.plot_recovery),
+    sections: dict[str, tuple[Callable[[dict[str, Any]], str], Picture | None]] = {
+        latency.NAME: (_latency, (plots.plot_latency, findings.latency)),
+        recovery.NAME: (_recovery, (plots.plot_recovery, findings.recovery)),
         false_alarms.NAME: (_false_alarms, None),
-        scale.NAME: (_scale, plots.plot_scale),
-        store.NAME: (_store, plots.plot_store),
-        agent.NAME: (_agent, plots.plot_agent),
-        gpu.NAME: (_gpu, plots.plot_gpu),
+        scale.NAME: (_scale, (plots.plot_scale, findings.scale)),
+        store.NAME: (_store, (plots.plot_store, findings.store)),
+        agent.NAME: (_agent, (plots.plot_agent, findings.agent)),
+        gpu.NAME: (_gpu, (plots.plot_gpu, findings.gpu)),
     }
     parts = []
-    for name, (table, plot) in sections.items():
+    for name, (table, picture) in sections.items():
         file = folder / f"{name}.json"
         if not file.exists():
             parts.append(_missing(name))
             continue
         document = results.read(file)
-        if plot is None:
+        if picture is None:
             parts.append(f"{table(document)}\n{_origin(document)}\n")
             continue
+        plot, finding = picture
         image = file.with_suffix(".svg")
         if draw:
             plot(document, image)
         shown = Path(os.path.relpath(image, document_folder)).as_posix()
-        parts.append(f"{table(document)}\n![{name}]({shown})\n\n{_origin(document)}\n")
+        parts.append(f"{table(document)}\n![{finding(document)}]({shown})\n\n{_origin(document)}\n")
     return "\n".join(parts)
 
 
@@ -179,13 +183,19 @@ def _recovery(document: dict[str, Any]) -> str:
     ttl = document["settings"]["lease_ttl"]
     header = ["", *(f"`{name}`" for name in known)]
     runs = max(row["runs"] for row in summary.values())
+    in_process = (
+        f" `{IN_PROCESS}` is [without torchrun](in-process.md): the processes that train go on "
+        "themselves."
+        if IN_PROCESS in known
+        else ""
+    )
     return (
         "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker each; "
         "until the new ranks are known / until the first step in the new world. "
         f"`lease_ttl={ttl}`; every other setting is the default. "
         f"{'One run' if runs == 1 else f'Medians of {runs} runs'} each. `…{OWN_STORE}` is the same "
         "backend with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for "
-        f"each other for ever.\n\n{table(header, rows)}"
+        f"each other for ever.{in_process}\n\n{table(header, rows)}"
     )
 
 

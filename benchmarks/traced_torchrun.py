@@ -1,8 +1,8 @@
 """torchrun itself, with the moments at which its agent stops, joins and starts written to a file.
 
-The same for every backend: it wraps three methods of torch's agent and changes nothing. Moments are
-``time.monotonic()``, one clock for all processes of a machine. First argument: the trace file; all
-others are torchrun's.
+The same for every backend: it wraps three methods of torch's agent and changes nothing, and one of
+torch's own rendezvous, which says when it has found a node dead. Moments are ``time.monotonic()``,
+one clock for all processes of a machine. First argument: the trace file; all others are torchrun's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _BackendRendezvousStateHolder
 from torch.distributed.run import main
 
 TRACED = (
@@ -36,6 +37,21 @@ def trace(path: Path) -> None:
         setattr(owner, name, _wrapped(getattr(owner, name), event, note))
 
 
+def trace_losses(path: Path) -> None:
+    """Note when torch's own ``c10d`` or ``etcd-v2`` has found that a node's heartbeats ended."""
+    log = path.open("a", buffering=1)
+    sanitize = _BackendRendezvousStateHolder._sanitize
+
+    @functools.wraps(sanitize)
+    def traced(self: _BackendRendezvousStateHolder) -> None:
+        sanitize(self)
+        if self._dead_nodes:
+            line = {"event": "loss_known", "time": time.monotonic(), "rank": None}
+            log.write(json.dumps(line) + "\n")
+
+    _BackendRendezvousStateHolder._sanitize = traced  # type: ignore[method-assign]
+
+
 def _wrapped(
     method: Callable[..., Any], event: str, note: Callable[[str, int | None], None]
 ) -> Callable[..., Any]:
@@ -51,4 +67,5 @@ def _wrapped(
 
 if __name__ == "__main__":
     trace(Path(sys.argv[1]))
+    trace_losses(Path(sys.argv[1]))
     main(sys.argv[2:])

@@ -16,6 +16,7 @@ any rendezvous backend; etcd3 adds the fencing epoch that :func:`save_checkpoint
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
 import os
@@ -251,7 +252,7 @@ def report(world: World, line: str) -> None:
         print(line, flush=True)
 
 
-def log_step(path: Path | None, world: World, step: int, resumed_from: int) -> None:
+def log_step(path: Path | None, world: World, step: int, resumed_from: int, **more: object) -> None:
     """Append a JSON line; one short write to a file opened for appending is not torn."""
     if path is None:
         return
@@ -264,16 +265,29 @@ def log_step(path: Path | None, world: World, step: int, resumed_from: int) -> N
         "epoch": world.epoch,
         "step": step,
         "resumed_from": resumed_from,
+        **more,
     }
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
+def enter_process_group(world: World) -> torch.device:
+    """Wait for all workers; return where this one computes, a GPU of its own if there are any."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", world.local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    return device
+
+
 def leave_process_group() -> None:
-    """End together. Without the barrier a process may abort now and then while it exits (seen with
-    torch 2.13): gloo's thread still holds the tensor of the last collective, and needs the
-    interpreter to let go of it. A barrier has no tensor, and waits without the interpreter."""
+    """End together, with no thread of gloo's left: what one has not let go of yet would abort a
+    process while it exits, now and then (seen with torch 2.13). For a tensor it needs the
+    interpreter; a barrier has no tensor, and waits without the interpreter. And threads end with
+    their process group, which DistributedDataParallel keeps until the garbage is collected."""
     dist.barrier()
+    gc.collect()
     dist.destroy_process_group()
 
 
@@ -297,11 +311,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     world = World.from_environment()
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", world.local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    device = enter_process_group(world)
     share = train(args, world, device)
     report(world, f"test accuracy: {share:.1%}")
     leave_process_group()

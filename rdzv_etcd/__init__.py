@@ -10,6 +10,21 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rdzv_etcd import aio, errors
+    from rdzv_etcd import torch as torch  # exported, though not in __all__
+    from rdzv_etcd.core.elections import Fence
+    from rdzv_etcd.core.events import (
+        JobEnded,
+        JobEvent,
+        Joined,
+        Missed,
+        NodeLeft,
+        NodeLost,
+        NodeMissing,
+        Snapshot,
+        WorldFormed,
+        WorldOver,
+    )
+    from rdzv_etcd.core.job_state import JobState, NodeState, Role, Stage
     from rdzv_etcd.core.model import Closure
     from rdzv_etcd.core.over import (
         Expelled,
@@ -22,9 +37,13 @@ if TYPE_CHECKING:
         WorldChange,
     )
     from rdzv_etcd.etcd.client import EtcdClient
-    from rdzv_etcd.group.connect import connect
+    from rdzv_etcd.group.connect import connect, observe
+    from rdzv_etcd.group.gate_check import Arrival
     from rdzv_etcd.group.group import Group, leave_all
+    from rdzv_etcd.group.job_events import JobEvents
+    from rdzv_etcd.group.leaderships import Leadership
     from rdzv_etcd.group.listener import Listener
+    from rdzv_etcd.group.observer import Observer
     from rdzv_etcd.group.round_store import RoundStore
     from rdzv_etcd.group.world import Master, World, WorldMember
     from rdzv_etcd.settings import (
@@ -42,6 +61,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Arrival",
     "Closure",
     "Connection",
     "Credentials",
@@ -49,32 +69,67 @@ __all__ = [
     "EtcdClient",
     "Expelled",
     "Failed",
+    "Fence",
     "Finished",
     "Group",
+    "JobEnded",
+    "JobEvent",
+    "JobEvents",
     "JobSettings",
+    "JobState",
+    "Joined",
+    "Leadership",
     "Left",
     "Listener",
     "Lost",
     "Master",
+    "Missed",
     "MovedOn",
+    "NodeLeft",
+    "NodeLost",
+    "NodeMissing",
+    "NodeState",
+    "Observer",
+    "Role",
     "RoundStore",
     "Settings",
+    "Snapshot",
+    "Stage",
     "Timing",
     "Tls",
     "Waiting",
     "World",
     "WorldChange",
+    "WorldFormed",
     "WorldMember",
+    "WorldOver",
     "__version__",
     "aio",
     "connect",
     "errors",
     "leave_all",
+    "observe",
     "parse_endpoints",
     "settings_from_config",
 ]
+"""Not :mod:`rdzv_etcd.torch`: with ``import *`` it would take the place of torch, and whoever looks
+at all names, as pydoc and completion do, would load torch."""
 
 _HOMES = {
+    "rdzv_etcd.core.elections": ("Fence",),
+    "rdzv_etcd.core.events": (
+        "JobEnded",
+        "JobEvent",
+        "Joined",
+        "Missed",
+        "NodeLeft",
+        "NodeLost",
+        "NodeMissing",
+        "Snapshot",
+        "WorldFormed",
+        "WorldOver",
+    ),
+    "rdzv_etcd.core.job_state": ("JobState", "NodeState", "Role", "Stage"),
     "rdzv_etcd.core.model": ("Closure",),
     "rdzv_etcd.core.over": (
         "Expelled",
@@ -87,20 +142,24 @@ _HOMES = {
         "WorldChange",
     ),
     "rdzv_etcd.etcd.client": ("EtcdClient",),
-    "rdzv_etcd.group.connect": ("connect",),
+    "rdzv_etcd.group.connect": ("connect", "observe"),
+    "rdzv_etcd.group.gate_check": ("Arrival",),
     "rdzv_etcd.group.group": ("Group", "leave_all"),
+    "rdzv_etcd.group.job_events": ("JobEvents",),
+    "rdzv_etcd.group.leaderships": ("Leadership",),
     "rdzv_etcd.group.listener": ("Listener",),
+    "rdzv_etcd.group.observer": ("Observer",),
     "rdzv_etcd.group.round_store": ("RoundStore",),
     "rdzv_etcd.group.world": ("Master", "World", "WorldMember"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in __all__ and name != "torch":
         raise AttributeError(f"module 'rdzv_etcd' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 - see the module's docstring
 
-    if name in ("aio", "errors"):
+    if name in ("aio", "errors", "torch"):
         return import_module(f"rdzv_etcd.{name}")
     home = next((home for home, names in _HOMES.items() if name in names), "rdzv_etcd.settings")
     return getattr(import_module(home), name)

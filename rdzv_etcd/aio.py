@@ -19,42 +19,67 @@ import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv_etcd.arguments import Bytes, named_key, seconds_or_none, several_items, several_keys
+from rdzv_etcd.core.elections import Fence
+from rdzv_etcd.core.events import JobEvent
+from rdzv_etcd.core.job_state import JobState
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.core.over import WorldChange
-from rdzv_etcd.errors import JobClosedError, MisuseError, RendezvousFailedError
+from rdzv_etcd.errors import DrainedError, JobClosedError, MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group import group as blocking
+from rdzv_etcd.group import job_events as blocking_events
+from rdzv_etcd.group import leaderships as blocking_leaderships
+from rdzv_etcd.group import observer as blocking_observer
 from rdzv_etcd.group import round_store as blocking_store
 from rdzv_etcd.group import world as blocking_world
-from rdzv_etcd.group.connect import Options, settings_for
+from rdzv_etcd.group.connect import (
+    ConnectionOptions,
+    Options,
+    settings_for,
+    settings_to_observe,
+)
+from rdzv_etcd.group.gate_check import GateFunction
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_thread import told_from_a_thread
+from rdzv_etcd.group.opening import lent
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, named
 from rdzv_etcd.group.world import Master, WorldMember
 from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.logs import show
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Group", "RoundStore", "World", "connect"]
+__all__ = [
+    "Group",
+    "JobEvents",
+    "Leadership",
+    "Observer",
+    "RoundStore",
+    "World",
+    "connect",
+    "observe",
+]
 
 T = TypeVar("T")
 
 
 async def connect(
-    endpoints: str | Sequence[str],
+    endpoints: str | Sequence[str] | None = None,
     *,
     job: str,
     nodes: int | tuple[int, int],
     data: Mapping[str, object] | None = None,
     local_addr: str | None = None,
     epoch_floor: int = 0,
+    etcd: Any = None,
+    gate: GateFunction | None = None,
     **options: Unpack[Options],
 ) -> Group:
     """As :func:`rdzv_etcd.connect`. If this is cancelled, the node leaves as soon as it has
@@ -67,10 +92,28 @@ async def connect(
         data=data,
         local_addr=local_addr,
         epoch_floor=epoch_floor,
+        etcd=etcd,
     )
-    return Group(
-        await _in_thread(lambda: blocking.Group(settings), lambda group: group._part.drop())
-    )
+    show(settings.log)
+    make = partial(blocking.Group, settings, connect=lent(etcd), gate=gate)
+    return Group(await _in_thread(make, lambda group: group._part.drop()))
+
+
+async def observe(
+    endpoints: str | Sequence[str] | None = None,
+    *,
+    job: str,
+    etcd: Any = None,
+    **options: Unpack[ConnectionOptions],
+) -> Observer:
+    """As :func:`rdzv_etcd.observe`."""
+    settings = settings_to_observe(endpoints, options, job=job, etcd=etcd)
+    make = partial(blocking_observer.Observer, settings, connect=lent(etcd))
+    return Observer(await _in_thread(make, _close_observer))
+
+
+def _close_observer(observer: blocking_observer.Observer) -> None:
+    observer._part.begin_to_close()
 
 
 class Group:
@@ -103,18 +146,46 @@ class Group:
                 if error.succeeded and not error.is_refused:
                     return
                 raise
+            except DrainedError:
+                return
             yield world
 
-    async def join(self, timeout_s: float | None = None) -> World:
+    async def join(self, timeout_s: float | None = None, *, because: str = "") -> World:
         """As :meth:`rdzv_etcd.Group.join`. If this is cancelled, the node takes its arrival back,
         and may join again."""
         group, part = self._group, self._group._part
         bound = None
         if part.bound is None and not part.has_left:
             bound = await _in_thread(group._bind, lambda listener: listener.close())
-        with group._one_join(bound) as listener:
-            seat = await part.call(group._arrive(listener, timeout_s))
-            return World(group._enter(listener, seat))
+        try:
+            with group._one_join(bound) as listener:
+                await self._pass_gate(timeout_s)
+                seat = await part.call(group._arrive(listener, timeout_s, because))
+                return World(group._enter(listener, seat))
+        except DrainedError as error:
+            await self.leave(group._note_drained(error))
+            raise
+
+    async def _pass_gate(self, timeout_s: float | None) -> None:
+        gate, part = self._group._gate, self._group._part
+        if gate.is_open or not await part.call(gate.cool_down(seconds_or_none(timeout_s))):
+            return
+        with part.node.call_ins.awaited():
+            try:
+                failure = await _in_thread(gate.ask, lambda _: None)
+            except asyncio.CancelledError:
+                gate.abandon()
+                raise
+        await part.call(gate.settle(failure))
+
+    def drain(self, reason: str = "no reason given") -> None:
+        """As :meth:`rdzv_etcd.Group.drain`: does not wait."""
+        self._group.drain(reason)
+
+    @property
+    def drain_reason(self) -> str | None:
+        """As :attr:`rdzv_etcd.Group.drain_reason`: from memory."""
+        return self._group.drain_reason
 
     def waiting_count(self) -> int:
         """As :meth:`rdzv_etcd.Group.waiting_count`: from memory."""
@@ -123,6 +194,18 @@ class Group:
     def closure(self) -> Closure | None:
         """As :meth:`rdzv_etcd.Group.closure`: from memory."""
         return self._group.closure()
+
+    def events(self) -> JobEvents:
+        """As :meth:`rdzv_etcd.Group.events`, for ``async for``; it begins when it is first asked,
+        or with ``async with``."""
+        return JobEvents(self._group._events())
+
+    async def report_dead(
+        self, member: WorldMember | str, evidence: str, *, certain: bool = False
+    ) -> bool:
+        """As :meth:`rdzv_etcd.Group.report_dead`."""
+        work = self._group._report_dead(member, evidence, certain=certain)
+        return await self._group._part.call(work)
 
     async def finish(self, reason: str = "the work is done") -> bool:
         """As :meth:`rdzv_etcd.Group.finish`."""
@@ -158,6 +241,100 @@ class Group:
         traceback: TracebackType | None,
     ) -> None:
         await self.leave(blocking.reason_after(kind))
+
+
+class JobEvents:
+    """What happens in a job, as :class:`rdzv_etcd.JobEvents`, for ``async for``."""
+
+    def __init__(self, events: blocking_events.JobEvents) -> None:
+        """Made by :meth:`Group.events` and :meth:`Observer.events`."""
+        self._events = events
+
+    async def next(self, timeout_s: float | None = None) -> JobEvent | None:
+        """As :meth:`rdzv_etcd.JobEvents.next`. One that is cancelled has taken no event."""
+        limit_s = seconds_or_none(timeout_s)
+        try:
+            with self._events._handing_over() as taken:
+                return await self._events._runner.call(self._events._next(limit_s, taken))
+        except RendezvousFailedError as error:
+            if self._events._is_end(error):
+                return None
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there will be nothing more."""
+        return self._events.is_closed
+
+    def close(self) -> None:
+        """As :meth:`rdzv_etcd.JobEvents.close`: does not wait."""
+        self._events.close()
+
+    def __aiter__(self) -> JobEvents:
+        return self
+
+    async def __anext__(self) -> JobEvent:
+        event = await self.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def __aenter__(self) -> JobEvents:
+        try:
+            await self._events._runner.call(self._events._begin(self._events._watch))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Observer:
+    """Looks at one job from outside, as :class:`rdzv_etcd.Observer`; :func:`observe` makes one."""
+
+    def __init__(self, observer: blocking_observer.Observer) -> None:
+        """Use ``observer`` from asyncio; it may be used in both ways at the same time."""
+        self._observer = observer
+
+    @property
+    def job(self) -> str:
+        """The job's id."""
+        return self._observer.job
+
+    async def state(self, timeout_s: float | None = None) -> JobState:
+        """As :meth:`rdzv_etcd.Observer.state`."""
+        part = self._observer._part
+        return await part.call(part.state(seconds_or_none(timeout_s)))
+
+    def events(self) -> JobEvents:
+        """As :meth:`rdzv_etcd.Observer.events`, for ``async for``; it begins when it is first
+        asked, or with ``async with``."""
+        return JobEvents(self._observer._part.events())
+
+    async def close(self) -> None:
+        """As :meth:`rdzv_etcd.Observer.close`. If this is cancelled, it closes all the same."""
+        self._observer._finalizer.detach()
+        closed, tell = told_from_a_thread()
+        if self._observer._part.begin_to_close(tell):
+            await closed
+
+    async def __aenter__(self) -> Observer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
 
 
 class World:
@@ -220,6 +397,15 @@ class World:
         """As :attr:`rdzv_etcd.World.change`: from memory."""
         return self._world.change
 
+    @property
+    def should_yield(self) -> bool:
+        """As :attr:`rdzv_etcd.World.should_yield`: from memory."""
+        return self._world.should_yield
+
+    def alive(self) -> None:
+        """As :meth:`rdzv_etcd.World.alive`, for the event loop's thread."""
+        self._world.alive()
+
     async def wait_over(self, timeout_s: float | None = None) -> bool:
         """Wait until this world is over; ``False`` after ``timeout_s`` seconds (``None``: no
         limit)."""
@@ -241,6 +427,14 @@ class World:
         """As :meth:`rdzv_etcd.World.exchange`."""
         return await self._part.call(self._world._exchange.give(data, timeout_s))
 
+    async def elect(self, name: str, timeout_s: float | None = None) -> Leadership:
+        """As :meth:`rdzv_etcd.World.elect`."""
+        return Leadership(await self._part.call(self._world._elect(name, timeout_s)))
+
+    async def leader(self, name: str) -> str | None:
+        """As :meth:`rdzv_etcd.World.leader`."""
+        return await self._part.call(self._world._elections.leader(name))
+
     @cached_property
     def store(self) -> RoundStore:
         """The world's own key-value store; empty when the world begins, gone after it."""
@@ -249,6 +443,66 @@ class World:
     def take_listener(self) -> Listener | None:
         """As :meth:`rdzv_etcd.World.take_listener`: does not wait."""
         return self._world.take_listener()
+
+
+class Leadership:
+    """A leadership that this member came to, as :class:`rdzv_etcd.Leadership`."""
+
+    def __init__(self, leadership: blocking_leaderships.Leadership) -> None:
+        """Made by :meth:`World.elect`."""
+        self._leadership = leadership
+
+    def __repr__(self) -> str:
+        return repr(self._leadership)
+
+    @property
+    def name(self) -> str:
+        """What this member leads in."""
+        return self._leadership.name
+
+    @property
+    def fence(self) -> Fence:
+        """As :attr:`rdzv_etcd.Leadership.fence`."""
+        return self._leadership.fence
+
+    @property
+    def is_held(self) -> bool:
+        """As :attr:`rdzv_etcd.Leadership.is_held`: from memory."""
+        return self._leadership.is_held
+
+    async def wait_lost(self, timeout_s: float | None = None) -> bool:
+        """As :meth:`rdzv_etcd.Leadership.wait_lost`."""
+        limit_s = seconds_or_none(timeout_s)
+        try:
+            await self._leadership._part.call(self._leadership._lost(limit_s))
+        except MisuseError:
+            raise
+        except (TimeoutError, asyncio.TimeoutError, RendezvousFailedError):
+            pass
+        return self._leadership._is_over
+
+    async def set(self, key: str, value: Bytes, timeout_s: float | None = TIMEOUT_S) -> None:
+        """As :meth:`rdzv_etcd.Leadership.set`."""
+        await self._leadership._part.call(self._leadership._set(key, value, timeout_s))
+
+    async def resign(self) -> None:
+        """As :meth:`rdzv_etcd.Leadership.resign`. If this is cancelled, it is resigned all the
+        same."""
+        work = self._leadership._resigned()
+        if work is not None:
+            with contextlib.suppress(RendezvousFailedError):  # this node leaves
+                await self._leadership._part.call(work)
+
+    async def __aenter__(self) -> Leadership:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.resign()
 
 
 class RoundStore:
@@ -266,8 +520,12 @@ class RoundStore:
         self, key: str, timeout_s: float | None = TIMEOUT_S, *, even_if_over: bool = False
     ) -> bytes:
         """Return the value; waits for a missing key."""
-        what = None if even_if_over else f"store key {named_key(key)}"
-        return await self._do(lambda store, limit_s: store.get(key, limit_s), timeout_s, what)
+        return await self._do(
+            lambda store, limit_s: store.get(key, limit_s),
+            timeout_s,
+            f"store key {named_key(key)}",
+            even_if_over=even_if_over,
+        )
 
     async def multi_get(
         self,
@@ -278,9 +536,11 @@ class RoundStore:
     ) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
         keys = several_keys(keys)
-        what = None if even_if_over else named(keys)
         return await self._do(
-            lambda store, limit_s: store.multi_get(keys, limit_s), timeout_s, what
+            lambda store, limit_s: store.multi_get(keys, limit_s),
+            timeout_s,
+            named(keys),
+            even_if_over=even_if_over,
         )
 
     async def wait(
@@ -292,8 +552,12 @@ class RoundStore:
     ) -> None:
         """Return when there is a value or a queue's item under each key."""
         keys = several_keys(keys)
-        what = None if even_if_over else named(keys)
-        await self._do(lambda store, limit_s: store.wait(keys, limit_s), timeout_s, what)
+        await self._do(
+            lambda store, limit_s: store.wait(keys, limit_s),
+            timeout_s,
+            named(keys),
+            even_if_over=even_if_over,
+        )
 
     async def check(self, keys: Iterable[str], timeout_s: float | None = TIMEOUT_S) -> bool:
         """Tell at once whether all keys exist."""
@@ -356,12 +620,12 @@ class RoundStore:
         even_if_over: bool = False,
     ) -> bytes | None:
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
-        what = None if even_if_over else f"queue {named_key(key)}"
         return await self._do(
             lambda store, limit_s: store.queue_pop(key, limit_s, block=block),
             timeout_s,
-            what,
+            f"queue {named_key(key)}",
             last_look=False,
+            even_if_over=even_if_over,
         )
 
     async def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
@@ -375,6 +639,7 @@ class RoundStore:
         waits_for: str | None = None,
         *,
         last_look: bool = True,
+        even_if_over: bool = False,
     ) -> T:
         store = self._blocking
         work = store._work(
@@ -382,6 +647,7 @@ class RoundStore:
             seconds_or_none(timeout_s),
             waits_for,
             last_look=last_look,
+            even_if_over=even_if_over,
         )
         return await self._part.call(work)
 

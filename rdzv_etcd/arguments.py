@@ -18,6 +18,8 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 """What is taken for bytes."""
 LONGEST_S = 10 * 365 * 86400
 """Ten years stand for every longer wait, which some timers could not count."""
+LONGEST_NAME = 1000
+"""Characters of the name of a barrier or a leadership: it is part of every key of that."""
 KEY_SHOWN = 80
 """Characters of a store's key, or of another argument, that a message repeats."""
 
@@ -37,6 +39,20 @@ def seconds(timeout_s: object) -> float:
 def seconds_or_none(timeout_s: object) -> float | None:
     """Return a time limit; ``None`` is none. Raises as :func:`seconds`."""
     return None if timeout_s is None else seconds(timeout_s)
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise MisuseError for what cannot be the name of a barrier, or of whatever else."""
+    if not isinstance(name, str):
+        raise MisuseError(
+            f"a {what}'s name must be text, not {type(name).__name__}: "
+            f"{shown(repr(name), KEY_SHOWN)}"
+        )
+    if len(name) > LONGEST_NAME:
+        raise MisuseError(
+            f"the {what}'s name {shown(name, KEY_SHOWN)!r} has {len(name)} characters; it must "
+            f"have at most {LONGEST_NAME}"
+        )
 
 
 def whole(what: str, number: object) -> int:

@@ -216,6 +216,36 @@ class JoinTimeoutError(RendezvousFailedError):
         self.arrived = None if arrived is None else tuple(arrived)
 
 
+class GateError(RendezvousFailedError):
+    """This node did not pass its gate, so it does not join; the message says why.
+
+    ``node`` is its id; ``exit_code`` that of the gate's command, negative for a signal, ``None`` if
+    there was none: the gate is a function (what it raised is the ``__cause__``), could not be
+    started, was not done in time, or was not asked, because its host is cooling down. ``output``
+    are the last lines that the command wrote.
+    """
+
+    def __init__(
+        self, message: str, *, node: str = "", exit_code: int | None = None, output: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.node = node
+        self.exit_code = exit_code
+        self.output = output
+
+
+class DrainedError(RendezvousFailedError):
+    """This node was told to leave, and has left: it does not join again.
+
+    ``by`` is who asked for it (this node's own id, or what an operator gave), ``reason`` why.
+    """
+
+    def __init__(self, message: str, *, by: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.by = by
+        self.reason = reason
+
+
 class JobSettingsMismatchError(RendezvousFailedError):
     """This node's min/max/node_unit differ from the job's; the message has both."""
 
@@ -268,6 +298,28 @@ class WorldOverError(RendezvousFailedError):
         self.change = change
 
 
+class WorldClosedError(JobClosedError, WorldOverError):
+    """The world is over because its job was closed: what a wait in it raises then.
+
+    So ``except WorldOverError`` around the work in a world catches every end of it; the next join
+    ends the loop, or tells why the job has failed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        closed_by: str = "",
+        reason: str = "",
+        succeeded: bool,
+        change: WorldChange | None = None,
+    ) -> None:
+        super().__init__(
+            message, closed_by=closed_by, reason=reason, succeeded=succeeded, was_member=True
+        )
+        self.change = change
+
+
 class BarrierBrokenError(WorldOverError):
     """The round changed while nodes were waiting at a barrier."""
 
@@ -282,6 +334,28 @@ class BarrierTimeoutError(RendezvousFailedError):
     def __init__(self, message: str, *, missing: Sequence[str] | None = None) -> None:
         super().__init__(message)
         self.missing = None if missing is None else tuple(missing)
+
+
+class ElectionTimeoutError(RendezvousFailedError):
+    """This member did not come to lead within the time limit; the message names who does.
+
+    ``leader`` is its node id, ``None`` if nobody leads, or etcd did not say.
+    """
+
+    def __init__(self, message: str, *, leader: str | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class LeadershipLostError(RendezvousFailedError):
+    """What only the leader may do was refused: this member leads no longer.
+
+    ``fence`` is that of the leadership that is gone.
+    """
+
+    def __init__(self, message: str, *, fence: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.fence = fence
 
 
 # --- the round's store ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from itertools import islice
 from rdzv_etcd.core.accusations import lost_from_s
 from rdzv_etcd.core.census import take_census
 from rdzv_etcd.core.model import Change, Control, Nodes, Round, is_unknown, left_because
+from rdzv_etcd.text import shown
 
 NAMES_IN_CHANGE = 32
 """How many waiters, and how many lost members, a change names."""
@@ -69,9 +70,9 @@ def decide_change(
     grows = possible // settings.node_unit * settings.node_unit > formed.size
     if lost or census.returning or grows:
         waiters = census.pool if grows or lost else census.returning
-        return Publish(
-            _named_in_part(formed, [presence.info.node_id for presence in waiters], lost)
-        )
+        named = [presence.info.node_id for presence in waiters]
+        because = {one.info.node_id: one.info.because for one in census.returning}
+        return Publish(_named_in_part(formed, named, lost, because))
     if may_return:
         until_s = min(may_return)
         reason = f"{len(may_return)} members are not back yet"
@@ -79,11 +80,15 @@ def decide_change(
     return Healthy()
 
 
-def _named_in_part(formed: Round, waiters: Sequence[str], lost: Mapping[str, str]) -> Change:
+def _named_in_part(
+    formed: Round, waiters: Sequence[str], lost: Mapping[str, str], because: Mapping[str, str]
+) -> Change:
+    named = tuple(waiters[:NAMES_IN_CHANGE])
     return Change(
         formed.run,
         formed.number,
-        tuple(waiters[:NAMES_IN_CHANGE]),
+        named,
         dict(islice(lost.items(), NAMES_IN_CHANGE)),
         max(0, len(waiters) - NAMES_IN_CHANGE) + max(0, len(lost) - NAMES_IN_CHANGE),
+        {node_id: shown(because[node_id]) for node_id in named if because.get(node_id)},
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from rdzv_etcd.core.model import Closure, Control, NodeInfo, Round, Slice, Slices
+from rdzv_etcd.core.model import Closure, Control, Drain, NodeInfo, Round, Slice, Slices
 from rdzv_etcd.errors import RendezvousFailedError, TaskFailedError
 
 
@@ -57,6 +57,10 @@ class Member:
     """The round that this node works in, with the epoch that it has for good …"""
     epoch: int = 0
     """… and its epoch."""
+    seat: Seat | None = None
+    """Its place in the world that it was in last …"""
+    reason: str = ""
+    """… and why that is over, if others want another one."""
     epoch_seen: int = 0
     """The highest epoch of a formed round that this node has seen."""
     slice: Slice | None = None
@@ -101,6 +105,8 @@ class Member:
     """Whether this node watches its own presence from soon after its first world was formed."""
     hears_accusations: bool = False
     """Whether it does: then it can answer."""
+    drain: Drain | None = None
+    """Why this node is to leave, if it is; nothing takes that back."""
 
     def check_not_gone(self) -> None:
         """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
@@ -152,6 +158,8 @@ class Member:
             self.epoch_seen = max(self.epoch_seen, control.epoch)
         if self.closure is None:
             self._notice_end(control)
+        if self.drain is None:
+            self.drain = control.drains.get(self.node_id)
         if control.formed is not None and self.phase is not Phase.MEMBER:
             self.origin = control.formed.origin
 
@@ -313,6 +321,14 @@ class Member:
         """Note that this node watches its own presence."""
         self.hears_accusations = True
 
+    def note_reason(self, reason: str) -> None:
+        """Note why others want another world; told when there is one."""
+        self.reason = reason
+
+    def be_drained(self, drain: Drain) -> None:
+        """Note that this node is to leave; the first reason stays."""
+        self.drain = self.drain or drain
+
     def evict(self) -> None:
         """Note that the others went on without this node."""
         self.evicted = True
@@ -353,7 +369,8 @@ class Member:
         self.closes_by_s = math.inf
         self.record = replace(record, epoch_fixed=control.epoch)
         self.epoch, self.origin = control.epoch, record.origin
-        return Seat(
+        self.reason = ""
+        self.seat = Seat(
             record.number,
             rank,
             record.size,
@@ -365,6 +382,7 @@ class Member:
             record.run,
             record.slices,
         )
+        return self.seat
 
 
 def _open_round(control: Control) -> tuple[object, ...]:

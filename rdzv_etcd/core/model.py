@@ -47,6 +47,8 @@ class NodeInfo:
     """Where its neighbour watches it; 0: nowhere."""
     round_trip_ms: int = 0
     """How long etcd took to answer it: whoever is far away needs longer to say that it lives."""
+    because: str = ""
+    """Why it has joined again, if it was its own doing: how its worker failed, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Accusation:
     """Whether the process is gone, as its host says; otherwise the node is silent."""
     round_trip_ms: int = 0
     """How far the accused was from etcd, as its presence said."""
+    after_ms: int | None = None
+    """How long after the end of its link that was seen, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,8 @@ class Change:
     unnamed: int = 0
     """How many more waiters and lost members there are: every member gets this value, so it names
     a few only."""
+    because: Mapping[str, str] = field(default_factory=dict)
+    """Why members came back that are named among the waiters, as far as they said so."""
 
     @property
     def count(self) -> int:
@@ -207,10 +213,46 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class GateFailures:
+    """What is remembered of the nodes of one host that did not pass their gate lately."""
+
+    count: int
+    """How many did not, one after the other."""
+    how: str
+    """How the last one failed, for people."""
+    node_id: str
+    """Which one that was."""
+    wall_s: float
+    """When, by its clock; shown to people, never compared."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leader:
     node_id: str
     settings: JobSettings
     """What a node that arrives before the first round is measured against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A node is to leave at the next point at which that costs its world nothing."""
+
+    by: str
+    """Who asked for it: a node's id (its own), or whatever an operator calls himself."""
+    reason: str
+    epoch: int = 0
+    """That of the world whose members may stop for it; 0: the node has not said yet that it is in
+    one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A node that cannot join, because it was started with other settings than the job's."""
+
+    node_id: str
+    settings: JobSettings
+    wall_s: float
+    """When it found that out, by its clock; shown to people, never compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +275,10 @@ class Control:
     """What this job's epochs count from, as it is remembered for the runs to come …"""
     epoch_lease: int = 0
     """… and on which lease."""
+    drains: Mapping[str, Drain] = field(default_factory=dict)
+    """The nodes that are to leave, and why."""
+    stranger: Stranger | None = None
+    """One that tried to join lately."""
 
     def end_of(self, origin: str) -> Closure | None:
         """How that run ended, if it did."""
@@ -289,6 +335,8 @@ class Presence:
     mod_revision: int
     seen_s: float
     """When the leader saw it arrive, on the leader's clock."""
+    lease_id: int = 0
+    """Its node's session."""
 
 
 @dataclass(frozen=True, slots=True)

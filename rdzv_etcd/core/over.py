@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rdzv_etcd.core.member import Member
@@ -17,6 +17,10 @@ from rdzv_etcd.core.model import (
     reason_to_leave,
 )
 from rdzv_etcd.core.steps import waiting_count
+from rdzv_etcd.text import shown
+
+_TOLD = 3
+"""Of how many nodes a line says why they came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,16 @@ class Waiting:
 
     nodes: tuple[str, ...]
     """Node ids; the first 32."""
+    because: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Why members came back, by their node ids, as far as they said so: how a worker failed."""
 
     def __str__(self) -> str:
-        return f"{display_names(self.nodes)} waiting"
+        told = [node for node in self.nodes if node in self.because][:_TOLD]
+        parts = [f"{display_name(node)} came back ({shown(self.because[node])})" for node in told]
+        others = [node for node in self.nodes if node not in told]
+        if others:
+            parts.append(f"{display_names(others)} waiting")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,33 +117,34 @@ def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None
     if not member.works_in(epoch):
         return MovedOn()
     if member.closure is not None:
-        return _ended(member.closure)
+        return end_of(member.closure)
     if member.failure is not None:
         task, error = member.failure
         return Failed(member.node_id, f"its task {task!r} failed: {error}")
     if waiting_count(control, member.record, member.evicted) == 0:
         return None
     change = control.change
-    told = not member.evicted and change is not None and change.concerns(member.record)
-    return _of(change) if told and change is not None else Expelled()
+    if member.evicted or change is None or not change.concerns(member.record):
+        return Expelled()
+    return Expelled() if member.node_id in change.lost else change_of(change)
 
 
-def losses(member: Member, control: Control) -> Lost | None:
-    """Who was lost of the world that this node works in, if the leader has said so."""
-    change = control.change
-    if member.record is None or change is None or not change.concerns(member.record):
-        return None
-    why = _of(change)
-    return why if isinstance(why, Lost) else None
+def others_reason(member: Member, control: Control) -> WorldChange | None:
+    """Why the world that this node works in is over, if that is not of its own making and nothing
+    that all were meant to do."""
+    why = why_over(member, control, member.epoch)
+    return None if isinstance(why, MovedOn | Finished) else why
 
 
-def _ended(closure: Closure) -> WorldChange:
+def end_of(closure: Closure) -> Finished | Failed:
+    """Say why a world is over whose job was closed."""
     return (Finished if closure.succeeded else Failed)(closure.by, closure.reason)
 
 
-def _of(change: Change) -> WorldChange:
+def change_of(change: Change) -> Lost | Left | Waiting:
+    """Say why a world is over, as the leader has published it."""
     if not change.lost:
-        return Waiting(change.waiters)
+        return Waiting(change.waiters, change.because)
     left = {node: reason_to_leave(how) for node, how in change.lost.items()}
     lost = {node: how for node, how in change.lost.items() if left[node] is None}
     if lost:

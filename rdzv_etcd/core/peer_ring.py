@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rdzv_etcd.core.model import Change, Round, reason_to_leave
+from rdzv_etcd.core.model import Change, Round, display_name, reason_to_leave
 
 QUIET_S = 60.0
 """A node that has answered an accusation is not accused again for so long by the same one."""
@@ -39,7 +39,8 @@ class Mistakes:
 
     def note(self, node_id: str, now_s: float) -> None:
         """Note that the node has answered."""
-        self._answered_s[node_id] = now_s
+        recent = {one: at_s for one, at_s in self._answered_s.items() if now_s < at_s + QUIET_S}
+        self._answered_s = recent | {node_id: now_s}
 
     def quiet_until_s(self, node_id: str, now_s: float) -> float:
         """Until when this node accuses that one of nothing; in the past if it may."""
@@ -67,3 +68,8 @@ def how_gone(by: str, why: str, after_s: float | None = None) -> str:
 def how_silent(by: str, why: str) -> str:
     """How a node was lost that did not answer, neither its neighbour nor etcd."""
     return f"its host is silent (seen by {by}: {why})"
+
+
+def how_reported(by: str, evidence: str) -> str:
+    """How a node was lost of which a program has said that it is dead."""
+    return f"reported dead: {evidence} (by {display_name(by)})"

@@ -5,7 +5,7 @@ its own in ``rdzv_etcd/group``, and is decided by one function here:
 
 | who acts | on what | asks | may be told to |
 | --- | --- | --- | --- |
-| the join under way | its arrival | :func:`joining_step` | enter the round, read its slice, arrive, wait, outlast a job of other settings, end |
+| the join under way | its arrival | :func:`joining_step` | enter the round, read its slice, arrive, wait, outlast a job of other settings, end, leave |
 | a member, beside its work | its presence and the round record | :func:`working_step` | work, put back what etcd lost, finish |
 | the lead | the leader key | :func:`lead_step` | lead, claim, resign, leave it alone |
 """  # noqa: E501
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Closure, Control, Round, display_name
+from rdzv_etcd.core.model import Closure, Control, Drain, Round, display_name
 from rdzv_etcd.settings import JobSettings
 
 # --- the join under way ---------------------------------------------------------------------------
@@ -50,6 +50,13 @@ class Outlast:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave: this node was told to, and is in no world."""
+
+    drain: Drain
+
+
+@dataclass(frozen=True, slots=True)
 class ReadSlice:
     """Read the slice of this large world that tells this node's rank, if it has one in it."""
 
@@ -66,7 +73,7 @@ class Wait:
     """Wait for something to change: this node has arrived."""
 
 
-JoiningStep = Enter | End | MeetEnd | Outlast | ReadSlice | Arrive | Wait
+JoiningStep = Enter | End | Leave | MeetEnd | Outlast | ReadSlice | Arrive | Wait
 
 
 def joining_step(
@@ -76,10 +83,9 @@ def joining_step(
     ``settings`` are those that the node was started with."""
     if member.seat_in(control) is not None:
         return Enter()
-    if member.closure is not None:
-        return End(member.closure)
-    if control.closure is not None and member.origin is None and member.met_end is None:
-        return MeetEnd(control.closure)
+    end = _end(member, control)
+    if end is not None:
+        return end
     other = _other_job(control, settings)
     if other is not None:
         return other
@@ -87,6 +93,16 @@ def joining_step(
     if large is not None:
         return ReadSlice(large)
     return Arrive() if _must_arrive(member, control, session) else Wait()
+
+
+def _end(member: Member, control: Control) -> End | Leave | MeetEnd | None:
+    if member.closure is not None:
+        return End(member.closure)
+    if member.drain is not None:
+        return Leave(member.drain)
+    if control.closure is not None and member.origin is None and member.met_end is None:
+        return MeetEnd(control.closure)
+    return None
 
 
 def _other_job(control: Control, settings: JobSettings) -> Outlast | None:

@@ -1,14 +1,67 @@
-"""Says what a waiting node waits for, and for whom. Pure."""
+"""Says what a waiting node waits for and for whom, what came of it, and when to say so. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rdzv_etcd.core.census import Census, take_census
-from rdzv_etcd.core.model import Control, Nodes, Presence, display_name, display_names
+from rdzv_etcd.core.member import Seat
+from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger, display_name, display_names
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
 _NAMED = 8
 """How many missing nodes a line names."""
+_FIRST_S = (10.0, 30.0, 60.0)
+_THEN_EVERY_S = 300.0
+
+
+class LineTimes:
+    """When the lines about one wait are due: soon, and then ever more rarely."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    @property
+    def any_told(self) -> bool:
+        return self._told > 0
+
+    @property
+    def next_s(self) -> float:
+        """How long after the beginning of the wait the next one is due."""
+        more = self._told - len(_FIRST_S)
+        return _FIRST_S[self._told] if more < 0 else _FIRST_S[-1] + _THEN_EVERY_S * (more + 1)
+
+    def is_due(self, waited_s: float) -> bool:
+        """Whether one is to be told now; then it counts as told."""
+        if waited_s < self.next_s:
+            return False
+        self.note(waited_s)
+        return True
+
+    def note(self, waited_s: float) -> None:
+        """Note that one was told. If the node was stopped for a while, it stands for several."""
+        self._told += 1
+        while self.next_s <= waited_s:
+            self._told += 1
+
+
+def tell_world(world: Seat, before: Seat | None, waited_s: float, reason: str = "") -> str:
+    """What came of a wait; ``before`` is the node's place in the world before, ``reason`` why that
+    is over."""
+    why = f"; {reason}" if reason else ""
+    was = "" if before is None else f" (was {before.rank} of {before.size}{why})"
+    return (
+        f"round {world.round}: rank {world.rank} of {world.size}{was} after {waited_s:.2f} s, "
+        f"master {world.master_address}:{world.master_port}, epoch {world.epoch}"
+    )
+
+
+def is_news(world: Seat, before: Seat | None, reason: str) -> bool:
+    """Whether a world is another one than a restart of this node's own workers leads to."""
+    return before is not None and (
+        bool(reason) or (world.rank, world.size) != (before.rank, before.size)
+    )
 
 
 def tell_seat(job_id: str, control: Control) -> str:
@@ -24,15 +77,20 @@ def tell_seat(job_id: str, control: Control) -> str:
     )
 
 
-def tell_round(control: Control, nodes: Nodes | None, count: int, settings: JobSettings) -> str:
+def tell_round(
+    control: Control, nodes: Nodes | None, count: int, settings: JobSettings, where: str = ""
+) -> str:
     """What a node waits for until the next round is formed.
 
     ``nodes`` are all presences; ``None`` if there are too many to look at, ``count`` of them.
-    ``settings`` are the job's.
+    ``settings`` are the job's. ``where`` is it that a node looks for others: whoever has not come
+    yet may be looking elsewhere.
     """
     head = f"for round {control.next_number}"
     if nodes is None:
-        return f"{head}: {count} of {needed(settings)} nodes are there"
+        parts = [f"{head}: {count} of {needed(settings)} nodes are there"]
+        parts += _where_others_are(control, settings, (), count, where)
+        return "; ".join(parts)
     census = take_census(control, nodes, settings)
     here = [presence.info.node_id for presence in census.pool]
     named = f" ({display_names(here)})" if here else ""
@@ -43,7 +101,36 @@ def tell_round(control: Control, nodes: Nodes | None, count: int, settings: JobS
         parts.append(f"not counting {display_names(strangers)}, started with other settings")
     if len(parts) == 1 and len(here) >= settings.min_nodes:
         parts.append("more may come until the last call is over")
+    parts += _where_others_are(control, settings, here, len(here), where)
     return "; ".join(parts)
+
+
+def _where_others_are(
+    control: Control, settings: JobSettings, here: Sequence[str], count: int, where: str
+) -> list[str]:
+    stranger = kept_out(control, settings, here)
+    if stranger is not None:
+        return [tell_stranger(stranger)]
+    if control.formed is not None or count >= settings.min_nodes or not where:
+        return []
+    return [f"are the others started, with the same --rdzv-id, etcd and prefix ({where})?"]
+
+
+def kept_out(control: Control, settings: JobSettings, here: Iterable[str] = ()) -> Stranger | None:
+    """Whom other settings than the job's keep out, unless one of the nodes that are ``here`` is of
+    the same host: it was started again."""
+    stranger = control.stranger
+    if stranger is None or stranger.settings == settings:
+        return None
+    return None if display_name(stranger.node_id) in map(display_name, here) else stranger
+
+
+def tell_stranger(stranger: Stranger) -> str:
+    """Say that its settings keep it out."""
+    return (
+        f"{display_name(stranger.node_id)} cannot join: it was started with {stranger.settings}; "
+        "start all nodes with the same --nnodes"
+    )
 
 
 def needed(settings: JobSettings) -> str:

@@ -220,6 +220,10 @@ class Etcd(Protocol):
         :class:`~rdzv_etcd.errors.EtcdUnavailableError` if no reply came in time.
         """
 
+    async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        """Return the seconds until a lease runs out, rounded down; -1 if it does not exist, or no
+        longer does. Does not renew it."""
+
     def watch(
         self,
         key: bytes,

@@ -177,6 +177,14 @@ class EtcdClient:
     async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
         return await self._keep_alive.renew(lease_id, self._timeout_s(timeout_s))
 
+    async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        response = await self._time_to_live(lease_id, self._timeout_s(timeout_s))
+        return max(-1, int(response.TTL))
+
+    async def _time_to_live(self, lease_id: int, timeout_s: float) -> Any:
+        message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        return await self._failover.call(retry.READ, "LeaseTimeToLive", message, timeout_s)
+
     def watch(
         self,
         key: bytes,
@@ -216,10 +224,7 @@ class EtcdClient:
         return result.revision
 
     async def _own_grant(self, lease_id: int, deadline: Deadline) -> api.LeaseGrant:
-        message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
-        response = await self._failover.call(
-            retry.READ, "LeaseTimeToLive", message, deadline.remaining_s()
-        )
+        response = await self._time_to_live(lease_id, deadline.remaining_s())
         if response.TTL < 0:
             raise LeaseNotFoundError(lease_id)
         return api.LeaseGrant(lease_id, response.grantedTTL, response.header.revision)
@@ -228,10 +233,7 @@ class EtcdClient:
         """Find out which of a transaction's leases is gone; etcd does not say."""
         candidates = sorted({put.lease_id for put in request.puts() if put.lease_id})
         for lease_id in candidates[:-1]:
-            message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
-            response = await self._failover.call(
-                retry.READ, "LeaseTimeToLive", message, deadline.remaining_s()
-            )
+            response = await self._time_to_live(lease_id, deadline.remaining_s())
             if response.TTL < 0:
                 return lease_id
         return candidates[-1]

@@ -110,7 +110,8 @@ _CONNECT_HINTS = (
     # Not counted as TLS: a server or balancer that is going down does the same.
     (
         "Handshake read failed",
-        "it aborts the handshake - does it speak https://, and require a client certificate?",
+        "it aborts the handshake, or does not answer it - does it hang, does it speak https://, "
+        "and require a client certificate?",
     ),
     ("Too many open files", "too many open files in this process - raise ulimit -n"),
     ("Connection refused", "connection refused - is etcd running there?"),

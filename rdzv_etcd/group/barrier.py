@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from rdzv_etcd.arguments import seconds
+from rdzv_etcd.arguments import check_name, seconds
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import display_names
 from rdzv_etcd.errors import (
@@ -27,6 +27,7 @@ from rdzv_etcd.errors import (
     MisuseError,
     RevisionRegressedError,
     WatchLostError,
+    WorldClosedError,
     WorldOverError,
 )
 from rdzv_etcd.etcd.after_read import puts_after
@@ -34,15 +35,12 @@ from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
-from rdzv_etcd.group.world_over import until_over
+from rdzv_etcd.group.world_over import first_of, until_over
 from rdzv_etcd.schema import barrier_requests as requests
 from rdzv_etcd.schema.keys import BarrierKeys
-from rdzv_etcd.text import shown
 
 _LAST_WORD_S = 5.0
 """How long etcd may take to say who is missing, or that all are there after all."""
-_LONGEST_NAME = 1000
-"""Characters of a barrier's name: it is part of every key of the barrier."""
 
 
 class Barriers:
@@ -62,7 +60,7 @@ class Barriers:
         under way, RendezvousFailedError if this node leaves, and EtcdError. However it ends before
         all are there, cancelled for instance, this member does not count as being there.
         """
-        _check_name(name)
+        check_name("barrier", name)
         limit_s = seconds(timeout_s)
         barrier = self._barriers.get(name)
         if barrier is None:
@@ -122,7 +120,7 @@ class _Barrier:
         over = asyncio.ensure_future(until_over(self._node, self._seat, self._what))
         passing = asyncio.ensure_future(self._pass(turn))
         try:
-            await asyncio.wait({passing, over}, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(self._node, self._what, passing, over)
             if not passing.done():
                 raise _broken(over.result())
             passing.result()
@@ -258,19 +256,7 @@ class _Barrier:
         return [member for member in members if member not in here]
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise MisuseError(
-            f"a barrier's name must be text, not {type(name).__name__}: {shown(repr(name), 80)}"
-        )
-    if len(name) > _LONGEST_NAME:
-        raise MisuseError(
-            f"the barrier's name {shown(name, 80)!r} has {len(name)} characters; it must have at "
-            f"most {_LONGEST_NAME}"
-        )
-
-
 def _broken(error: Exception) -> Exception:
-    if isinstance(error, WorldOverError):
+    if isinstance(error, WorldOverError) and not isinstance(error, WorldClosedError):
         return BarrierBrokenError(str(error), change=error.change)
     return error

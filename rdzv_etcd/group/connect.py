@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.group.gate_check import GateFunction
 from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.observer import Observer
+from rdzv_etcd.group.opening import endpoint_of, lent
+from rdzv_etcd.logs import show
 from rdzv_etcd.settings import Settings, settings_from_config
-from rdzv_etcd.settings.config import EPOCH_VARIABLE, whole_or_none
+from rdzv_etcd.settings.config import (
+    EPOCH_VARIABLE,
+    PASSWORD_VARIABLE,
+    USER_VARIABLE,
+    whole_or_none,
+)
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.text import shown
 
@@ -18,7 +27,22 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Options(TypedDict, total=False):
+class ConnectionOptions(TypedDict, total=False):
+    """The options that say how etcd is reached, and where the job is in it: docs/options.md."""
+
+    etcd_prefix: str
+    request_timeout: float
+    connect_timeout: float
+    allow_plain_password: bool
+    protocol: str
+    ca_cert: str | Path
+    cert: str | Path
+    key: str | Path
+    user_file: str | Path
+    password_file: str | Path
+
+
+class Options(ConnectionOptions, total=False):
     """Every option of ``--rdzv-conf``, by the same name and in the same unit: docs/options.md."""
 
     lease_ttl: int
@@ -34,34 +58,34 @@ class Options(TypedDict, total=False):
     keep_alive_interval: float
     keep_alive_max_attempt: int
     node_unit: int
-    etcd_prefix: str
     rank_key: str
     slice_nodes: int
     after_end: str
     orphans: str
+    log: str
     peer_links: bool
     peer_silence: float
+    gate_command: str
+    gate_timeout: float
+    gate_cooldown: float
+    watchdog: float
+    metrics_file: str | Path
+    metrics_port: int
+    history: int
     embed: bool
     embed_grace: float
-    request_timeout: float
-    connect_timeout: float
-    allow_plain_password: bool
-    protocol: str
-    ca_cert: str | Path
-    cert: str | Path
-    key: str | Path
-    user_file: str | Path
-    password_file: str | Path
 
 
 def connect(
-    endpoints: str | Sequence[str],
+    endpoints: str | Sequence[str] | None = None,
     *,
     job: str,
     nodes: int | tuple[int, int],
     data: Mapping[str, object] | None = None,
     local_addr: str | None = None,
     epoch_floor: int = 0,
+    etcd: Any = None,
+    gate: GateFunction | None = None,
     **options: Unpack[Options],
 ) -> Group:
     """Connect to etcd and take part in a job; the first :meth:`~rdzv_etcd.group.group.Group.join`,
@@ -72,7 +96,11 @@ def connect(
     ``data`` is what this node tells the other members of itself, a JSON object of at most 4 KiB.
     ``local_addr`` is the address at which the others reach it, if the one that it finds is not
     right. ``epoch_floor`` is an epoch that the job has reached before, as a checkpoint tells.
-    ``options`` are those of the torch plugin.
+    ``options`` are those of the torch plugin. ``etcd`` is a client of your own to be used instead
+    of ``endpoints``, as ``etcd3.client()`` makes one: its channel, its token and its timeout. It
+    stays yours: keep it open until this node has left; that leaves it open. ``gate`` is called
+    before each arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises
+    or returns ``False``, this node does not join.
 
     User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
     options name; nothing else is taken from the environment, unless ``rank_key`` names a variable.
@@ -88,12 +116,57 @@ def connect(
         data=data,
         local_addr=local_addr,
         epoch_floor=epoch_floor,
+        etcd=etcd,
     )
-    return Group(settings)
+    show(settings.log)
+    return Group(settings, connect=lent(etcd), gate=gate)
+
+
+def observe(
+    endpoints: str | Sequence[str] | None = None,
+    *,
+    job: str,
+    etcd: Any = None,
+    **options: Unpack[ConnectionOptions],
+) -> Observer:
+    """Look at a job from outside, without taking part: see :class:`~rdzv_etcd.Observer`.
+
+    ``endpoints``, ``job`` and ``etcd`` are those of :func:`connect`; ``options`` are those of them
+    that say how etcd is reached, and ``etcd_prefix``. User and password come from where they come
+    from there. Blocks for at most ``connect_timeout`` seconds. Raises
+    :class:`~rdzv_etcd.errors.EtcdError`, and :class:`~rdzv_etcd.errors.SettingsError` for what
+    cannot be.
+    """
+    return Observer(settings_to_observe(endpoints, options, job=job, etcd=etcd), connect=lent(etcd))
+
+
+def settings_to_observe(
+    endpoints: str | Sequence[str] | None, options: ConnectionOptions, *, job: str, etcd: Any
+) -> Settings:
+    """What :func:`observe` makes of its arguments. Raises
+    :class:`~rdzv_etcd.errors.SettingsError`."""
+    known = ConnectionOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise SettingsError(
+                f"{name} is no option to observe a job with: those are {', '.join(known)}"
+            )
+    given: Options = {}
+    given.update(options)  # type: ignore[typeddict-item] # a part of them
+    return settings_for(
+        endpoints,
+        given,
+        job=job,
+        nodes=1,
+        data=None,
+        local_addr=None,
+        epoch_floor=0,
+        etcd=etcd,
+    )
 
 
 def settings_for(
-    endpoints: str | Sequence[str],
+    endpoints: str | Sequence[str] | None,
     options: Options,
     *,
     job: str,
@@ -101,6 +174,7 @@ def settings_for(
     data: Mapping[str, object] | None,
     local_addr: str | None,
     epoch_floor: int,
+    etcd: Any,
 ) -> Settings:
     """What :func:`connect` makes of its arguments. Raises
     :class:`~rdzv_etcd.errors.SettingsError`."""
@@ -109,16 +183,40 @@ def settings_for(
         if name in WITHOUT_MEANING:
             raise SettingsError(f"{name} is an option for torchrun only: {WITHOUT_MEANING[name]}")
     return settings_from_config(
-        endpoint=_endpoints(endpoints),
+        endpoint=_endpoints(endpoints) if etcd is None else _lender(endpoints, options, etcd),
         job_id=job,
         min_nodes=fewest,
         max_nodes=most,
         local_addr=local_addr,
         config=options,
-        environ={name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE},
+        environ=_environ(EPOCH_VARIABLE, *(() if etcd is None else _LOGIN)),
         data=data,
         epoch_floor=epoch_floor,
     )
+
+
+_LOGIN = (USER_VARIABLE, PASSWORD_VARIABLE)
+
+
+def _environ(*without: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in without}
+
+
+_OF_THE_LENDER = ("protocol", "ca_cert", "cert", "key", "user_file", "password_file", "embed")
+"""What a client that is lent has decided already."""
+
+
+def _lender(endpoints: object, options: Options, etcd: Any) -> str:
+    if endpoints is not None:
+        raise SettingsError(
+            f"endpoints is {shown(repr(endpoints), 100)}, and etcd is given, too: leave out one"
+        )
+    for name in _OF_THE_LENDER:
+        if name in options:
+            raise SettingsError(
+                f"{name} is given, and etcd, too, which is connected already: leave out one"
+            )
+    return endpoint_of(etcd)
 
 
 def _endpoints(endpoints: object) -> str:

@@ -13,6 +13,7 @@ from rdzv_etcd.group.session import Session
 from rdzv_etcd.group.status_log import StatusLog
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.group.wakeup import Wakeup
+from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
@@ -44,6 +45,7 @@ class NodeContext:
     session: Session
     control: ViewWatch[Control]
     log: StatusLog
+    recorder: Recorder
     presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the presence is written: arriving, repairing and leaving exclude each other."""
 

@@ -6,17 +6,23 @@ Decides nothing, and writes nothing but the leases that its drafts need; see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import nlargest
+from itertools import islice
 
 from rdzv_etcd.core.closing import Close
+from rdzv_etcd.core.losses import MemberLoss
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.model import Control, Nodes, Round
+from rdzv_etcd.core.model import Change, Control, Nodes, Round
 from rdzv_etcd.core.rank_slices import slices_for
+from rdzv_etcd.core.wait_text import kept_out
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.job_lease import PreparedLease
 from rdzv_etcd.settings.definitions import MAX_EPOCH_CLAIM
+from rdzv_etcd.text import shown
 
 _AUDITED = 32
+"""Nodes that are named in an audit, of each kind."""
 
 
 class Drafting:
@@ -160,14 +166,22 @@ class Drafting:
         return self._name
 
     def audit(
-        self, control: Control, nodes: Nodes, record: Round, decision: Close, opened_s: float
+        self,
+        control: Control,
+        nodes: Nodes,
+        record: Round,
+        decision: Close,
+        *,
+        opened_s: float,
+        losses: Sequence[MemberLoss],
     ) -> dict[str, object]:
-        """Say how the round came about, for people; ``opened_s``: since when it could be closed."""
+        """Say how the round came about, for people; ``opened_s``: since when it could be closed;
+        ``losses``: those of the change, if this node has published it."""
         now_s = self._context.clock.now_s()
         change = control.open_change
         arrivals = [nodes.present[node.node_id] for node in decision.world]
         last = max(arrivals, key=lambda presence: presence.seen_s)
-        if record.slices is not None:  # the audit of a large world is about its slowest nodes
+        if len(arrivals) > _AUDITED:  # the audit of a large world is about its slowest nodes
             arrivals = nlargest(_AUDITED, arrivals, key=lambda presence: presence.seen_s)
         waited = [
             [presence.info.node_id, round(now_s - presence.seen_s, 3)] for presence in arrivals
@@ -176,15 +190,51 @@ class Drafting:
         return {
             "round": record.number,
             "run": record.run,
+            "wall_s": round(self._context.clock.wall_s(), 3),  # shown to people, never compared
             "closed_by": self._context.identity.node_id,
-            "because": decision.reason,
+            "because": shown(decision.reason),
             "open_s": round(open_s, 3),
             "size": record.size,
             "waited_s": waited,
             "last_arrival": last.info.node_id,
             "last_arrival_after_s": round(max(0.0, last.seen_s - opened_s), 3),
-            "expelled": list(decision.expelled),
-            "change": None
-            if change is None
-            else {"waiters": list(change.waiters), "lost": dict(change.lost)},
+            "expelled": list(decision.expelled[:_AUDITED]),
+            "refused": _refused(control, record),
+            "came_back": _why_back(decision, change),
+            "change": None if change is None else _audited(change, losses),
         }
+
+
+def _refused(control: Control, record: Round) -> dict[str, object] | None:
+    """Which node other settings have kept out lately."""
+    stranger = kept_out(control, record.settings)
+    if stranger is None:
+        return None
+    told = str(stranger.settings)
+    return {"node": stranger.node_id, "settings": told, "wall_s": round(stranger.wall_s, 3)}
+
+
+def _audited(change: Change, losses: Sequence[MemberLoss]) -> dict[str, object]:
+    after_s = {
+        loss.node_id: round(loss.after_s, 3)
+        for loss in losses
+        if loss.after_s is not None and loss.node_id in change.lost
+    }
+    return {
+        "waiters": list(change.waiters),
+        "lost": dict(change.lost),
+        "lost_after_s": after_s,
+        "unnamed": change.unnamed,
+    }
+
+
+def _why_back(decision: Close, change: Change | None) -> dict[str, str]:
+    """Why members came back that said so: first those that ended the round before, which a failure
+    elsewhere may have made fail as well."""
+    ended = {} if change is None else change.because
+    others = {
+        node.node_id: shown(node.because)
+        for node in decision.world
+        if node.because and node.node_id not in ended
+    }
+    return dict(islice({**ended, **others}.items(), _AUDITED))

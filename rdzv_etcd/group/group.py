@@ -11,18 +11,22 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
+from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Closure
-from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError, MisuseError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.core.model import Closure, Drain
+from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, JobClosedError, MisuseError
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.gate import Gate
+from rdzv_etcd.group.gate_check import GateFunction
+from rdzv_etcd.group.job_events import JobEvents, begun
+from rdzv_etcd.group.job_watch import JobWatch
 from rdzv_etcd.group.listener import (
     Listener,
     bind_beside,
@@ -32,8 +36,10 @@ from rdzv_etcd.group.listener import (
 )
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.opening import Connect, open_etcd
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
-from rdzv_etcd.group.world import World
+from rdzv_etcd.group.world import World, WorldMember
+from rdzv_etcd.metrics import open_outputs, recorder_for
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
@@ -43,9 +49,6 @@ from rdzv_etcd.text import shown
 __all__ = ["Group", "leave_all"]
 
 _log = logging.getLogger("rdzv_etcd")
-
-Connect = Callable[[], "Etcd | Awaitable[Etcd]"]
-"""Makes the connection to etcd, on the library's event loop; may be asynchronous."""
 
 
 class Group:
@@ -81,27 +84,34 @@ class Group:
         *,
         connect: Connect | None = None,
         clock: Clock | None = None,
+        gate: GateFunction | None = None,
     ) -> None:
         """``connect``: use this connection instead of the one that the settings describe, for
-        instance ``lambda: EtcdClient.from_etcd3(my_client)``; it is closed with the group."""
+        instance ``lambda: EtcdClient.from_etcd3(my_client)``; it is closed with the group.
+        ``gate`` is asked before each arrival."""
         self._settings = settings
         self._clock: Clock = clock if clock is not None else SystemClock()
         keys = JobKeys(settings.prefix, settings.job_id)
         self._world: weakref.ref[World] | None = None
         self._joining = threading.Lock()
         refuse_after_fork()
+        recorder = recorder_for(settings)
         place = (str(settings.connection), keys)
         warn_of_others(place)
         self._embed()
         loop_thread = LoopHold.acquire()
         try:
-            etcd = loop_thread.run(self._open(connect))
+            etcd = loop_thread.run(open_etcd(settings, connect))
         except BaseException:
             loop_thread.release()
             raise
         self._network = TcpPeers(settings.peer_silence_limit_s) if settings.peer_links else None
-        self._node = Node(etcd, settings, make_identity(), self._clock, self._network)
+        self._node = Node(
+            etcd, settings, make_identity(), self._clock, self._network, recorder=recorder
+        )
         self._part = Participation(loop_thread, etcd, self._node, place)
+        self._gate = Gate(self._node, gate)
+        self._drained: DrainedError | None = None
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
@@ -109,6 +119,7 @@ class Group:
             self._guard()
             bound = self._bind()
             self._part.reserve(bound)
+            self._part.show_metrics(open_outputs(recorder, settings, bound.socket))
             if self._network is not None:
                 self._network.listen_on(bind_beside(bound))
             if settings.job.max_nodes > 1:
@@ -128,14 +139,6 @@ class Group:
             from rdzv_etcd.orphans import Guard  # noqa: PLC0415 - only who asks for it pays
 
             self._part.be_guarded(Guard(self.node_id))
-
-    async def _open(self, connect: Connect | None) -> Etcd:
-        if connect is not None:
-            made = connect()
-            return await made if isinstance(made, Awaitable) else made
-        from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
-
-        return EtcdClient(self._settings.connection)
 
     def _start(self) -> None:
         limit_s = self._settings.connection.connect_timeout_s
@@ -166,8 +169,9 @@ class Group:
         Each pass of the loop is one world; the next begins by joining again, so the body of the
         loop ends when its world is over, or when something has failed in it that the next world may
         do better. (While a world is not over, joining again ends it for the others, too.) Ends when
-        the job is finished, by whomever. Blocks and raises as :meth:`join`: so the loop ends with
-        :class:`~rdzv_etcd.errors.JobClosedError` if the job has failed.
+        the job is finished, by whomever, and when this node was drained. Blocks and raises as
+        :meth:`join`: so the loop ends with :class:`~rdzv_etcd.errors.JobClosedError` if the job has
+        failed.
         """
         while True:
             try:
@@ -176,11 +180,16 @@ class Group:
                 if error.succeeded and not error.is_refused:
                     return
                 raise
+            except DrainedError:
+                return
             yield world
 
-    def join(self, timeout_s: float | None = None) -> World:
+    def join(self, timeout_s: float | None = None, *, because: str = "") -> World:
         """Arrive for the next round and block until it is formed with this node in it.
 
+        ``because`` tells the others why this node joins again, if that is its own doing, such as
+        how its worker failed: in :attr:`World.change`, in their logs and in the job's history; in
+        one line of at most 200 characters.
         ``timeout_s`` (default: the settings' ``join_timeout_s``) bounds the wait for enough nodes,
         counted from when the round was opened if that is later; a spare of a healthy round waits
         for as long as that lasts. After an error it blocks for up to ``close_timeout_s`` more, to
@@ -188,13 +197,33 @@ class Group:
         :class:`~rdzv_etcd.errors.JoinTimeoutError`, :class:`~rdzv_etcd.errors.JobClosedError`,
         :class:`~rdzv_etcd.errors.JobSettingsMismatchError`,
         :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`,
+        :class:`~rdzv_etcd.errors.GateError` if this node does not pass its gate, which is asked
+        first, :class:`~rdzv_etcd.errors.DrainedError` if it is to leave, and has left now,
         :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile, and
         :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is joining already: a node
         has one place in a round, and the other call would take this one's arrival for its own.
         """
-        with self._one_join() as listener:
-            seat = self._part.run(self._arrive(listener, timeout_s))
-            return self._enter(listener, seat)
+        try:
+            with self._one_join() as listener:
+                self._pass_gate(timeout_s)
+                seat = self._part.run(self._arrive(listener, timeout_s, because))
+                return self._enter(listener, seat)
+        except DrainedError as error:
+            self.leave(self._note_drained(error))
+            raise
+
+    def _pass_gate(self, timeout_s: float | None) -> None:
+        gate, part = self._gate, self._part
+        if gate.is_open or not part.run(gate.cool_down(seconds_or_none(timeout_s))):
+            return
+        with self._node.call_ins.inside():
+            failure = gate.ask()
+        part.run(gate.settle(failure))
+
+    def _note_drained(self, error: DrainedError) -> str:
+        """Remember that this node was drained, and return why, as the others are told."""
+        self._drained = DrainedError(str(error), by=error.by, reason=error.reason)  # not its frames
+        return why_drained(Drain(error.by, error.reason), self.node_id)
 
     @contextmanager
     def _one_join(self, bound: Listener | None = None) -> Iterator[Listener]:
@@ -204,6 +233,10 @@ class Group:
 
         ``bound`` is one that the caller has made.
         """
+        if self._drained is not None:
+            if bound is not None:
+                bound.close()
+            raise self._drained.copy()
         if not self._joining.acquire(blocking=False):
             if bound is not None:
                 bound.close()
@@ -225,11 +258,11 @@ class Group:
         finally:
             self._joining.release()
 
-    async def _arrive(self, listener: Listener, timeout_s: float | None) -> Seat:
+    async def _arrive(self, listener: Listener, timeout_s: float | None, because: str) -> Seat:
         limit_s = seconds_or_none(timeout_s)
         if limit_s is None:
             limit_s = self._settings.timing.join_timeout_s
-        return await self._node.join(listener.address, listener.port, limit_s)
+        return await self._node.join(listener.address, listener.port, limit_s, because)
 
     def _enter(self, listener: Listener, seat: Seat) -> World:
         part = self._part
@@ -256,6 +289,25 @@ class Group:
     def _bind(self) -> Listener:
         return bind_listener(self._settings.local_addr, self._settings.connection.endpoints)
 
+    def drain(self, reason: str = "no reason given") -> None:
+        """Let this node leave at the next safe point; returns at once, and may be called anywhere,
+        in a signal handler too. Idempotent; the first reason stays.
+
+        The world is not over by it: :attr:`World.should_yield` is true on every member, so that
+        all may leave their loop at the next commit point. Then this node's :meth:`join` leaves the
+        job and raises :class:`~rdzv_etcd.errors.DrainedError`, and :meth:`worlds` ends; the others
+        are told why, and go on without it. A node that waits for a round leaves at once.
+        """
+        self._part.begin(self._node.be_drained(reason))
+
+    @property
+    def drain_reason(self) -> str | None:
+        """Why this node is to leave, be it by :meth:`drain` or because an operator asked for it;
+        ``None`` if it is not. From memory; for launchers that know a safe point of their own."""
+        self._node.call_ins.call_in()
+        drain = self._node.drain
+        return None if drain is None else why_drained(drain, self.node_id)
+
     def waiting_count(self) -> int:
         """How many nodes wait for a re-rendezvous, as torch's agent asks: above zero means to stop
         working and to join again. :attr:`World.over` is the same question without the number.
@@ -264,12 +316,64 @@ class Group:
         the job failed; zero when it was finished. Answers from memory: never blocks, never raises,
         whatever state etcd is in.
         """
+        self._node.call_ins.call_in()
         return self._node.waiting_count()
 
     def closure(self) -> Closure | None:
         """How the job ended, if it did; from memory. Before the first :meth:`join` that is the
         end of the last run, while its marker stands: a join begins a new one."""
         return self._node.closure()
+
+    # -- the job ----------------------------------------------------------------------------------
+
+    def events(self) -> JobEvents:
+        """Watch from now on what happens in the job: see :class:`~rdzv_etcd.JobEvents`.
+
+        Every node may; in a job of many nodes better let one, for each reader is told of each node.
+        They end when this node leaves, and do not keep it from leaving. Blocks until the watch has
+        begun, for some ``request_timeout`` seconds at most. Raises
+        :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node has left,
+        :class:`~rdzv_etcd.errors.StateCorruptError`, and :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return begun(self._events())
+
+    def _events(self) -> JobEvents:
+        context = self._node.context
+        watch = JobWatch(context.etcd, context.keys, context.clock)
+        return JobEvents(self._part, watch, self._node.begin_watch)
+
+    def report_dead(
+        self, member: WorldMember | str, evidence: str, *, certain: bool = False
+    ) -> bool:
+        """Tell the job that a member of the present world is dead, as a supervisor or a health
+        checker may know before its lease runs out; it does what a broken link between two nodes
+        does, also with ``peer_links=0``.
+
+        ``member`` is one of ``world.members``, or a node id. ``evidence`` says in words what was
+        seen; all are told, in ``world.change`` and in their logs. ``certain``: its process is known
+        to be gone, not just silent. If it lives and reaches etcd it answers with one write, and
+        nobody restarts; otherwise the job's leader declares it lost, after 0.03 s if it is certain,
+        else after 0.3 s, and four times as long as etcd takes to answer; what is not certain it
+        believes only after ``lease_ttl`` in contact with etcd itself.
+
+        Tells whether the report stands in etcd. ``False``: the member is gone or declared lost
+        already, the world is another one, or this node was wrong a moment ago (it accuses nobody
+        of whom it was wrong for a minute, and nobody at all after three mistakes within a minute,
+        which is told at log level WARNING). Blocks for some requests; until the world is a second
+        old, or a third of ``lease_ttl`` and a second without links, for then its members can
+        answer; and until the last one reported has answered or was declared lost. Raises
+        :class:`~rdzv_etcd.errors.MisuseError` for this node itself, for who is no member of the
+        present world, and for evidence without words;
+        :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node leaves, and
+        :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return self._part.run(self._report_dead(member, evidence, certain=certain))
+
+    async def _report_dead(
+        self, member: WorldMember | str, evidence: str, *, certain: bool
+    ) -> bool:
+        node_id = member.node_id if isinstance(member, WorldMember) else member
+        return await self._node.report_dead(node_id, evidence, certain=certain)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -310,12 +414,14 @@ class Group:
         """
         self._note_change()
         self._finalizer.detach()
+        self._gate.abandon()
         self._part.leave(reason)
 
     def _begin_to_leave(self, reason: str, then: Callable[[], None]) -> bool:
         """Leave without blocking; ``then`` is called when that is done. ``False``: it has left."""
         self._note_change()
         self._finalizer.detach()
+        self._gate.abandon()
         return self._part.begin_to_leave(reason, then)
 
     @property

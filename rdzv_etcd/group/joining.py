@@ -20,11 +20,13 @@ from rdzv_etcd.core.steps import (
     End,
     Enter,
     JoiningStep,
+    Leave,
     MeetEnd,
     Outlast,
     ReadSlice,
     joining_step,
 )
+from rdzv_etcd.core.wait_text import is_news, tell_world
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdRefusedError,
@@ -39,6 +41,7 @@ from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.conflict import Conflict
 from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.draining import drained_error
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.wait_lines import WaitLines
@@ -60,7 +63,7 @@ class Joining:
         self._limits = JoinLimits(context, member, timeout_s)
         self._conflict = Conflict(context, self._limits)
 
-    async def run(self, address: str, port: int, peer_port: int = 0) -> Seat:
+    async def run(self, address: str, port: int, peer_port: int = 0, because: str = "") -> Seat:
         """Arrive and wait; see :meth:`rdzv_etcd.group.node.Node.join` for the errors."""
         context, member = self._context, self._member
         settings = context.settings
@@ -75,6 +78,7 @@ class Joining:
                 data=settings.data,
                 peer_port=peer_port,
                 round_trip_ms=round(1000 * context.session.round_trip_s),
+                because=because,
             )
         )
         try:
@@ -112,11 +116,13 @@ class Joining:
         )
 
     def _enter(self) -> Seat:
-        context = self._context
-        world = self._member.enter(context.control.view)
+        context, member = self._context, self._member
+        before, reason = member.seat, member.reason
+        world = member.enter(context.control.view)
+        waited_s = context.clock.now_s() - self._limits.began_s
+        # Why the workers were restarted, and as what, is told where torchrun tells it by default.
         context.log.say(
-            f"round {world.round}: rank {world.rank} of {world.size}, "
-            f"master {world.master_address}:{world.master_port}, epoch {world.epoch}"
+            tell_world(world, before, waited_s, reason), warn=is_news(world, before, reason)
         )
         context.wakeup.notify()
         return world
@@ -134,6 +140,8 @@ class Joining:
         match step:
             case End(closure):
                 raise self._closed_error(closure)
+            case Leave(drain):
+                raise drained_error(context.settings.job_id, self._member.node_id, drain)
             case MeetEnd(closure):
                 self._meet_end(closure)
             case Outlast(theirs, whose):

@@ -12,6 +12,7 @@ import contextlib
 from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.closing import Close, KeepWaiting
 from rdzv_etcd.core.leading import Times, leader_step
+from rdzv_etcd.core.losses import MemberLoss, losses
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import (
     Change,
@@ -19,9 +20,9 @@ from rdzv_etcd.core.model import (
     Leader,
     Nodes,
     display_name,
-    display_names,
     left_because,
 )
+from rdzv_etcd.core.over import Waiting
 from rdzv_etcd.core.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.errors import (
     EtcdError,
@@ -44,6 +45,8 @@ from rdzv_etcd.text import shown
 
 _QUICK_S = 0.001
 """A decision that took no longer is made at every change."""
+_FORGETTING_S = 2.0
+"""A leader that waits for etcd's answer to what can be done later decides nothing meanwhile."""
 
 
 class Leadership:
@@ -56,6 +59,10 @@ class Leadership:
         self._backoff = Backoff(context.session.renewal_period_s)
         self._drafting = Drafting(context, member)
         self._strangers = Strangers(context.log)
+        self._published: Change | None = None
+        """The last change that this node has published …"""
+        self._losses: tuple[MemberLoss, ...] = ()
+        """… and its losses."""
 
     @property
     def is_mine(self) -> bool:
@@ -253,9 +260,13 @@ class Leadership:
             return False
         change = decision.change
         context.show_written(result.revision, change=change, change_revision=result.revision)
+        self._published = change
+        self._losses = tuple(losses(change, nodes, context.clock.now_s()))
+        for loss in self._losses:
+            context.recorder.declared_lost(loss.cause, loss.after_s)
         parts = [f"lost {display_name(node)} ({shown(how)})" for node, how in change.lost.items()]
         if change.waiters:
-            parts.append(f"{display_names(change.waiters)} waiting")
+            parts.append(str(Waiting(change.waiters, change.because)))
         if change.unnamed:
             parts.append(f"{change.unnamed} more")
         context.log.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
@@ -288,7 +299,17 @@ class Leadership:
         record = await self._drafting.next_record(control, nodes, decision)
         epoch_lease = await self._drafting.epoch_lease(control, record)
         members = [node.node_id for node in decision.world]
-        audit = self._drafting.audit(control, nodes, record, decision, self._member.opened_s)
+        kept = context.settings.history
+        audit = None
+        if kept:
+            audit = self._drafting.audit(
+                control,
+                nodes,
+                record,
+                decision,
+                opened_s=self._member.opened_s,
+                losses=self._losses if control.open_change == self._published else (),
+            )
         if not await self._roster.publish(control, record, members):
             return False
         try:
@@ -311,7 +332,21 @@ class Leadership:
             news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
         context.show_written(result.revision, **news)
         context.log.say(f"closed round {record.number} with {record.size} nodes: {decision.reason}")
+        if requests.remembered(result) > kept:
+            await self._forget(kept)
         return True
+
+    async def _forget(self, kept: int) -> None:
+        """Delete what is remembered of the oldest rounds, those of earlier runs among them. It is
+        for people: if it fails, the next round is another occasion."""
+        context = self._context
+        with contextlib.suppress(EtcdError):
+            found = await context.etcd.get(
+                requests.read_history(context.keys, kept), timeout_s=_FORGETTING_S
+            )
+            surplus = requests.forget_history(found, kept)
+            if surplus is not None:
+                await context.etcd.txn(surplus, timeout_s=_FORGETTING_S, repeatable=True)
 
     # -- trouble --------------------------------------------------------------------------------
 

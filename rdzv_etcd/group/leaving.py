@@ -17,7 +17,7 @@ from rdzv_etcd.schema import requests
 
 _ROOM_FOR_RANK_0_S = 1.0
 _REASON_LENGTH = 500
-_RUNS_REMEMBERED = 8
+RUNS_REMEMBERED = 8
 """A node that was cut off for longer than this many runs of one id counts as new."""
 
 
@@ -70,7 +70,7 @@ async def _put_marker(
     )
     closed = replace(record, closure=closure)
     this = Ended(record.origin, closure, max(control.epoch, epoch_seen))
-    ended = (*control.ended, this)[-_RUNS_REMEMBERED:]
+    ended = (*control.ended, this)[-RUNS_REMEMBERED:]
     txn = requests.close_job(
         context.keys,
         control,

@@ -7,27 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from rdzv_etcd.clock import Clock
+from rdzv_etcd.core.draining import should_yield
+from rdzv_etcd.core.losses import cause_of_end
 from rdzv_etcd.core.member import Member, Phase, Seat
-from rdzv_etcd.core.model import Closure, Control
-from rdzv_etcd.core.over import WorldChange, losses, why_over
+from rdzv_etcd.core.model import Closure, Control, Drain
+from rdzv_etcd.core.over import (
+    Left,
+    MovedOn,
+    Waiting,
+    WorldChange,
+    others_reason,
+    why_over,
+)
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group import job_lease, leaving, presence
+from rdzv_etcd.group import draining, job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
+from rdzv_etcd.group.job_watch import JobWatch
 from rdzv_etcd.group.joining import Joining
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.peer_links import PeerLinks
 from rdzv_etcd.group.repair import Repair
+from rdzv_etcd.group.reports import Reports
 from rdzv_etcd.group.session import Session
 from rdzv_etcd.group.status_log import StatusLog
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.group.wakeup import Wakeup
+from rdzv_etcd.group.watchdog import CallIns, Watchdog
+from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.peers.api import PeerNetwork
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from
@@ -49,14 +63,30 @@ class Node:
         identity: Identity,
         clock: Clock,
         network: PeerNetwork | None = None,
+        *,
+        recorder: Recorder | None = None,
     ) -> None:
-        """``network``: over which nodes watch each other, if they do; closed with the node."""
+        """``network``: over which nodes watch each other, if they do; closed with the node.
+        ``recorder`` is told how it goes."""
         self._member = Member(identity.node_id)
-        self._context = _context(etcd, settings, identity, clock, self._member)
+        self._context = _context(
+            etcd, settings, identity, clock, self._member, recorder=recorder or Recorder()
+        )
         self._leadership = Leadership(self._context, self._member)
         self._repair = Repair(self._context, self._member)
+        self._reports = Reports(self._context, self._member)
         self._peers = None if network is None else PeerLinks(self._context, self._member, network)
+        self.call_ins = CallIns()
+        """What the thread that owns this node tells of itself."""
+        self._watchdog = None
+        if settings.watchdog_s:
+            self._watchdog = Watchdog(
+                self._context, self._member, self.call_ins, settings.watchdog_s, network
+            )
         self._tasks: list[asyncio.Task[None]] = []
+        self._attended: set[asyncio.Task[None]] = set()
+        self._watches: weakref.WeakSet[JobWatch] = weakref.WeakSet()
+        """Those that are open are kept by their tasks."""
 
     # -- what others ask ------------------------------------------------------------------------
 
@@ -108,6 +138,32 @@ class Node:
         It is over, too, as soon as this node joins again, and once the job is finished.
         """
         return why_over(self._member, self.control, seat.epoch)
+
+    def should_yield(self, seat: Seat) -> bool:
+        """Whether a member of that world is to leave at the next commit point; from memory."""
+        return should_yield(self._member, self.control, seat.epoch)
+
+    @property
+    def last_change(self) -> WorldChange | None:
+        """Why the world is over that this node was in last and has not left yet, if it is."""
+        member = self._member
+        if member.phase is not Phase.MEMBER:
+            return None
+        return why_over(member, self.control, member.epoch)
+
+    @property
+    def has_left(self) -> bool:
+        return self._member.phase is Phase.GONE
+
+    @property
+    def drain(self) -> Drain | None:
+        """Why this node is to leave, if it is."""
+        return self._member.drain
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Whether a join would end at once: the run is over, or this node is to leave."""
+        return self._member.closure is not None or self._member.drain is not None
 
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
@@ -162,7 +218,10 @@ class Node:
             self._spawn(job_lease.keep(context, self._member), "job lease"),
             self._spawn(presence.watch_own(context, self._member), "presence"),
             self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
+            self._spawn(draining.tell(context, self._member), "drain"),
         ]
+        if self._watchdog is not None:
+            self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
         if self._peers is not None:
             self._tasks.append(self._spawn(self._peers.run(), "peer links", needed=False))
 
@@ -187,23 +246,93 @@ class Node:
         self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
         self._context.wakeup.notify()
 
-    async def join(self, address: str, port: int, timeout_s: float) -> Seat:
+    @property
+    def is_gone(self) -> bool:
+        """Whether this node has left, or cannot go on."""
+        return self._member.phase is Phase.GONE or self._member.failure is not None
+
+    def check_not_gone(self) -> None:
+        """Raise RendezvousFailedError if it is."""
+        self._member.check_not_gone()
+
+    @property
+    def regressions(self) -> int:
+        """How often etcd has gone back, as far as this node has noticed."""
+        return self._member.regressions
+
+    def attend(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something until it ends or this node leaves; if it fails, that is in the log."""
+        task = self._spawn(work, name, needed=False)
+        self._attended.add(task)
+        task.add_done_callback(self._attended.discard)
+        return task
+
+    async def begin_watch(self, watch: JobWatch) -> None:
+        """Let a reader of the job's events begin; it ends when this node leaves. Idempotent. Raises
+        RendezvousFailedError if it has left, EtcdError, StateCorruptError."""
+        if not watch.is_closed:
+            self._member.check_not_gone()
+            self._watches.add(watch)
+            await watch.open(self._context.settings.connection.request_timeout_s)
+
+    async def join(self, address: str, port: int, timeout_s: float, because: str = "") -> Seat:
         """Arrive for the next round and wait until it is formed with this node in it.
 
         ``timeout_s`` bounds the wait for enough nodes, not the time as a spare of a formed round.
-        Raises JoinTimeoutError, JobClosedError, JobSettingsMismatchError, StateCorruptError, and
-        EtcdError if etcd cannot be reached for that long.
+        Raises JoinTimeoutError, JobClosedError, JobSettingsMismatchError, StateCorruptError,
+        DrainedError, and EtcdError if etcd cannot be reached for that long.
         """
         self._member.check_not_gone()
+        self._check_not_drained()
         await self.start()
+        if self._peers is not None:
+            await self._peers.answer_again()
         joining = Joining(self._context, self._member, self._leadership, timeout_s)
         telling = self._spawn(joining.tell(), "wait lines")
+        self._record_end()
+        recorder, clock = self._context.recorder, self._context.clock
+        recorder.join_began(clock.now_s())
         try:
-            return await joining.run(address, port, 0 if self._peers is None else self._peers.port)
+            peer_port = 0 if self._peers is None else self._peers.port
+            seat = await joining.run(address, port, peer_port, because)
+        except BaseException as error:
+            recorder.join_failed(type(error).__name__)
+            raise
         finally:
             telling.cancel()
+        recorder.joined(seat.round, seat.epoch, seat.size, clock.now_s())
+        self._reports.note_world()
+        if self._reports.has_made_any:
+            self.attend(self._reports.withdraw(), "withdrawing reports")
+        return seat
 
-    async def give_up_seat(self, joined_after: int) -> None:
+    def _record_end(self) -> None:
+        """Record why the world that this node works in is over, at the latest when it goes."""
+        if self._member.phase is Phase.MEMBER:
+            cause = cause_of_end(self.last_change or MovedOn())
+            self._context.recorder.world_over(cause, self._context.clock.now_s())
+
+    async def report_dead(self, node_id: object, evidence: object, *, certain: bool) -> bool:
+        """Say that a member is dead; see :meth:`rdzv_etcd.Group.report_dead`."""
+        return await self._reports.make(node_id, evidence, certain=certain)
+
+    def _check_not_drained(self) -> None:
+        """Raise DrainedError if this node is to leave; a run that is over ends it differently."""
+        member = self._member
+        if member.drain is not None and member.closure is None:
+            raise draining.drained_error(
+                self._context.settings.job_id, member.node_id, member.drain
+            )
+
+    async def be_drained(self, reason: str) -> None:
+        """Leave at the next safe point; a join that waits ends at once. Idempotent."""
+        member = self._member
+        member.be_drained(draining.own_drain(member.node_id, reason))
+        self._context.wakeup.notify()
+
+    async def give_up_seat(
+        self, joined_after: int, reason: str = "was interrupted in its join"
+    ) -> None:
         """Leave the world of an epoch after ``joined_after``, if this node has become a member of
         one: the caller of that join was interrupted, and will not work in it.
 
@@ -213,12 +342,11 @@ class Node:
         was = member.phase
         if was is not Phase.MEMBER or member.epoch <= joined_after:
             return
+        self._record_end()
         member.give_up_seat()
         context.wakeup.notify()
         with contextlib.suppress(EtcdError):  # then the lease runs out
-            await leaving.say_goodbye(
-                context, member, self._leadership, "was interrupted in its join", was
-            )
+            await leaving.say_goodbye(context, member, self._leadership, reason, was)
         if member.phase is Phase.IDLE:
             member.give_up_join()
 
@@ -243,7 +371,9 @@ class Node:
         context, member = self._context, self._member
         if member.phase is Phase.GONE:
             return
+        self._record_end()
         was = member.leave()
+        context.recorder.left(context.clock.now_s())
         context.wakeup.notify()  # other threads' calls that wait end now
         try:
             if self._tasks:
@@ -254,6 +384,8 @@ class Node:
         except (RdzvEtcdError, TimeoutError) as error:
             context.log.say(f"left without etcd's confirmation: {error}")
         finally:
+            for watch in tuple(self._watches):
+                await watch.close()
             if self._peers is not None:
                 await self._peers.close()
             await self._stop_tasks()
@@ -261,10 +393,12 @@ class Node:
 
     async def _farewell(self, reason: str, was: Phase) -> None:
         await leaving.say_goodbye(self._context, self._member, self._leadership, reason, was)
+        if self._watchdog is not None:
+            await self._watchdog.tidy_up()
         await leaving.remove_job(self._context, self._member)
 
     async def _stop_tasks(self) -> None:
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = [*self._tasks, *self._attended], []
         for task in tasks:
             task.cancel()
         if tasks:
@@ -272,23 +406,44 @@ class Node:
 
 
 def _context(
-    etcd: Etcd, settings: Settings, identity: Identity, clock: Clock, member: Member
+    etcd: Etcd,
+    settings: Settings,
+    identity: Identity,
+    clock: Clock,
+    member: Member,
+    *,
+    recorder: Recorder,
 ) -> NodeContext:
     wakeup = Wakeup(clock)
     keys = JobKeys(settings.prefix, settings.job_id)
     timing = settings.timing
     log = StatusLog(settings.job_id, identity.name)
-    session = Session(etcd, clock, wakeup, timing.lease_ttl_s, timing.keep_alive_deadline_s)
+    session = Session(
+        etcd,
+        clock,
+        wakeup,
+        timing.lease_ttl_s,
+        timing.keep_alive_deadline_s,
+        tell=log.warn,
+        works=lambda: member.phase is Phase.MEMBER,
+        recorder=recorder,
+    )
 
     told_epoch = 0
 
     def notice(view: Control) -> None:
         nonlocal told_epoch
         member.notice(view, clock.now_s())
-        lost = losses(member, view)
-        if lost is not None and member.epoch != told_epoch:
+        over = why_over(member, view, member.epoch)
+        if over is not None and not isinstance(over, MovedOn):
+            recorder.world_over(cause_of_end(over), clock.now_s())
+        why = None if member.epoch == told_epoch else others_reason(member, view)
+        if why is not None:
             told_epoch = member.epoch
-            log.warn(str(lost))
+            if isinstance(why, Left | Waiting):  # told with the next world, if there is one
+                member.note_reason(str(why))
+            else:
+                log.warn(str(why))
 
     def went_back() -> None:
         member.note_regress()
@@ -306,4 +461,6 @@ def _context(
         on_regress=went_back,
         longest_retry_s=timing.lease_ttl_s / 3,
     )
-    return NodeContext(identity, settings, keys, etcd, clock, wakeup, session, control, log)
+    return NodeContext(
+        identity, settings, keys, etcd, clock, wakeup, session, control, log, recorder
+    )

@@ -24,6 +24,7 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.schema.keys import JobKeys
 
 if TYPE_CHECKING:
+    from rdzv_etcd.metrics.outputs import Outputs
     from rdzv_etcd.orphans import Guard
 
 _log = logging.getLogger("rdzv_etcd")
@@ -52,6 +53,7 @@ class Participation:
         """… and of which world."""
         self.guard: Guard | None = None
         """Ends what this node has started if this process is gone without a good-bye."""
+        self._metrics: Outputs | None = None
         self.joined_in: int | None = None
         """The thread that joined last."""
         self.has_left = False
@@ -74,12 +76,17 @@ class Participation:
         """Say good-bye to the guard when this node has left."""
         self.guard = guard
 
+    def show_metrics(self, outputs: Outputs | None) -> None:
+        """Close them when this node has left."""
+        self._metrics = outputs
+
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.
 
         Returns the socket that was kept for the first round, once.
         """
         self.joined_in = threading.get_ident()
+        self.node.call_ins.belong_to_this_thread()
         self._close_listener()
         bound, self.bound = self.bound, None
         return bound
@@ -106,7 +113,8 @@ class Participation:
         Raises RendezvousFailedError if this node has left, or leaves meanwhile, and TimeoutError.
         """
         try:
-            return self.loop_thread.run(work, timeout_s)
+            with self.node.call_ins.inside():
+                return self.loop_thread.run(work, timeout_s)
         except RuntimeError:
             if not self.has_left:
                 raise
@@ -120,7 +128,8 @@ class Participation:
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
         try:
-            return await self.loop_thread.call(work)
+            with self.node.call_ins.awaited():
+                return await self.loop_thread.call(work)
         except RuntimeError:
             if not self.has_left:
                 raise
@@ -184,6 +193,8 @@ class Participation:
             atexit.unregister(self._at_exit)
             if self.guard is not None:
                 self.guard.end()
+            if self._metrics is not None:
+                await self._metrics.close()
             await self.etcd.close()
 
     def _at_exit(self) -> None:

@@ -8,98 +8,32 @@ formed, and nothing waits for it: where a link cannot be had, a death is noticed
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Any
 
-from rdzv_etcd.core.accusations import answer_grace_s
-from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Accusation, NodeInfo, display_name, names_apart
+from rdzv_etcd.core.member import Member
+from rdzv_etcd.core.model import Accusation, NodeInfo, names_apart
 from rdzv_etcd.core.peer_ring import (
-    Mistakes,
     follows_loss,
     how_gone,
     how_silent,
     ring_after,
     ring_in_slice,
 )
-from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, StateCorruptError
-from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.peer_watch import Evidence, PeerWatch, Seen, end_task
+from rdzv_etcd.group.witness import SETTLED_S, Witness
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer, PeerNetwork
-from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.control import place_in
 
-_CONTACT_S = 5.0
-"""How long a first contact may take: the other node may be about to begin to answer."""
-_RECONTACT_S = 0.5
-"""How long a node is looked for whose link has ended, and longer if it is far away: a process that
-dies takes some milliseconds, and its host answers for it all the while; and of a living one's
-packets some may be lost."""
-_HANDSHAKES = 4
-"""So many times the time that the handshake took once is added to that."""
-_LATE_S = 0.05
-"""Whoever does that much later what it meant to do was stopped meanwhile, or has too little of a
-processor."""
-_NEXT_TRY_S = 0.1
-"""After this long without an answer, it is asked once more beside."""
-_TRIES = 4
-_BETWEEN_TRIES_S = 0.001
-_BRIEF_S = 0.5
-_BRIEF_LINKS = 3
-"""After so many links, one after the other, that did not live for that long it waits longer and
-longer before the next one."""
 _PAUSE_S = 1.0
 _RETRY_S = 5.0
 _ROOM_FOR_A_WORLD_S = 0.3
 """Workers are started, and agents exchange their ranks; meanwhile the neighbour in the world before
 is watched."""
-_SETTLED_S = 2.0
-"""Who has heard from etcd again only since then calls nobody silent."""
 _STALE_S = 0.5
 """What was seen longer ago, because etcd took so long, says of no node that it is silent."""
-
-
-class Evidence(Enum):
-    """What was seen of a node that does not answer."""
-
-    GONE = "its process is gone: it was there, and its host refuses"
-    REFUSED = "its host refuses; it was never reached, or fell silent before"
-    SILENT = "nobody answers for it"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What came of watching a node over links."""
-
-    contact: Contact
-    """The last attempt to reach it."""
-    end: End | None = None
-    """How its last link ended, if it had one …"""
-    after_s: float | None = None
-    """… and how long after that the attempt had its answer."""
-
-
-def evidence_of(
-    seen: Seen, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
-) -> Evidence | None:
-    """What says that a node is gone; ``None``: nothing does. Pure.
-
-    A node that this one has never reached may be unreachable, and live; but after others were found
-    to be gone it is asked all the same: all processes of a host, or all hosts of a rack may have
-    ended. A connection that is held without an answer is held by a kernel: the process is there,
-    and stopped or very slow.
-    """
-    answer = seen.contact.answer
-    if answer is Answer.HELD or not (was_linked or others_are_gone):
-        return None
-    if not seen.contact.says_gone:
-        return Evidence.SILENT if was_linked or answer is not Answer.MUTE else None
-    return Evidence.GONE if was_linked and not fell_silent else Evidence.REFUSED
 
 
 class PeerLinks:
@@ -109,27 +43,20 @@ class PeerLinks:
         self._context = context
         self._member = member
         self._network = network
-        self._mistakes = Mistakes()
+        settings = context.settings
+        self._job = f"{settings.prefix}/{settings.job_id}"
+        self._peer_watch = PeerWatch(context.clock, network, self._job)
+        self._witness = Witness(context, member)
         self._warned: set[str] = set()
-        self._handshakes_s: dict[str, float] = {}
-        """Whom this node has had a link to, and how long the handshake took."""
-        self._fell_silent: set[str] = set()
-        """Those whose last link ended so; then what their host says is not all that certain."""
         self._gone: set[str] = set()
         """Members of the present ring that were found to be gone."""
         self._follows_loss = False
         """Whether the world before ended because members were lost."""
         self._doubts: dict[str, float] = {}
         """Members without presence, and when to look whether they have put it back."""
-        self._undecided: dict[str, float] = {}
-        """Whom this node has accused, and until when they may answer …"""
-        self._made: dict[str, int] = {}
-        """… and the revisions of that."""
-        self._late_s = 0.0
-        """How much later than it meant to this node has looked for its neighbour last."""
         self._backoff = Backoff(context.session.renewal_period_s)
         self._me = member.node_id
-        self._lease_s = context.settings.timing.lease_ttl_s
+        self._lease_s = settings.timing.lease_ttl_s
         member.watch_early()
 
     @property
@@ -141,19 +68,21 @@ class PeerLinks:
         """Say good-bye, so that nobody takes this node for dead. Idempotent."""
         await self._network.close()
 
+    async def answer_again(self) -> None:
+        """Answer for this node, if it was disowned: its thread is back."""
+        if self._member.hears_accusations:
+            await self._network.admit(Peer(self._job, self._me))
+
     async def run(self) -> None:
         """Answer for this node and watch its neighbour, until cancelled."""
         member, wakeup = self._member, self._context.wakeup
         while not member.hears_accusations:
             await wakeup.wait(when=lambda: member.hears_accusations)
-        await self._network.admit(self._peer(self._me))
+        await self._network.admit(Peer(self._job, self._me))
         while True:
             epoch = member.epoch
             await self._tend(epoch)
-            await self._withdraw()
-
-    def _peer(self, node_id: str) -> Peer:
-        return Peer(f"{self._context.settings.prefix}/{self._context.settings.job_id}", node_id)
+            await self._witness.withdraw()
 
     def _ring(self) -> tuple[str, ...]:
         member = self._member
@@ -170,10 +99,12 @@ class PeerLinks:
         while it waits for the next round, which would be formed with a dead node."""
         member, context = self._member, self._context
         ring = self._ring()
+        self._peer_watch.keep_only(ring)
+        self._warned.intersection_update(ring)
         self._gone.clear()
         self._follows_loss = follows_loss(member.record, context.control.view.change)
         self._doubts.clear()
-        self._undecided.clear()
+        self._witness.forget_undecided()
         watching = self._begin(ring)
         try:
             while member.epoch == epoch:
@@ -183,11 +114,11 @@ class PeerLinks:
                 if watching.done():
                     watching.result()
                 if await self._are_back():
-                    await _end(watching)
+                    await end_task(watching)
                     watching = self._begin(ring)
             await context.clock.sleep(_ROOM_FOR_A_WORLD_S)
         finally:
-            await _end(watching)
+            await end_task(watching)
 
     def _has_news(self, epoch: int, watching: asyncio.Task[None], doubts: int) -> bool:
         return self._member.epoch != epoch or watching.done() or len(self._doubts) != doubts
@@ -215,7 +146,8 @@ class PeerLinks:
                     return
                 if not info.peer_port:
                     return
-                seen = await self._watch_link(info)
+                suspect = bool(self._gone) or self._follows_loss
+                seen = await self._peer_watch.watch(info, suspect=suspect)
                 if seen.end is End.GOOD_BYE:
                     return
                 evidence = self._judge(node_id, seen)
@@ -231,35 +163,16 @@ class PeerLinks:
                 await clock.sleep(_RETRY_S)
 
     def _judge(self, node_id: str, seen: Seen) -> Evidence | None:
-        evidence = evidence_of(
-            seen,
-            was_linked=node_id in self._handshakes_s,
-            fell_silent=node_id in self._fell_silent,
-            others_are_gone=bool(self._gone) or self._follows_loss,
-        )
+        others_are_gone = bool(self._gone) or self._follows_loss
+        evidence = self._peer_watch.judge(node_id, seen, others_are_gone=others_are_gone)
         if evidence is Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
             return None
         return evidence
 
     async def _look_up(self, node_id: str) -> NodeInfo | None:
         """Return the node's presence; ``None`` if it has none, or is leaving. Raises EtcdError."""
-        found = await self._read(node_id)
+        found = await self._witness.read(node_id)
         return None if found is None else found[1]
-
-    async def _read(self, node_id: str) -> tuple[KeyValue, NodeInfo] | None:
-        kv, place = await self._read_place(node_id)
-        if kv is None or not isinstance(place, NodeInfo) or place.leaving is not None:
-            return None
-        return kv, place
-
-    async def _read_place(self, node_id: str) -> tuple[KeyValue | None, object]:
-        """What stands in the place of a node's presence, as far as it can be read."""
-        context = self._context
-        result = await context.etcd.get(requests.read_presence(context.keys, node_id))
-        for kv in result.kvs:
-            with contextlib.suppress(StateCorruptError):  # the leader warns of it
-                return kv, place_in(context.keys, kv)
-        return None, None
 
     async def _rest(self, node_id: str, error: EtcdError) -> None:
         """etcd did not do what it was asked; if it does not answer, the keep-alives say so."""
@@ -272,7 +185,7 @@ class PeerLinks:
     def _tell_unreachable(self, info: NodeInfo, contact: Contact, for_s: float) -> None:
         """Warn once of a node that this one has never reached. If its host answers for it, it may
         be dead; then its lease ends soon."""
-        if info.node_id in self._warned or info.node_id in self._handshakes_s:
+        if info.node_id in self._warned or self._peer_watch.has_reached(info.node_id):
             return
         limit_s = 0.0 if contact.answer is Answer.UNREACHABLE else self._lease_s
         if for_s < limit_s:
@@ -284,92 +197,6 @@ class PeerLinks:
             "death will be noticed by its lease only, and MASTER_ADDR there may be unreachable, too"
         )
 
-    # -- links ------------------------------------------------------------------------------------
-
-    async def _watch_link(self, info: NodeInfo) -> Seen:
-        """Watch a node, over as many links as it takes, until it says good-bye or does not answer
-        any more."""
-        clock = self._context.clock
-        suspect = info.node_id in self._handshakes_s or self._gone or self._follows_loss
-        seen = Seen(await (self._recontact(info) if suspect else self._contact(info, _CONTACT_S)))
-        brief = 0
-        while seen.contact.link is not None:
-            link, began_s = seen.contact.link, clock.now_s()
-            try:
-                end = await link.ended()
-            finally:
-                link.close()
-            if end is End.GOOD_BYE:
-                return Seen(seen.contact, end)
-            if end is End.SILENT:
-                self._fell_silent.add(info.node_id)
-            ended_s = clock.now_s()
-            brief = brief + 1 if ended_s < began_s + _BRIEF_S else 0
-            if brief >= _BRIEF_LINKS:  # somebody breaks them as soon as they are made
-                await clock.sleep(min(_RETRY_S, _BRIEF_S * (brief - _BRIEF_LINKS + 1)))
-            contact = await self._recontact(info)
-            seen = Seen(contact, end, clock.now_s() - ended_s)
-        return seen
-
-    async def _contact(self, info: NodeInfo, timeout_s: float) -> Contact:
-        began_s = self._context.clock.now_s()
-        contact = await self._network.connect(
-            info.address, info.peer_port, self._peer(info.node_id), timeout_s
-        )
-        if contact.link is not None:
-            took_s = min(self._context.clock.now_s() - began_s, _RECONTACT_S)
-            known_s = self._handshakes_s.get(info.node_id, took_s)
-            self._handshakes_s[info.node_id] = min(took_s, known_s)
-            self._fell_silent.discard(info.node_id)
-        return contact
-
-    async def _recontact(self, info: NodeInfo) -> Contact:
-        """Look for a node whose link has ended, until there is a clear answer, or it was looked for
-        long enough: while this node is stopped itself, it does not look."""
-        clock = self._context.clock
-        while True:
-            far_s = _HANDSHAKES * self._handshakes_s.get(info.node_id, 0.0)
-            until_s = clock.now_s() + _RECONTACT_S + far_s
-            self._late_s = 0.0
-            told = await self._look_for(info, until_s)
-            if told.is_clear or max(self._late_s, clock.now_s() - until_s) < _LATE_S:
-                return told
-
-    async def _look_for(self, info: NodeInfo, until_s: float) -> Contact:
-        """Try to reach a node; TCP sends again only after a second what is lost of an attempt, so
-        there are several."""
-        now_s = self._context.clock.now_s()
-        tries = [
-            asyncio.ensure_future(self._try(info, begins_s, until_s))
-            for begins_s in (now_s + number * _NEXT_TRY_S for number in range(_TRIES))
-        ]
-        told = Contact(Answer.UNREACHABLE)
-        try:
-            for one in asyncio.as_completed(tries):
-                last = await one
-                # Of those that tell nothing, one that was held says most: somebody is there.
-                told = told if told.answer is Answer.HELD and not last.is_clear else last
-                if told.is_clear:
-                    break
-            return told
-        finally:
-            for each in tries:
-                await _end(each)
-                link = None if each.cancelled() else each.result().link
-                if link is not None and link is not told.link:
-                    link.close()
-
-    async def _try(self, info: NodeInfo, begins_s: float, until_s: float) -> Contact:
-        """Ask it at that time, and, as soon as there is an answer that tells nothing, again."""
-        clock = self._context.clock
-        await clock.sleep(begins_s - clock.now_s())
-        self._late_s = max(self._late_s, clock.now_s() - begins_s)
-        while True:
-            contact = await self._contact(info, max(_BETWEEN_TRIES_S, until_s - clock.now_s()))
-            if contact.is_clear or clock.now_s() >= until_s:
-                return contact
-            await clock.sleep(_BETWEEN_TRIES_S)
-
     # -- losing one -------------------------------------------------------------------------------
 
     async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> bool:
@@ -378,8 +205,8 @@ class PeerLinks:
         context, clock = self._context, self._context.clock
         if not await self._may_accuse(info, evidence):
             return False
-        session, read_s = context.session.lease_id, clock.now_s()
-        found = await self._read(info.node_id)
+        read_s = clock.now_s()
+        found = await self._witness.read(info.node_id)
         if found is None:
             self._doubt(info.node_id, _PAUSE_S)
             return True
@@ -388,41 +215,28 @@ class PeerLinks:
         if now.peer_port != info.peer_port or (evidence is Evidence.SILENT and is_stale):
             return False
         how = self._how(info, evidence, seen)
-        accusation = Accusation(self._me, how, evidence is Evidence.GONE, now.round_trip_ms)
-        txn = requests.accuse(context.keys, info.node_id, place, accusation, session)
-        try:
-            result = await context.etcd.txn(txn, repeatable=True)
-        except LeaseNotFoundError:
-            context.session.lost(session)
-            return False
+        is_gone = evidence is Evidence.GONE
+        after_ms = None if seen.after_s is None or not is_gone else round(1000 * seen.after_s)
+        accusation = Accusation(self._me, how, is_gone, now.round_trip_ms, after_ms)
+        grace_s = await self._witness.accuse(info.node_id, place, accusation)
         self._backoff.reset()
-        revision = result.revision if result.succeeded else await self._made_at(info.node_id)
-        if not revision:
+        if not grace_s:
             return False
-        context.log.say(f"{display_name(info.node_id)}: {how}")
         self._gone.add(info.node_id)
-        self._made[info.node_id] = revision
-        grace_s = answer_grace_s(context.session.round_trip_s, accusation)
-        self._undecided[info.node_id] = clock.now_s() + grace_s
         self._doubt(info.node_id, grace_s)
         return True
-
-    async def _made_at(self, node_id: str) -> int:
-        """At which revision this node has accused that one, 0 if it has not: an accusation whose
-        answer was lost is refused when it is repeated. Raises EtcdError."""
-        kv, place = await self._read_place(node_id)
-        is_mine = isinstance(place, Accusation) and place.by == self._me
-        return kv.mod_revision if kv is not None and is_mine else 0
 
     async def _may_accuse(self, info: NodeInfo, evidence: Evidence) -> bool:
         """Whether this node may say anything; else wait until it may, or for a while. Raises
         EtcdError."""
         context, clock = self._context, self._context.clock
-        if not await self._was_right():
+        mistaken = await self._witness.next_mistake()
+        if mistaken is not None:
+            self._distrust(mistaken)
             return False
-        quiet_until_s = self._mistakes.quiet_until_s(info.node_id, clock.now_s())
+        quiet_until_s = self._witness.mistakes.quiet_until_s(info.node_id, clock.now_s())
         if evidence is Evidence.SILENT:
-            quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + _SETTLED_S)
+            quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + SETTLED_S)
         if clock.now_s() < quiet_until_s or not context.session.lease_id:
             await clock.sleep(max(_PAUSE_S, quiet_until_s - clock.now_s()))
             return False
@@ -435,34 +249,15 @@ class PeerLinks:
             return how_gone(me, why, seen.after_s)
         return how_silent(me, why if end is None else f"{end.value}, then {why}")
 
-    async def _was_right(self) -> bool:
-        """Wait until those whom this node has accused have been declared lost, or had the time to
-        answer: who was wrong about one may be wrong about the next. Raises EtcdError."""
-        context = self._context
-        while self._undecided:
-            node_id, until_s = next(iter(self._undecided.items()))
-            is_lost = partial(self._is_declared_lost, node_id)
-            while context.clock.now_s() < until_s and not is_lost():
-                await context.wakeup.wait(until_s, when=is_lost)
-            if not is_lost() and await self._look_up(node_id) is not None:
-                self._note_mistake(node_id)
-                return False
-            self._undecided.pop(node_id, None)
-        return True
-
-    def _is_declared_lost(self, node_id: str) -> bool:
-        change = self._context.control.view.open_change
-        return change is not None and change.may_name(node_id)
-
     def _note_mistake(self, node_id: str) -> None:
-        """Note that a node has answered. What its host says is no evidence any more, until there is
-        a link again."""
-        self._undecided.pop(node_id, None)
-        self._made.pop(node_id, None)
+        """Note that a node has answered, if this one has accused it."""
         if node_id in self._gone:
-            self._gone.discard(node_id)
-            self._mistakes.note(node_id, self._context.clock.now_s())
-            self._handshakes_s.pop(node_id, None)
+            self._witness.note_mistake(node_id, self._context.clock.now_s())
+            self._distrust(node_id)
+
+    def _distrust(self, node_id: str) -> None:
+        self._gone.discard(node_id)
+        self._peer_watch.distrust(node_id)
 
     def _doubt(self, node_id: str, in_s: float) -> None:
         """Have a look then, and again and again, whether a node has put its presence back."""
@@ -484,21 +279,3 @@ class PeerLinks:
                 del self._doubts[node_id]
                 self._note_mistake(node_id)
         return back
-
-    async def _withdraw(self) -> None:
-        """Delete what this node has said of members of an earlier world: nobody reads it now."""
-        context = self._context
-        while self._made and self._member.phase is Phase.MEMBER:
-            node_id, revision = next(iter(self._made.items()))
-            try:
-                await context.etcd.txn(
-                    requests.withdraw_accusation(context.keys, node_id, revision), repeatable=True
-                )
-            except EtcdError:
-                return  # they go with this node's session
-            del self._made[node_id]
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

@@ -81,6 +81,14 @@ async def members_of(context: NodeContext, seat: Seat) -> tuple[str, ...]:
     return members
 
 
+async def members_in(context: NodeContext, record: Round) -> tuple[str, ...]:
+    """The same of a round's record."""
+    if record.slices is None:
+        return record.members
+    members, _ = await _read(context, record.number, record.slices)
+    return members
+
+
 async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
     """Return the members' presences by rank, once all are there: a member that has lost its session
     puts its presence back.

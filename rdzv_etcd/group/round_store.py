@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
@@ -43,6 +43,8 @@ class UnlessOver(Protocol):
         work: Callable[[], Coroutine[Any, Any, T]],
         last_look: Callable[[], Coroutine[Any, Any, T]] | None,
         /,
+        *,
+        even_if_over: bool,
     ) -> Coroutine[Any, Any, T]: ...
 
 
@@ -94,8 +96,12 @@ class RoundStore:
         self, key: str, timeout_s: float | None = TIMEOUT_S, *, even_if_over: bool = False
     ) -> bytes:
         """Return the value; waits for a missing key."""
-        what = None if even_if_over else f"store key {named_key(key)}"
-        return self._run(lambda limit_s: self._store.get(key, limit_s), timeout_s, what)
+        return self._run(
+            lambda limit_s: self._store.get(key, limit_s),
+            timeout_s,
+            f"store key {named_key(key)}",
+            even_if_over=even_if_over,
+        )
 
     def multi_get(
         self,
@@ -106,8 +112,12 @@ class RoundStore:
     ) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
         keys = several_keys(keys)
-        what = None if even_if_over else named(keys)
-        return self._run(lambda limit_s: self._store.multi_get(keys, limit_s), timeout_s, what)
+        return self._run(
+            lambda limit_s: self._store.multi_get(keys, limit_s),
+            timeout_s,
+            named(keys),
+            even_if_over=even_if_over,
+        )
 
     def wait(
         self,
@@ -118,8 +128,12 @@ class RoundStore:
     ) -> None:
         """Return when there is a value or a queue's item under each key."""
         keys = several_keys(keys)
-        what = None if even_if_over else named(keys)
-        self._run(lambda limit_s: self._store.wait(keys, limit_s), timeout_s, what)
+        self._run(
+            lambda limit_s: self._store.wait(keys, limit_s),
+            timeout_s,
+            named(keys),
+            even_if_over=even_if_over,
+        )
 
     def check(self, keys: Iterable[str], timeout_s: float | None = TIMEOUT_S) -> bool:
         """Tell at once whether all keys exist."""
@@ -186,12 +200,12 @@ class RoundStore:
         even_if_over: bool = False,
     ) -> bytes | None:
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
-        what = None if even_if_over else f"queue {named_key(key)}"
         return self._run(
             lambda limit_s: self._store.queue_pop(key, limit_s, block=block),
             timeout_s,
-            what,
+            f"queue {named_key(key)}",
             last_look=False,  # an item may be on its way
+            even_if_over=even_if_over,
         )
 
     def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
@@ -211,10 +225,13 @@ class RoundStore:
         waits_for: str | None = None,
         *,
         last_look: bool = True,
+        even_if_over: bool = False,
     ) -> T:
         limit_s = seconds_or_none(timeout_s)
         backstop_s = None if limit_s is None else limit_s + _BACKSTOP_S
-        work = self._work(operation, limit_s, waits_for, last_look=last_look)
+        work = self._work(
+            operation, limit_s, waits_for, last_look=last_look, even_if_over=even_if_over
+        )
         try:
             return self._runner.run(work, backstop_s)
         except TimeoutError as error:
@@ -227,13 +244,16 @@ class RoundStore:
         waits_for: str | None = None,
         *,
         last_look: bool = True,
+        even_if_over: bool = False,
     ) -> Coroutine[Any, Any, T]:
         """The operation, for the library's event loop; ``waits_for``: what the other members may
-        owe it; ``last_look``: it may be given up and done once more."""
+        owe it; ``last_look``: it may be given up and done once more; ``even_if_over``: it waits on
+        when the world is over."""
         if waits_for is None or self._unless_over is None:
             return operation(timeout_s)
         look = (lambda: operation(0.0)) if last_look else None
-        return self._unless_over(waits_for, lambda: operation(timeout_s), look)
+        work = partial(operation, timeout_s)
+        return self._unless_over(waits_for, work, look, even_if_over=even_if_over)
 
 
 def named(keys: Sequence[str]) -> str:

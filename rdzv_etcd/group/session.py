@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 
 from rdzv_etcd.clock import Clock
+from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.wakeup import Wakeup
+from rdzv_etcd.metrics import Recorder
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -28,8 +31,19 @@ class Session:
     """
 
     def __init__(
-        self, etcd: Etcd, clock: Clock, wakeup: Wakeup, ttl_s: int, reply_timeout_s: float
+        self,
+        etcd: Etcd,
+        clock: Clock,
+        wakeup: Wakeup,
+        ttl_s: int,
+        reply_timeout_s: float,
+        *,
+        tell: Callable[[str], None],
+        works: Callable[[], bool],
+        recorder: Recorder | None = None,
     ) -> None:
+        """``tell``: logs a line at WARNING. A silence of etcd is told by it while ``works()``; who
+        waits says so anyway."""
         self._etcd = etcd
         self._clock = clock
         self._wakeup = wakeup
@@ -40,10 +54,17 @@ class Session:
         self._quickest_s = math.inf
         """… but from other requests."""
         self._failures = 0
-        """How many renewals failed since."""
+        """How many renewals failed since …"""
+        self._tell = tell
+        self._works = works
+        self._recorder = recorder or Recorder()
+        self._silence_lines = LineTimes()
+        """… and when that is told."""
         self._renewals: set[asyncio.Task[None]] = set()
         self._defect: BaseException | None = None
         """What a renewal failed with unexpectedly; :meth:`run` raises it."""
+        self._renewed_s = -math.inf
+        """When the last renewal was sent of those that were answered."""
         self._last_contact_s = clock.now_s()
         self._in_contact_since_s = self._last_contact_s
         self._shaken_until_s = 0.0
@@ -57,7 +78,7 @@ class Session:
             began_s = self._clock.now_s()
             grant = await self._etcd.grant(self._ttl_s, timeout_s=timeout_s)
             self.note_round_trip(self._clock.now_s() - began_s)
-            self.lease_id = grant.lease_id
+            self.lease_id, self._renewed_s = grant.lease_id, began_s
             self._ttl_s = max(self._ttl_s, grant.ttl_s)
             if self.first_revision is None:
                 self.first_revision = grant.revision
@@ -101,6 +122,12 @@ class Session:
     def renewal_period_s(self) -> float:
         """The time from one keep-alive to the next."""
         return self._ttl_s / 3
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the lease cannot have run out, by this node's own clock; from memory. While this
+        node hears nothing from etcd, that is so for a TTL."""
+        return self.lease_id != 0 and self._clock.now_s() < self._renewed_s + self._ttl_s
 
     def trust_absence_s(self) -> float:
         """From when on (on the clock) another node's missing lease means that *it* was lost.
@@ -160,18 +187,32 @@ class Session:
                 if not self._failures:
                     _log.info("etcd does not answer; the work goes on (%s)", error)
                 self._failures += 1
+                self._recorder.etcd_silent()
+                self._tell_silence(error)
                 if len(self._renewals) > 1:
                     return
                 await self._clock.sleep(min(1.0, self._ttl_s / 9))
                 continue
-            if self._failures:
+            if self._silence_lines.any_told:
+                silent_s = self._clock.now_s() - self._last_contact_s
+                self._tell(f"etcd answers again, after {silent_s:.0f} s")
+            elif self._failures:
                 _log.info("etcd answers again")
+            self._silence_lines = LineTimes()
             self._failures = 0
             self._last_reply_s = self._clock.now_s() - began_s
+            self._recorder.etcd_answered(self._last_reply_s, self._clock.wall_s())
             self._note_contact()
             if left_s == 0:
                 self.lost(lease_id)
+            else:
+                self._renewed_s = max(self._renewed_s, began_s)
             return
+
+    def _tell_silence(self, error: EtcdError) -> None:
+        silent_s = self._clock.now_s() - self._last_contact_s
+        if self._works() and self._silence_lines.is_due(silent_s):
+            self._tell(f"etcd has not answered for {silent_s:.0f} s; the work goes on ({error})")
 
     def reply_limit_s(self) -> float:
         """How long to wait for the next reply before the connection is taken for dead."""

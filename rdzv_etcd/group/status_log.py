@@ -17,6 +17,7 @@ class StatusLog:
 
     def __init__(self, job_id: str, who: str) -> None:
         self._prefix = f"[{job_id}] {who}: "
+        self._names = {"rdzv_job": job_id, "rdzv_node": who}
         self._last = ""
         self._progress_after_s = 0.0
 
@@ -25,15 +26,26 @@ class StatusLog:
         if text != self._last:
             self._last = text
             level = logging.WARNING if warn else logging.INFO
-            _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE))
+            _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE), extra=self._extra(text))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
         self.say(text, warn=True)
 
+    def error(self, text: str) -> None:
+        """Log at ERROR, in as many lines as ``text`` has, which nobody else has written."""
+        # Not cut: what matters of a stack is its end.
+        _log.error("%s%s", self._prefix, text, extra={**self._names, "rdzv_text": text})
+
     def fail(self, text: str, error: BaseException) -> None:
         """Log at ERROR, with the traceback."""
-        _log.error("%s", shown(f"{self._prefix}{text}: {error!r}", LINE), exc_info=error)
+        text = f"{text}: {error!r}"
+        line = shown(f"{self._prefix}{text}", LINE)
+        _log.error("%s", line, exc_info=error, extra=self._extra(text))
+
+    def _extra(self, text: str) -> dict[str, object]:
+        """What is in the line, for formatters that keep it apart."""
+        return {**self._names, "rdzv_text": shown(text, LINE)}
 
     def progress(self, text: str, now_s: float) -> float | None:
         """Tell how a wait goes on, unless something was told just now.

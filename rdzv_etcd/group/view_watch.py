@@ -9,7 +9,7 @@ took.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 from rdzv_etcd.clock import Clock, abandon
@@ -45,18 +45,21 @@ class ViewWatch(Generic[V]):
         complain: Callable[[StateCorruptError], None] | None = None,
         on_regress: Callable[[], None] | None = None,
         longest_retry_s: float = 5.0,
+        read: Callable[[float | None], Awaitable[GetResult]] | None = None,
     ) -> None:
         """``build`` makes the view from a read, ``fold`` applies a batch of changes to it;
         ``notice`` is told every new view, ``complain`` once of a key that cannot be read, which is
         looked at again when it changes, and now and then: at last every ``longest_retry_s``;
         ``on_regress`` (before ``notice``) that etcd's revision went back: its data were wiped or
-        restored."""
+        restored. ``read`` (within so many seconds) reads what ``request`` asks for in another way,
+        as of the revision in its result or later."""
         self._etcd = etcd
         self._clock = clock
         self._wakeup = wakeup
         self._request = request
         self._build = build
         self._fold = fold
+        self._read = read
         self._notice = notice
         self._complain = complain
         self._longest_retry_s = longest_retry_s
@@ -153,7 +156,10 @@ class ViewWatch(Generic[V]):
     async def refresh(self, timeout_s: float | None = None) -> V:
         """Read the range again. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
         known = self._revision
-        result = await self._etcd.get(self._request, timeout_s=timeout_s)
+        if self._read is None:
+            result = await self._etcd.get(self._request, timeout_s=timeout_s)
+        else:
+            result = await self._read(timeout_s)
         if result.revision < known:
             # Data wiped or restored: the running watch waits for revisions that may never come.
             self._tell_regress()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.wait_text import tell_round, tell_seat
+from rdzv_etcd.core.wait_text import LineTimes, kept_out, tell_round, tell_seat, tell_stranger
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from
 
-_FIRST_S = (10.0, 30.0, 60.0)
-_THEN_EVERY_S = 300.0
 _ANSWER_S = 5.0
 """How long to wait for etcd to say who is there."""
 
@@ -25,22 +23,23 @@ class WaitLines:
         self._context = context
         self._member = member
         self._limits = limits
+        self._strangers = {""}
 
     async def run(self) -> None:
         """Tell what this join waits for, until cancelled."""
         context = self._context
-        await context.clock.sleep(_FIRST_S[0])  # most waits are over by then
-        waits_for, told = self._waits_for(), 0
+        await context.clock.sleep(LineTimes().next_s)  # most waits are over by then
+        waits_for, lines = self._waits_for(), LineTimes()
+        self._note_stranger()
         while True:
-            due_s = waits_for[1] + _after_s(told)
+            due_s = waits_for[1] + lines.next_s
             if await context.wakeup.wait(due_s, when=partial(self._is_other, waits_for)):
-                waits_for, told = self._waits_for(), 0
+                waits_for, lines = self._waits_for(), LineTimes()
+                self._note_stranger()
                 continue
             waited_s = context.clock.now_s() - waits_for[1]
             context.log.warn(f"waiting {waited_s:.0f} s {await self._what()}")
-            told += 1
-            while _after_s(told) <= waited_s:  # it was stopped for a while
-                told += 1
+            lines.note(waited_s)
 
     def _waits_for(self) -> tuple[bool, float]:
         """Whether it is for a seat, and since when."""
@@ -50,7 +49,18 @@ class WaitLines:
         return False, max(limits.began_s, self._member.opened_s)
 
     def _is_other(self, known: tuple[bool, float]) -> bool:
-        return self._waits_for() != known
+        return self._waits_for() != known or self._stranger() not in self._strangers
+
+    def _stranger(self) -> str:
+        """Whom its settings keep out, which is told at once: it will not come by itself."""
+        context, limits = self._context, self._limits
+        if limits.conflict or limits.is_spare():
+            return ""
+        stranger = kept_out(context.control.view, context.settings.job)
+        return "" if stranger is None else tell_stranger(stranger)
+
+    def _note_stranger(self) -> None:
+        self._strangers.add(self._stranger())
 
     async def _what(self) -> str:
         context, limits = self._context, self._limits
@@ -74,11 +84,5 @@ class WaitLines:
             return f"for etcd: {error}"
         except RdzvEtcdError as error:
             return f"for round {control.next_number}: {error}"
-        return tell_round(control, here, result.count, settings)
-
-
-def _after_s(told: int) -> float:
-    """How long after the beginning of a wait the next line is due."""
-    if told < len(_FIRST_S):
-        return _FIRST_S[told]
-    return _FIRST_S[-1] + _THEN_EVERY_S * (told - len(_FIRST_S) + 1)
+        where = f"{context.settings.connection}, {context.settings.prefix}"
+        return tell_round(control, here, result.count, settings, where)

@@ -14,7 +14,9 @@ from rdzv_etcd.core.model import display_name
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.elections import Elections
 from rdzv_etcd.group.exchange import Exchange
+from rdzv_etcd.group.leaderships import Leadership
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.roster import members_of, presences_of
@@ -72,6 +74,7 @@ class World:
         self._seat = seat
         self._barriers = Barriers(part.node, seat)
         self._exchange = Exchange(part.node, seat)
+        self._elections = Elections(part.node, seat)
         self._change: WorldChange | None = None
 
     def __repr__(self) -> str:
@@ -159,9 +162,25 @@ class World:
     def change(self) -> WorldChange | None:
         """Why this world is over, ``None`` while it is not; the first reason stays. As cheap as
         :attr:`over`."""
+        self._part.node.call_ins.call_in()
         if self._change is None:
             self._change = self._part.node.change_of(self._seat)
         return self._change
+
+    @property
+    def should_yield(self) -> bool:
+        """Whether to leave this world at the next commit point, where that costs nothing: it is
+        over, or a member is to leave (see :meth:`rdzv_etcd.Group.drain`). As cheap as :attr:`over`;
+        for loops that stop only there. Then join again; nobody has to.
+
+        Newcomers make a world over, so they are no other case.
+        """
+        return self.over or self._part.node.should_yield(self._seat)
+
+    def alive(self) -> None:
+        """Tell the ``watchdog`` that this thread is at work; for work in which it calls nothing
+        else of the library for long. As cheap as :attr:`over`."""
+        self._part.node.call_ins.call_in()
 
     def wait_over(self, timeout_s: float | None = None) -> bool:
         """Block until this world is over; ``False`` after ``timeout_s`` seconds.
@@ -214,6 +233,36 @@ class World:
         is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._part.run(self._exchange.give(data, timeout_s))
+
+    def elect(self, name: str, timeout_s: float | None = None) -> Leadership:
+        """Block until this member leads under ``name``; of all members that have called this and
+        wait, the one that has waited longest is next.
+
+        A name of at most 1000 characters. Use few names again and again: what each leaves in etcd
+        stays until the world is over. Made for some hundred that wait for one name: each reads who
+        waits. Blocks for at most ``timeout_s`` seconds (``None``: no limit), and some seconds
+        more to say who leads. Raises :class:`~rdzv_etcd.errors.ElectionTimeoutError`,
+        :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
+        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
+        :class:`~rdzv_etcd.errors.MisuseError` at once if this member leads or waits under that name
+        already, :class:`~rdzv_etcd.errors.StateCorruptError` if somebody else wrote there, and
+        :class:`~rdzv_etcd.errors.EtcdError` if etcd refuses; while etcd is away it waits on.
+        Whoever gives up, or is interrupted, waits no longer.
+        """
+        return self._part.run(self._elect(name, timeout_s))
+
+    async def _elect(self, name: str, timeout_s: float | None) -> Leadership:
+        term = await self._elections.elect(name, seconds_or_none(timeout_s))
+        # Made here: if the caller is interrupted just now, it is dropped, and with that resigned.
+        return Leadership(name, self._part, self.store, term)
+
+    def leader(self, name: str) -> str | None:
+        """The node id of the member that leads under ``name`` now; ``None``: nobody does.
+
+        One read of etcd. Raises :class:`~rdzv_etcd.errors.StateCorruptError` if somebody else wrote
+        there, and :class:`~rdzv_etcd.errors.EtcdError`.
+        """
+        return self._part.run(self._elections.leader(name))
 
     @cached_property
     def store(self) -> RoundStore:

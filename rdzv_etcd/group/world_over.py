@@ -1,4 +1,4 @@
-"""Ends a wait for other members when their world is over."""
+"""Ends a wait for other members when their world is over, and says so meanwhile if it is long."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure, display_name
 from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import (
     EtcdError,
-    JobClosedError,
     RendezvousFailedError,
     StoreTimeoutError,
+    WorldClosedError,
     WorldOverError,
 )
 from rdzv_etcd.group.node import Node
@@ -33,7 +34,7 @@ async def until_over(node: Node, seat: Seat, what: str) -> RendezvousFailedError
     change = await node.over(seat)
     closure = node.closure()
     if closure is not None:
-        return _closed(what, node.context.settings.job_id, closure)
+        return _closed(what, node.context.settings.job_id, closure, change)
     return _over(what, seat, change)
 
 
@@ -43,18 +44,23 @@ async def unless_over(
     what: str,
     work: Callable[[], Coroutine[Any, Any, T]],
     last_look: Callable[[], Coroutine[Any, Any, T]] | None = None,
+    *,
+    even_if_over: bool = False,
 ) -> T:
     """Do the work, which waits for other members, unless the world is or gets over meanwhile.
 
     What the others have done before it was over still counts: ``last_look`` is the same without the
     wait, and raises StoreTimeoutError if it is not done. Without one, the work gets a second more.
-    Raises what the work raises, WorldOverError, JobClosedError if the job was closed, and
+    ``even_if_over``: it goes on, whatever becomes of the world.
+    Raises what the work raises, WorldOverError (a WorldClosedError if the job was closed), and
     RendezvousFailedError if this node leaves, or cannot go on.
     """
     working = asyncio.ensure_future(work())
+    if even_if_over:
+        return await _alone(node, what, working)
     over = asyncio.ensure_future(until_over(node, seat, what))
     try:
-        await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(node, what, working, over)
         if not working.done():
             if last_look is None:
                 await asyncio.wait({working}, timeout=_GRACE_S)
@@ -70,17 +76,61 @@ async def unless_over(
         await asyncio.gather(working, over, return_exceptions=True)
 
 
+async def _alone(node: Node, what: str, working: asyncio.Future[T]) -> T:
+    try:
+        await first_of(node, what, working)
+        return working.result()
+    finally:
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+async def first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done; tell at WARNING that this node waits for ``what``, if it
+    does for long."""
+    context, lines = node.context, LineTimes()
+    began_s = context.clock.now_s()
+    while True:
+        waited_s = context.clock.now_s() - began_s
+        if lines.is_due(waited_s):
+            context.log.warn(f"waiting {waited_s:.0f} s for {what}")
+        done, _ = await asyncio.wait(
+            tasks, return_when=asyncio.FIRST_COMPLETED, timeout=lines.next_s - waited_s
+        )
+        if done:
+            return
+
+
+async def unless_over_at_once(
+    node: Node, seat: Seat, what: str, work: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """Do the work unless the world is or gets over meanwhile; then it is cancelled. Raises as
+    :func:`unless_over`."""
+    over = asyncio.ensure_future(until_over(node, seat, what))
+    working = asyncio.ensure_future(work())
+    try:
+        await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
+        if over.done():
+            raise over.result()
+        return working.result()
+    finally:
+        for task in (working, over):
+            task.cancel()
+        await asyncio.gather(working, over, return_exceptions=True)
+
+
 def _over(what: str, seat: Seat, change: WorldChange) -> WorldOverError:
     return WorldOverError(
         f"{what}: round {seat.round} is over ({change}); join the next one", change=change
     )
 
 
-def _closed(what: str, job_id: str, closure: Closure) -> JobClosedError:
-    return JobClosedError(
+def _closed(what: str, job_id: str, closure: Closure, change: WorldChange) -> WorldClosedError:
+    return WorldClosedError(
         f"{what}: job {job_id!r} was closed by {display_name(closure.by)}: {closure.reason}",
         closed_by=closure.by,
         reason=closure.reason,
         succeeded=closure.succeeded,
-        was_member=True,
+        change=change,
     )

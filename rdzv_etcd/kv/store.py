@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from rdzv_etcd.arguments import encoded_key, named_key, value_of, whole
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
-from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, KeyValue
+from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
 from rdzv_etcd.kv.queue import Queues
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written
@@ -132,6 +132,14 @@ class KeyValueStore:
         values = {key: value_of(key, value) for key, value in items}
         batches = list(_batches(list(values.items())))
         await side_by_side([self._set_batch(batch, deadline) for batch in batches])
+
+    async def set_while(
+        self, guard: Compare, key: str, value: bytes, timeout_s: float | None
+    ) -> bool:
+        """Set the value if the guard holds; tell whether it did. Raises as :meth:`multi_set`."""
+        data = value_of(key, value)
+        body = requests.put_while(guard, self._keys.value(key), encode_value(data), self._lease_id)
+        return (await self._apply(key, len(data), body, self._deadline(timeout_s))).wrote
 
     async def set_instead(
         self, key: str, value: bytes, former: str, timeout_s: float | None

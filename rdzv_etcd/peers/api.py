@@ -78,7 +78,12 @@ class PeerNetwork(Protocol):
         """Where others reach this node; 0: nowhere."""
 
     async def admit(self, me: Peer) -> None:
-        """Begin to answer for this node. Who has come before waits. Idempotent."""
+        """Begin to answer for this node, also after :meth:`disown`. Who has come before waits.
+        Idempotent."""
+
+    def disown(self) -> None:
+        """Answer for this node no more, and end the links over which it is watched, without a
+        good-bye: until :meth:`admit`."""
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         """Try to reach that very node, for at most ``timeout_s``; raises nothing."""

@@ -58,6 +58,7 @@ class TcpPeers:
         """Where nodes were reached: their names are not looked up again, and another address of
         theirs has nothing to say about them."""
         self._closed = False
+        self._disowned = False
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take over a listening socket; may be called on any thread, before :meth:`admit`."""
@@ -70,11 +71,17 @@ class TcpPeers:
         return self._port
 
     async def admit(self, me: Peer) -> None:
+        self._disowned = False
         if self._server is not None or self._listener is None or self._closed:
             return
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Watcher(me, self._watchers), sock=self._listener
+            lambda: _Watcher(me, self._watchers, lambda: self._disowned), sock=self._listener
         )
+
+    def disown(self) -> None:
+        self._disowned = True
+        for watcher in tuple(self._watchers):
+            watcher.abort()
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         watched = _Watched(peer)
@@ -162,9 +169,12 @@ class TcpPeers:
 class _Watcher(asyncio.Protocol):
     """A connection that somebody has opened, to watch this node or for whatever else."""
 
-    def __init__(self, me: Peer, all_of_them: dict[_Watcher, None]) -> None:
+    def __init__(
+        self, me: Peer, all_of_them: dict[_Watcher, None], is_disowned: Callable[[], bool]
+    ) -> None:
         self._me = me
         self._all = all_of_them
+        self._is_disowned = is_disowned
         self._line = b""
         self._is_answered = False
         self._transport: asyncio.Transport | None = None
@@ -201,7 +211,7 @@ class _Watcher(asyncio.Protocol):
         if not end and len(line) < _MAX_LINE:
             return
         asked = _read_peer(line) if end else None
-        if asked is None:  # a stranger
+        if asked is None or self._is_disowned():  # a stranger, or nobody answers here
             self._transport.abort()
             return
         self._is_answered, self._line = asked == self._me, b""
@@ -216,6 +226,11 @@ class _Watcher(asyncio.Protocol):
         """The connection's, -1 once it is closed."""
         sock = None if self._transport is None else self._transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
+
+    def abort(self) -> None:
+        """Close the connection without a word."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def say_good_bye(self) -> None:
         if self._transport is not None:

@@ -11,11 +11,13 @@ from rdzv_etcd.core.model import (
     Accusation,
     Accused,
     Control,
+    Drain,
     NodeInfo,
     Nodes,
     Presence,
     Round,
     Slice,
+    Stranger,
     Unreadable,
 )
 from rdzv_etcd.errors import StateCorruptError
@@ -33,9 +35,15 @@ def control_from(keys: JobKeys, result: GetResult) -> Control:
     Raises :class:`~rdzv_etcd.errors.StateCorruptError`.
     """
     news: dict[str, Any] = {}
+    drains: dict[str, Drain] = {}
     for kv in result.kvs:
-        news |= _put(keys, kv)
-    return Control(result.revision, **news)
+        if kv.key in keys.drains:
+            _put_drain(keys, drains, kv)
+        elif kv.key == keys.stranger:
+            news["stranger"] = _stranger(kv)
+        else:
+            news |= _put(keys, kv)
+    return Control(result.revision, drains=drains, **news)
 
 
 def control_after(
@@ -45,10 +53,37 @@ def control_after(
     brought forward by the node's own write can be fed the same events again."""
     news: dict[str, Any] = {}
     for event in events:
-        if event.kv.mod_revision > control.revision:
-            is_put = event.kind is EventKind.PUT
+        if event.kv.mod_revision <= control.revision:
+            continue
+        is_put = event.kind is EventKind.PUT
+        if event.kv.key in keys.drains:
+            drains = news.setdefault("drains", dict(control.drains))
+            if is_put:
+                _put_drain(keys, drains, event.kv)
+            else:
+                drains.pop(keys.drained(event.kv.key), None)
+        elif event.kv.key == keys.stranger:
+            news["stranger"] = _stranger(event.kv) if is_put else None
+        else:
             news |= _put(keys, event.kv) if is_put else _deleted(keys, event.kv.key)
     return replace(control, revision=max(control.revision, revision), **news)
+
+
+def _put_drain(keys: JobKeys, drains: dict[str, Drain], kv: KeyValue) -> None:
+    """Note that a node is to leave; what cannot be read asks nobody to, and stops nothing."""
+    node_id = keys.drained(kv.key)
+    try:
+        drains[node_id] = values.decode_key(values.decode_drain, kv)
+    except StateCorruptError:
+        drains.pop(node_id, None)
+
+
+def _stranger(kv: KeyValue) -> Stranger | None:
+    """What cannot be read, or would stay for ever, is told to nobody, and stops nothing."""
+    try:
+        return values.decode_key(values.decode_stranger, kv) if kv.lease_id else None
+    except StateCorruptError:
+        return None
 
 
 def _put(keys: JobKeys, kv: KeyValue) -> dict[str, Any]:
@@ -201,4 +236,4 @@ def _place(keys: JobKeys, kv: KeyValue, now_s: float) -> Presence | Accused | Un
         return Unreadable(str(error), kv.mod_revision)
     if isinstance(info, Accusation):
         return Accused(info, kv.mod_revision, now_s)
-    return Presence(info, kv.create_revision, kv.mod_revision, now_s)
+    return Presence(info, kv.create_revision, kv.mod_revision, now_s, kv.lease_id)

@@ -1,13 +1,17 @@
 """Key paths of one job. Below ``store`` :mod:`rdzv_etcd.schema.store_values` builds some as well.
 
-    <prefix>/<job>/audit/<round>/<run>         what happened in a round            job lease
+    <prefix>/<job>/audit/<round>/<run>         what happened in a round            as ctl/epoch
     <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session
     <prefix>/<job>/ctl/round                   the round record                    job lease
     <prefix>/<job>/ctl/ended                   the last runs that are over         its own
     <prefix>/<job>/ctl/epoch                   what the next run counts on from    its own
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
+    <prefix>/<job>/ctl/drain/<node id>         that a node is to leave             its session
+    <prefix>/<job>/ctl/stranger                that other settings keep one out    its own
+    <prefix>/<job>/gate/<host>                 that nodes failed their gate there  its own
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
+    <prefix>/<job>/office/<round>/<name>/…     who stands for a named leadership   session
     <prefix>/<job>/ranks/<round>/<edition>/<n> a slice of a large world's ranks    job lease
     <prefix>/<job>/store/<round>/<run>/<key>   the round's key-value store         job lease
 
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import prefix_end
@@ -91,6 +95,22 @@ class JobKeys:
         return self.root + b"ctl/epoch"
 
     @property
+    def stranger(self) -> bytes:
+        return self.root + b"ctl/stranger"
+
+    def drain(self, node_id: str) -> bytes:
+        return self.drains.start + node_id.encode()
+
+    def drained(self, key: bytes) -> str:
+        """Return the node id in a key of :attr:`drains`."""
+        return key[len(self.drains.start) :].decode(errors="replace")
+
+    @property
+    def drains(self) -> KeyRange:
+        """A part of :attr:`control`."""
+        return _range(self.root + b"ctl/drain/")
+
+    @property
     def control(self) -> KeyRange:
         return _range(self.root + b"ctl/")
 
@@ -103,9 +123,27 @@ class JobKeys:
     def nodes(self) -> KeyRange:
         return _range(self.root + b"nodes/")
 
+    @property
+    def watched(self) -> KeyRange:
+        """Control and presences: all that tells what a job is."""
+        return KeyRange(self.control.start, self.nodes.end)
+
     def node_id(self, key: bytes) -> str:
         """Return the node id in a key of :attr:`nodes`."""
         return key[len(self.nodes.start) :].decode(errors="replace")
+
+    # -- hosts that do not pass their gate --------------------------------------------------------
+
+    def gate(self, host: str) -> bytes:
+        return self.gates.start + _segment(host)
+
+    def gated(self, key: bytes) -> str:
+        """Return the host in a key of :attr:`gates`."""
+        return unquote(key[len(self.gates.start) :].decode(errors="replace"))
+
+    @property
+    def gates(self) -> KeyRange:
+        return _range(self.root + b"gate/")
 
     # -- per round --------------------------------------------------------------------------------
 
@@ -115,9 +153,6 @@ class JobKeys:
     @property
     def audits(self) -> KeyRange:
         return _range(self.root + b"audit/")
-
-    def audits_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.audits.start, self.audits.start + _round(round_number))
 
     def store(self, round_number: int, run: str) -> KeyRange:
         """The range of a round's store; a store key is ``store(r, run).start + key``."""
@@ -161,6 +196,16 @@ class JobKeys:
     def barriers_before(self, round_number: int) -> KeyRange:
         return KeyRange(self.barriers.start, self.root + b"barrier/" + _round(round_number))
 
+    def office(self, round_number: int, name: str) -> KeyRange:
+        return _range(self.offices.start + _round(round_number) + b"/" + _segment(name) + b"/")
+
+    @property
+    def offices(self) -> KeyRange:
+        return _range(self.root + b"office/")
+
+    def offices_before(self, round_number: int) -> KeyRange:
+        return KeyRange(self.offices.start, self.offices.start + _round(round_number))
+
     @property
     def all(self) -> KeyRange:
         return _range(self.root)
@@ -199,6 +244,28 @@ class BarrierKeys:
     def node_id(self, turn: int, key: bytes) -> str:
         """Return the node id in a key of :meth:`arrivals`."""
         return key[len(self.arrivals(turn).start) :].decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class OfficeKeys:
+    """The keys of one named leadership in one world, all within ``range``.
+
+    <node id>    whether that member stands for it, or rests              its session
+    """
+
+    range: KeyRange
+
+    @classmethod
+    def of(cls, keys: JobKeys, round_number: int, epoch: int, name: str) -> OfficeKeys:
+        """Return those of ``name``; the epoch is part of their path as of a barrier's."""
+        return cls(keys.office(round_number, f"{epoch} {name}"))
+
+    def candidate(self, node_id: str) -> bytes:
+        return self.range.start + node_id.encode()
+
+    def node_id(self, key: bytes) -> str:
+        """Return the node id in a key of :meth:`candidate`."""
+        return key[len(self.range.start) :].decode(errors="replace")
 
 
 def _round(number: int) -> bytes:

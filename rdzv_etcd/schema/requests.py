@@ -1,6 +1,7 @@
 """Every transaction of the protocol. One action, one guarded transaction; no I/O here.
 
-Those of barriers are in :mod:`rdzv_etcd.schema.barrier_requests`, those of the round's store in
+Those of barriers are in :mod:`rdzv_etcd.schema.barrier_requests`, those of named leaderships in
+:mod:`rdzv_etcd.schema.office_requests`, those of the round's store in
 :mod:`rdzv_etcd.schema.store_requests`.
 """
 
@@ -27,6 +28,7 @@ from rdzv_etcd.etcd.api import (
     Compare,
     Delete,
     Get,
+    GetResult,
     KeyValue,
     Op,
     Put,
@@ -38,9 +40,12 @@ from rdzv_etcd.etcd.api import (
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
-AUDITS_KEPT = 100
 BYTES_PER_TXN = 512 * 1024
 """etcd allows 1.5 MiB (``--max-request-bytes``) by default."""
+AUDIT_BYTES = 8 * 1024
+"""What is remembered of one round; a job of a few nodes needs less than a tenth of it."""
+_LEFT_OUT_FIRST = ("waited_s", "expelled", "change", "came_back")
+_FORGOTTEN_AT_ONCE = OPS_PER_TXN
 
 
 def read_control(keys: JobKeys) -> Get:
@@ -53,6 +58,11 @@ def read_nodes(keys: JobKeys) -> Get:
 
 def count_nodes(keys: JobKeys) -> Get:
     return Get(keys.nodes.start, keys.nodes.end, count_only=True)
+
+
+def read_page(keys: KeyRange, limit: int) -> Get:
+    """Read the first keys of a range (0: all of them); the next page begins after the last one."""
+    return Get(keys.start, keys.end, limit=limit)
 
 
 def read_two_nodes(keys: JobKeys) -> Get:
@@ -208,7 +218,7 @@ def close_round(
     control: Control,
     nodes_revision: int,
     record: Round,
-    audit: Mapping[str, object],
+    audit: Mapping[str, object] | None,
     *,
     epoch_lease: int = 0,
 ) -> Txn:
@@ -216,9 +226,14 @@ def close_round(
 
     The range compare catches every presence written after ``nodes_revision``. A node lost meanwhile
     is not caught; it shows as a change at once. What older rounds left is deleted on the way.
-    With ``epoch_lease`` later runs are told on it what this one's epochs count from.
+    With ``epoch_lease`` later runs are told on it what this one's epochs count from. ``audit`` says
+    how the round came about, for people: on the lease that outlives the job, if there is one.
     """
     memory = Put(keys.epoch, values.encode_epoch(record.epoch_base), epoch_lease)
+    history: list[Op] = []
+    if audit is not None:
+        lease = epoch_lease or control.epoch_lease or record.job_lease
+        history.append(Put(keys.audit(record.number, record.run), _audit(audit), lease))
     return Txn(
         (
             *_leads(keys, control),
@@ -234,9 +249,10 @@ def close_round(
         ),
         (
             Put(keys.round, values.encode_round(record), record.job_lease),
-            Put(keys.audit(record.number, record.run), _audit(audit), record.job_lease),
+            *history,
             *((memory,) if epoch_lease else ()),
             *_sweep(keys, record),
+            Get(keys.audits.start, keys.audits.end, count_only=True),
         ),
         (read_control(keys),),
     )
@@ -265,11 +281,32 @@ def _sweep(keys: JobKeys, record: Round) -> tuple[Op, ...]:
     ops += [
         _delete(keys.stores_before(number - 1)),
         _delete(keys.barriers_before(number - 1)),
+        _delete(keys.offices_before(number - 1)),
         _delete(keys.ranks_before(number - 1)),
     ]
-    if number > AUDITS_KEPT:
-        ops.append(_delete(keys.audits_before(number - AUDITS_KEPT)))
     return tuple(ops)
+
+
+def remembered(closed: TxnResult) -> int:
+    """Say of how many rounds there is an audit after :func:`close_round`."""
+    count = closed.results[-1]
+    return count.count if isinstance(count, GetResult) else 0
+
+
+def read_history(keys: JobKeys, kept: int) -> Get:
+    """Read which rounds are remembered, if so many are to be: see :func:`forget_history`."""
+    return Get(keys.audits.start, keys.audits.end, limit=kept + _FORGOTTEN_AT_ONCE, keys_only=True)
+
+
+def forget_history(found: GetResult, kept: int) -> Txn | None:
+    """Delete the audits of the oldest rounds among those that were read, some at a time; ``None``
+    if there are not too many.
+
+    An audit is never put again, so a copy of this that comes late does no harm.
+    """
+    by_age = sorted(found.kvs, key=lambda kv: kv.mod_revision)
+    surplus = by_age[: max(0, len(by_age) - kept)][:_FORGOTTEN_AT_ONCE]
+    return Txn((), tuple(Delete(kv.key) for kv in surplus)) if surplus else None
 
 
 def restore_presence(
@@ -383,8 +420,8 @@ def remove_job(keys: JobKeys, control: Control) -> Txn:
         Delete(keys.change),
         _delete(keys.stores),
         _delete(keys.barriers),
+        _delete(keys.offices),
         _delete(keys.ranks),
-        _delete(keys.audits),
     ]
     if control.closure is None:
         ops.append(Delete(keys.round))
@@ -417,4 +454,12 @@ def _delete(keys: KeyRange) -> Delete:
 
 
 def _audit(fields: Mapping[str, object]) -> bytes:
-    return json.dumps({"v": values.VERSION, **fields}, separators=(",", ":")).encode()
+    """Encode an audit; of one that is too long, the longest lists are left out."""
+    kept = {"v": values.VERSION, **fields}
+    for name in ("", *_LEFT_OUT_FIRST):
+        kept.pop(name, None)
+        text = json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
+        value = text.encode(errors="backslashreplace")  # a lone surrogate is JSON like that, too
+        if len(value) <= AUDIT_BYTES:
+            break
+    return value

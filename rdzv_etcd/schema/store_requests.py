@@ -67,6 +67,12 @@ def put_all(
     return lambda wrote, _: Txn((), (*puts, *deletes, wrote))
 
 
+def put_while(guard: Compare, key: bytes, value: bytes, lease_id: int) -> Body:
+    """Put while something else is as it was."""
+    put = Put(key, value, lease_id)
+    return lambda wrote, kept: Txn((guard,), (put, wrote), (kept,))
+
+
 def delete(key: bytes) -> Body:
     """Delete the key if it is there."""
     there = Compare(key, Target.VERSION, Relation.GREATER, 0)

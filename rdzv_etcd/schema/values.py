@@ -15,11 +15,14 @@ from rdzv_etcd.core.model import (
     Accusation,
     Change,
     Closure,
+    Drain,
     Ended,
+    GateFailures,
     Leader,
     NodeInfo,
     Round,
     Slices,
+    Stranger,
     is_unknown,
 )
 from rdzv_etcd.schema.fields import (
@@ -34,15 +37,18 @@ from rdzv_etcd.schema.fields import (
 )
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES
+from rdzv_etcd.text import shown
 
 __all__ = ["VERSION", "decode_key"]
 
 _LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
 _MAX_PORT = 65535
+_MOST_FAILURES = 2**31
 _ACCUSED = "accused"
 _MAX_ROUND_TRIP_MS = 10_000
 """Whoever is farther away than that has no time to answer."""
+_MAX_AFTER_MS = 3_600_000
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -89,6 +95,8 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["peer_port"] = info.peer_port
     if info.round_trip_ms:
         fields["round_trip_ms"] = min(info.round_trip_ms, _MAX_ROUND_TRIP_MS)
+    if info.because:
+        fields["because"] = shown(info.because)
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -109,6 +117,7 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.data("data", most=MAX_DATA) if f.has("data") else {},
         f.whole("peer_port", 0, most=_MAX_PORT),
         f.whole("round_trip_ms", 0, most=_MAX_ROUND_TRIP_MS),
+        f.optional_text("because") or "",
     )
 
 
@@ -120,6 +129,8 @@ def encode_accusation(accusation: Accusation) -> bytes:
     }
     if accusation.round_trip_ms:
         fields["round_trip_ms"] = accusation.round_trip_ms
+    if accusation.after_ms is not None:
+        fields["after_ms"] = min(accusation.after_ms, _MAX_AFTER_MS)
     return encode({_ACCUSED: fields}, _accusation)
 
 
@@ -135,6 +146,7 @@ def _accusation(f: Fields) -> Accusation:
         accused.text("how"),
         accused.flag("certain"),
         accused.whole("round_trip_ms", 0, most=_MAX_ROUND_TRIP_MS),
+        accused.whole("after_ms", most=_MAX_AFTER_MS) if accused.has("after_ms") else None,
     )
 
 
@@ -170,6 +182,8 @@ def encode_change(change: Change) -> bytes:
     }
     if change.unnamed:
         fields["unnamed"] = change.unnamed
+    if change.because:
+        fields["because"] = dict(change.because)
     return encode(fields, _change)
 
 
@@ -184,7 +198,23 @@ def _change(f: Fields) -> Change:
         f.names("waiters"),
         f.texts_by_name("lost"),
         f.whole("unnamed", 0, most=2 * MAX_NODES),
+        f.texts_by_name("because") if f.has("because") else {},
     )
+
+
+def encode_drain(drain: Drain) -> bytes:
+    fields: dict[str, object] = {"by": drain.by, "reason": drain.reason}
+    if drain.epoch:
+        fields["epoch"] = drain.epoch
+    return encode(fields, _drain)
+
+
+def decode_drain(key: bytes, value: bytes) -> Drain:
+    return decode(key, value, _drain)
+
+
+def _drain(f: Fields) -> Drain:
+    return Drain(f.name("by"), f.text("reason"), f.whole("epoch", 0, most=2 * MAX_EPOCH))
 
 
 def encode_round(record: Round) -> bytes:
@@ -310,6 +340,52 @@ def decode_epoch(key: bytes, value: bytes) -> int:
 
 def _epoch(f: Fields) -> int:
     return f.whole("base", most=MAX_EPOCH)
+
+
+# --- gates --------------------------------------------------------------------------------------
+
+
+def encode_gate(failures: GateFailures) -> bytes:
+    fields: dict[str, object] = {
+        "count": failures.count,
+        "how": failures.how,
+        "node": failures.node_id,
+        "wall_s": failures.wall_s,
+    }
+    return encode(fields, _gate)
+
+
+def decode_gate(key: bytes, value: bytes) -> GateFailures:
+    return decode(key, value, _gate)
+
+
+def _gate(f: Fields) -> GateFailures:
+    return GateFailures(
+        f.whole("count", least=1, most=_MOST_FAILURES),
+        f.text("how"),
+        f.name("node"),
+        f.number("wall_s"),
+    )
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def encode_stranger(stranger: Stranger) -> bytes:
+    fields: dict[str, object] = {
+        "node": stranger.node_id,
+        "settings": _settings_fields(stranger.settings),
+        "wall_s": stranger.wall_s,
+    }
+    return encode(fields, _stranger)
+
+
+def decode_stranger(key: bytes, value: bytes) -> Stranger:
+    return decode(key, value, _stranger)
+
+
+def _stranger(f: Fields) -> Stranger:
+    return Stranger(f.name("node"), _settings(f.nested("settings")), f.number("wall_s"))
 
 
 # --- slices -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from rdzv_etcd.settings.definitions import (
     Connection,
     Credentials,
     JobSettings,
+    Log,
     Orphans,
     Settings,
     Timing,
@@ -82,6 +83,7 @@ def settings_from_config(
             "prefix": _prefix(given),
             "rank_key": _rank_key(given, environ),
             "after_end": _choice(given, "after_end", AfterEnd, AfterEnd.NEW_RUN),
+            "log": _choice(given, "log", Log, Log.LOGLEVEL),
             "orphans": _choice(given, "orphans", Orphans, Orphans.LEAVE),
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,6 +22,8 @@ MAX_SLICE_NODES = 1024
 """More names in one value would not help anybody; etcd limits a request to 1.5 MiB."""
 MAX_NODES = 1_000_000
 """More than any job has; every number in etcd that counts nodes is checked against it."""
+MAX_HISTORY = 1000
+"""Rounds: eight megabytes of etcd at most, and keys that the leader can read at once."""
 MAX_ID = 1000
 """Characters of a job id and of a prefix: they are part of every key."""
 MAX_RANK_KEY = 1000
@@ -200,6 +203,17 @@ class Orphans(Enum):
     """A guard ends them."""
 
 
+class Log(Enum):
+    """How this library's log lines are shown."""
+
+    LOGLEVEL = "loglevel"
+    """As the program has configured logging; under torchrun as torch's own lines."""
+    WARNING = "warning"
+    INFO = "info"
+    JSON = "json"
+    """All from INFO on, as JSON."""
+
+
 class AfterEnd(Enum):
     """What a node does that is started after a run of its job has ended."""
 
@@ -359,6 +373,15 @@ class Settings:
         default=Orphans.LEAVE,
         shown="`leave`",
     )
+    log: Log = option(
+        "log",
+        Kind.TEXT,
+        "How this library's log lines are shown. `loglevel`: as torch's own (`LOGLEVEL`, or "
+        "warnings). `warning`, `info`: from that level on, to standard error. `json`: the same "
+        "from info on, one JSON object a line.",
+        default=Log.LOGLEVEL,
+        shown="`loglevel`",
+    )
     data: Mapping[str, object] = field(default_factory=dict)
     """What the node tells the other members of itself: a JSON object of at most 4 KiB."""
     epoch_floor: int = 0
@@ -378,6 +401,67 @@ class Settings:
         default=None,
         shown="0.3 × `lease_ttl`",
         zero=True,
+    )
+    gate_command: str | None = option(
+        "gate_command",
+        Kind.TEXT,
+        "A program with its arguments, split at blanks as a shell does, that is run before each "
+        "arrival; a node on which it fails does not join. See "
+        "[running.md](running.md#a-gate-in-front-of-the-job).",
+        default=None,
+        shown="none",
+    )
+    gate_timeout_s: float = option(
+        "gate_timeout",
+        Kind.SECONDS,
+        "How long a gate may take; after that it counts as failed.",
+        default=60.0,
+    )
+    gate_cooldown_s: float = option(
+        "gate_cooldown",
+        Kind.SECONDS,
+        "A host on which the gate has failed twice in a row, also in processes that are no more, "
+        "waits this long after the last failure before it tries again. 0: it never waits.",
+        default=60.0,
+        zero=True,
+    )
+    watchdog_s: float = option(
+        "watchdog",
+        Kind.SECONDS,
+        "A node whose own thread has not called in for so long is lost to the others, though its "
+        "process lives. 0: it never is. With torchrun longer than starting and stopping workers "
+        "takes.",
+        default=0.0,
+        zero=True,
+    )
+    metrics_file: Path | None = option(
+        "metrics_file",
+        Kind.NEW_FILE,
+        "Write this node's [metrics](metrics.md) into that file, for the text-file collector of "
+        "Prometheus' node exporter; `.prom` at its end. Further agents of a host take the next "
+        "names: `name-2.prom` …",
+        default=None,
+        shown="none",
+    )
+    metrics_port: int | None = option(
+        "metrics_port",
+        Kind.COUNT,
+        "Serve this node's [metrics](metrics.md) at that port, for Prometheus. 0: any free port, "
+        "which is told in the log.",
+        default=None,
+        shown="none",
+        zero=True,
+        most=65535,
+    )
+    history: int = option(
+        "history",
+        Kind.COUNT,
+        "Of how many rounds etcd remembers how they came about, for `rdzv-etcd history`; the "
+        "leader's counts, so give all nodes the same. They outlive the job by `ended_ttl`, each "
+        "has at most 8 KiB. 0: of none.",
+        default=100,
+        zero=True,
+        most=MAX_HISTORY,
     )
     embed: bool = option(
         "embed",
@@ -400,6 +484,8 @@ class Settings:
         _require_short("etcd_prefix", self.prefix, MAX_ID)
         _require_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
         _require_short("--local-addr", self.local_addr or "", MAX_HOST)
+        gate_words(self.gate_command)
+        _check_metrics_file(self.metrics_file)
         object.__setattr__(self, "data", _checked_data(self.data))
         if not 0 <= self.epoch_floor <= MAX_EPOCH_CLAIM:
             raise SettingsError(
@@ -415,6 +501,29 @@ class Settings:
         if self.peer_silence_s is None:
             return 0.3 * self.timing.lease_ttl_s
         return self.peer_silence_s
+
+
+def gate_words(command: str | None) -> list[str]:
+    """Split a gate's command into the program and its arguments; raises SettingsError."""
+    if command is None:
+        return []
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SettingsError(f"gate_command={shown(command)!r} cannot be split: {error}") from None
+    if not words or "\0" in command:
+        raise SettingsError(f"gate_command={shown(command)!r} names no program")
+    return words
+
+
+def _check_metrics_file(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.suffix != ".prom" or "\0" in str(path):
+        raise SettingsError(
+            f"metrics_file is {shown(repr(str(path)))}; its name must end in .prom: the text-file "
+            "collector reads no others, and what is there already is replaced"
+        )
 
 
 def _checked_data(data: object) -> dict[str, object]:

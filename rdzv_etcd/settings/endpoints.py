@@ -98,6 +98,13 @@ def _parse_address(entry: str, address: str) -> Endpoint:
 
 
 def _parse_port(entry: str, text: str) -> int:
+    if re.fullmatch("0+", text):
+        raise SettingsError(
+            f"{_OPTION} {entry!r}: port 0, any free one, is how c10d keeps the jobs of one machine "
+            "apart; here --rdzv-id does: give each job an id of its own, and write "
+            f"{entry.rstrip('/0')}{DEFAULT_PORT}, with --rdzv-conf=embed=1 if no etcd runs "
+            "there"
+        )
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
         raise SettingsError(f"{_OPTION} {entry!r}: the port must be a number from 1 to 65535")
     return int(text)

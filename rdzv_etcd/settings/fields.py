@@ -28,6 +28,7 @@ class Kind(Enum):
     COUNT = "whole number"
     FLAG = "0 or 1"
     FILE = "file"
+    NEW_FILE = "file to write"
     TEXT = "text"
 
 
@@ -88,8 +89,9 @@ def check_numbers(settings: object) -> None:
             right = 0 < value <= LONGEST_S or (value == 0 and described.zero)
             wanted = f"{seconds_wanted(described)}, at most ten years ({LONGEST_S})"
         elif described.most is not None:
-            right = 1 <= value <= described.most
-            wanted = f"from 1 to {described.most}"
+            least = 0 if described.zero else 1
+            right = least <= value <= described.most
+            wanted = f"from {least} to {described.most}"
         else:
             continue
         if not right:

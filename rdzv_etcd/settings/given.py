@@ -125,11 +125,11 @@ def _parse(option: Option, typed: str, raw: object) -> Value:
     if option.kind is Kind.FLAG:
         return _parse_flag(typed, raw)
     if option.kind in (Kind.WHOLE_SECONDS, Kind.COUNT):
-        return _parse_whole(option.kind, typed, raw)
+        return _parse_whole(option, typed, raw)
     if option.kind is Kind.SECONDS:
         return _parse_seconds(option, typed, raw)
-    if option.kind is Kind.FILE:
-        return _parse_file(typed, raw)
+    if option.kind in (Kind.FILE, Kind.NEW_FILE):
+        return (_parse_file if option.kind is Kind.FILE else _parse_new_file)(typed, raw)
     if isinstance(raw, str):
         return raw
     if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 10**18:
@@ -167,11 +167,12 @@ def _parse_seconds(option: Option, typed: str, raw: object) -> float:
     return number
 
 
-def _parse_whole(kind: Kind, typed: str, raw: object) -> int:
-    unit = " of seconds" if kind is Kind.WHOLE_SECONDS else ""
+def _parse_whole(option: Option, typed: str, raw: object) -> int:
+    least = 0 if option.zero else 1
+    unit = " of seconds" if option.kind is Kind.WHOLE_SECONDS else ""
     number = _number(typed, raw, f"a whole number{unit}")
-    if number != int(number) or number < 1:
-        raise SettingsError(f"{typed}={raw} must be a whole number{unit}, at least 1")
+    if number != int(number) or number < least:
+        raise SettingsError(f"{typed}={raw} must be a whole number{unit}, at least {least}")
     if number > LONGEST_S:
         raise SettingsError(f"{typed}={raw} is too large (the most is {LONGEST_S})")
     return int(number)
@@ -197,3 +198,13 @@ def _parse_file(typed: str, raw: object) -> Path:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SettingsError(f"{typed}={str(raw)!r} cannot be read: {reason}") from error
     return path
+
+
+def _parse_new_file(typed: str, raw: object) -> Path:
+    """Where a file will be written; whether that can be done shows when it is."""
+    if not isinstance(raw, str | Path):
+        raise SettingsError(f"{typed}={_shown(raw)} must be the path of a file")
+    try:
+        return Path(raw).expanduser().absolute()  # the process may change its directory
+    except (OSError, RuntimeError) as error:
+        raise SettingsError(f"{typed}={str(raw)!r} is no path: {error}") from error

@@ -23,10 +23,12 @@ from rdzv_etcd.testing.requests import (
     Grant,
     KeepAlive,
     KeptAlive,
+    LeaseLeft,
     Request,
     Response,
     Revoke,
     Revoked,
+    TimeToLive,
 )
 from rdzv_etcd.testing.watch import MemoryWatch
 
@@ -95,6 +97,11 @@ class MemoryConnection:
         response = await self._call(KeepAlive(lease_id), timeout_s, repeatable=True)
         assert isinstance(response, KeptAlive)
         return response.ttl_s
+
+    async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+        response = await self._call(TimeToLive(lease_id), timeout_s, repeatable=True)
+        assert isinstance(response, LeaseLeft)
+        return response.left_s
 
     def watch(
         self,

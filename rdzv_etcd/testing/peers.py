@@ -122,6 +122,12 @@ class PeerSwitch:
                     link.end(end)
         self._check_links()
 
+    def end_links_to(self, peer: MemoryPeer) -> None:
+        """A process closes the links over which it is watched."""
+        for link in tuple(self._links):
+            if link.to == peer.place and not self._is_mute(link):
+                link.end(End.CLOSED)
+
     def _check_links(self) -> None:
         """Let links fall silent over which nothing can be heard, if that is so for long enough."""
         if not self.silence_s:
@@ -160,9 +166,10 @@ class PeerSwitch:
         if is_lost or self._is_cut(by.place, to) or self._is_silent(to):
             await asyncio.sleep(max(0.0, until_s - loop.time()))
             return Contact(Answer.UNREACHABLE, "timed out")
-        if to[0] in self._accepted_for_all:
-            return _contact(Answer.MUTE)
         is_refused = to[0] in self._refused or by.place[0] in self._refused_for
+        is_disowned = there is not None and there.is_disowned and there.state is State.ALIVE
+        if to[0] in self._accepted_for_all or (is_disowned and not is_refused):
+            return _contact(Answer.MUTE)
         if is_refused or there is None or there.state is State.DEAD:
             return _contact(Answer.REFUSED)
         answers = await there.answers(until_s - loop.time() - 2 * delay_s)
@@ -190,6 +197,8 @@ class MemoryPeer:
     place: Place
     me: Peer | None = None
     state: State = State.ALIVE
+    is_disowned: bool = False
+    """Whether its process has closed all connections, and closes new ones."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
@@ -203,7 +212,12 @@ class MemoryPeer:
 
     async def admit(self, me: Peer) -> None:
         self.me = me
+        self.is_disowned = False
         self.wake()
+
+    def disown(self) -> None:
+        self.is_disowned = True
+        self.switch.end_links_to(self)
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
         return await self.switch.connect(self, (address, port), peer, timeout_s)

@@ -34,6 +34,20 @@ class KeepAlive:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeToLive:
+    """Ask how long a lease has left; changes nothing."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLeft:
+    """The seconds that a lease has left, -1 if there is no such lease."""
+
+    left_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class Compact:
     """Forget the history before ``revision``."""
 
@@ -60,8 +74,10 @@ class Compacted:
     revision: int
 
 
-Request: TypeAlias = "Get | Txn | Grant | Revoke | KeepAlive | Compact"
-Response: TypeAlias = "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | Compacted"
+Request: TypeAlias = "Get | Txn | Grant | Revoke | KeepAlive | TimeToLive | Compact"
+Response: TypeAlias = (
+    "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | LeaseLeft | Compacted"
+)
 
 
 @dataclass(frozen=True, slots=True)

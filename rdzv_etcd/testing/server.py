@@ -25,10 +25,12 @@ from rdzv_etcd.testing.requests import (
     Grant,
     KeepAlive,
     KeptAlive,
+    LeaseLeft,
     Request,
     Response,
     Revision,
     Revoke,
+    TimeToLive,
 )
 from rdzv_etcd.testing.state_machine import Model
 
@@ -212,7 +214,7 @@ class MemoryEtcd:
         """Do one request now; notify watches. Raises the port's errors."""
         if source:
             self.requests[type(request).__name__] += 1
-        if isinstance(request, KeepAlive):
+        if isinstance(request, KeepAlive | TimeToLive):
             self._expire_if_due(request.lease_id)
         before = self.model.revision
         try:
@@ -220,6 +222,8 @@ class MemoryEtcd:
         except EtcdError as error:
             self._observe(source, request, error, before)
             raise
+        if isinstance(request, TimeToLive) and request.lease_id in self._expiry_s:
+            response = LeaseLeft(int(self._expiry_s[request.lease_id] - self.clock.now_s()))
         self._track_leases(request, response)
         self._observe(source, request, response, before)
         if self.model.revision != before:

@@ -48,11 +48,13 @@ from rdzv_etcd.testing.requests import (
     Grant,
     KeepAlive,
     KeptAlive,
+    LeaseLeft,
     Request,
     Response,
     Revision,
     Revoke,
     Revoked,
+    TimeToLive,
 )
 
 MAX_LEASE_TTL_S = 9_000_000_000
@@ -98,10 +100,16 @@ class Model:
             return self._grant(request)
         if isinstance(request, Revoke):
             return self._revoke(request)
-        if isinstance(request, KeepAlive):
-            lease = self.leases.get(request.lease_id)
-            return KeptAlive(0 if lease is None else lease.ttl_s)
+        if isinstance(request, KeepAlive | TimeToLive):
+            return self._look_up(request)
         return self._compact(request)
+
+    def _look_up(self, request: KeepAlive | TimeToLive) -> KeptAlive | LeaseLeft:
+        """Answer as if the lease had just been renewed: time is the server's business."""
+        lease = self.leases.get(request.lease_id)
+        if isinstance(request, KeepAlive):
+            return KeptAlive(0 if lease is None else lease.ttl_s)
+        return LeaseLeft(-1 if lease is None else lease.ttl_s)
 
     def history(self, start_revision: int) -> Iterator[Revision]:
         """Return the changes from ``start_revision`` on; :class:`CompactedError` if forgotten."""

@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rdzv_etcd.errors import JobClosedError, WorldOverError
+from rdzv_etcd.errors import WorldOverError
 from rdzv_etcd.group.world import World
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 
@@ -51,7 +51,7 @@ class AgentStore(EtcdStore):
     def _get_or_stand_in(self, keys: Sequence[str], limit_s: float | None) -> list[bytes]:
         try:
             return self._world.store.multi_get(keys, limit_s)
-        except (WorldOverError, JobClosedError):
+        except WorldOverError:
             return [self._stand_in(key) for key in keys]
 
     def _has_stand_in(self, key: str) -> bool:

@@ -7,6 +7,8 @@ import os
 import sys
 
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.events.api import NodeState
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
     RendezvousHandler,
@@ -15,12 +17,15 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from rdzv_etcd.errors import EtcdUnavailableError, RdzvEtcdError
+from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, RdzvEtcdError
 from rdzv_etcd.group.group import Group
+from rdzv_etcd.logs import show
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
+from rdzv_etcd.torch_plugin.drain import Departure, DrainSignal
+from rdzv_etcd.torch_plugin.elastic_events import record
 from rdzv_etcd.torch_plugin.environment import (
     full_environment,
     give_back,
@@ -29,7 +34,13 @@ from rdzv_etcd.torch_plugin.environment import (
 from rdzv_etcd.torch_plugin.launches import end_interrupted_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
-from rdzv_etcd.torch_plugin.translate import Outcome, is_missing_result, outcome_of, torch_errors
+from rdzv_etcd.torch_plugin.translate import (
+    Outcome,
+    is_missing_result,
+    outcome_of,
+    torch_errors,
+)
+from rdzv_etcd.torch_plugin.worker_failure import why_workers_failed
 
 BACKEND = "etcd3"
 _OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -56,6 +67,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """The exception that the caller was handling before: it does not say how this job ended."""
         with torch_errors():
             self._group = _open_group(settings)
+        self._departure = Departure(self._group)
+        self._drain_signal = DrainSignal(self._group)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -71,16 +84,32 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """Block until a round with this node is formed; see torch's contract for the errors.
 
         Raises ``RendezvousGracefulExitError`` if the job was finished by others while this node
-        waited as a spare.
+        waited as a spare, and if this node was drained.
         """
+        job = self.get_run_id()
+        self._record(
+            "next_rendezvous",
+            f"The node '{self._group.node_id}' attempts to join the next round of the rendezvous "
+            f"'{job}'.",
+        )
+        self._drain_signal.install()
         self._worker_store = None  # a fresh store in every round: workers use it without a prefix
         self._earlier_error = sys.exc_info()[1]
         try:
             with torch_errors():
-                world = self._group.join()
-        except RendezvousGracefulExitError:
-            self._exits_gracefully = True
+                if self._departure.has_begun:
+                    raise DrainedError(f"this node has left job {job!r}: drained")
+                world = self._group.join(because=why_workers_failed())
+        except Exception as error:
+            self._exits_gracefully |= isinstance(error, RendezvousGracefulExitError)
+            self._record("next_rendezvous", _told(error), NodeState.FAILED)
             raise
+        self._record(
+            "next_rendezvous",
+            f"The node '{self._group.node_id}' has joined round {world.round} of the rendezvous "
+            f"'{job}' as rank {world.rank} in a world of size {world.size}.",
+            rank=world.rank,
+        )
         listener = world.take_listener()
         if listener is not None and self.use_agent_store:
             self._worker_store = serve_tcp_store(listener)
@@ -95,8 +124,13 @@ class EtcdRendezvousHandler(RendezvousHandler):
         )
 
     def num_nodes_waiting(self) -> int:
-        """From memory: never blocks, and never raises, whatever state etcd is in."""
-        return self._group.waiting_count()
+        """From memory: never blocks, and never raises, whatever state etcd is in.
+
+        A node that was drained begins to leave here; its own workers stop a second later.
+        """
+        if self._departure.is_due():
+            return 1
+        return 0 if self._departure.has_begun else self._group.waiting_count()
 
     def is_closed(self) -> bool:
         """From memory: whether this node's run is over; before it has one, whether the last is."""
@@ -110,9 +144,15 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """
         if self._group.has_left:
             return
-        with torch_errors():
-            closed = self._group.fail("closed by the launcher", force=True)
-        if not closed:
+        try:
+            with torch_errors():
+                closed = self._group.fail("closed by the launcher", force=True)
+        except Exception as error:
+            self._record("set_closed", _told(error), NodeState.FAILED)
+            raise
+        if closed:
+            self._record_closed()
+        else:
             _log.warning("[job %s] not closed: no round was formed yet", self._settings.job_id)
 
     def shutdown(self) -> bool:
@@ -121,14 +161,22 @@ class EtcdRendezvousHandler(RendezvousHandler):
         Returns whether the job is closed as far as this node knows, or did not have to be; never
         raises because etcd is away. ``False`` also if this node had no part in the job's round:
         then it just leaves. After a graceful exit it ends the process with code 0 where torch
-        itself would fail. Idempotent.
+        itself would fail, and so it does if the workers of a node failed that is to leave anyway:
+        the signal may have ended them, or others have stopped theirs. Idempotent.
         """
         error = sys.exc_info()[1]
         if error is self._earlier_error:
             error = None  # shut down in an `except` block of the caller's, which began before
+        reason, workers_failed = self._group.drain_reason, isinstance(error, ChildFailedError)
+        outcome = outcome_of(error)
+        if reason is not None and (workers_failed or self._departure.has_begun):
+            outcome = Outcome(False, False, reason)
         if self._confirmed is None:
-            self._confirmed = self._end(outcome_of(error))
+            self._confirmed = self._end(outcome)
         if self._exits_gracefully and is_missing_result(error):
+            raise SystemExit(0) from None
+        if reason is not None and workers_failed:
+            _log.warning("[job %s] %s; its workers failed meanwhile", self.get_run_id(), reason)
             raise SystemExit(0) from None
         return self._confirmed
 
@@ -138,14 +186,49 @@ class EtcdRendezvousHandler(RendezvousHandler):
             if outcome.closes:
                 end = self._group.finish if outcome.succeeded else self._group.fail
                 confirmed = end(outcome.reason)
+                if confirmed:
+                    self._record_closed()
         except RdzvEtcdError as failure:
+            self._record(
+                "shutdown",
+                f"The node '{self._group.node_id}' has failed to shutdown the rendezvous "
+                f"'{self.get_run_id()}' due to an error of type {type(failure).__name__}.",
+                NodeState.FAILED,
+            )
             _log.warning("could not close job %r: %s", self._settings.job_id, failure)
             confirmed = False
         finally:
+            self._drain_signal.restore()
             self._group.leave(outcome.reason)
             self._worker_store = self._earlier_error = None
             give_back()
         return confirmed
+
+    # -- what torch's own handlers record as events, in their words -------------------------------
+
+    def _record(
+        self,
+        method: str,
+        message: str,
+        state: NodeState = NodeState.RUNNING,
+        rank: int | None = None,
+    ) -> None:
+        record(
+            self.get_run_id(),
+            message,
+            state,
+            name=f"{type(self).__name__}.{method}",
+            hostname=self._settings.local_addr,
+            rank=rank,
+        )
+
+    def _record_closed(self) -> None:
+        text = f"The node '{self._group.node_id}' has closed the rendezvous '{self.get_run_id()}'."
+        self._record("_close", text, NodeState.SUCCEEDED)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _open_group(settings: Settings) -> Group:
@@ -165,16 +248,32 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     Raises :class:`~rdzv_etcd.errors.SettingsError` (a ``ValueError``) for bad parameters, torch's
     ``RendezvousConnectionError`` if etcd does not answer.
     """
+    try:
+        return _create(params)
+    except Exception as error:
+        record(
+            params.run_id,
+            _told(error),
+            NodeState.FAILED,
+            name="create_handler",
+            hostname=params.local_addr,
+        )
+        raise
+
+
+def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
     follow_torch()
-    settings = settings_from_config(
-        endpoint=params.endpoint,
-        job_id=params.run_id,
-        min_nodes=params.min_nodes,
-        max_nodes=params.max_nodes,
-        local_addr=params.local_addr,
-        config=params.config,
-        environ=full_environment(),
-    )
+    with torch_errors():
+        settings = settings_from_config(
+            endpoint=params.endpoint,
+            job_id=params.run_id,
+            min_nodes=params.min_nodes,
+            max_nodes=params.max_nodes,
+            local_addr=params.local_addr,
+            config=params.config,
+            environ=full_environment(),
+        )
+    show(settings.log)
     for name in WITHOUT_MEANING.keys() & params.config.keys():
         _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])
     if is_default_job_id(params.run_id):

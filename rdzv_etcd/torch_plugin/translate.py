@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rdzv_etcd.errors import (
+    DrainedError,
     EmbeddedEtcdError,
     EtcdError,
     JobClosedError,
@@ -26,6 +28,9 @@ from rdzv_etcd.errors import (
     SettingsError,
     StateCorruptError,
 )
+from rdzv_etcd.torch_plugin.last_word import without_traceback
+
+_log = logging.getLogger("rdzv_etcd")
 
 
 @contextmanager
@@ -33,18 +38,23 @@ def torch_errors() -> Iterator[None]:
     """Raise torch's exception for ours; the cause is in the message, not in a second traceback."""
     try:
         yield
-    except SettingsError:
+    except SettingsError as error:
+        _log.error("%s", str(error))
+        without_traceback(error)
         raise  # a ValueError, as torch's own handlers raise for bad parameters
     except RdzvEtcdError as error:
-        raise translate(error) from None
+        raised = translate(error)
+        if not isinstance(raised, RendezvousGracefulExitError):
+            _log.error("%s", str(error))
+        raise without_traceback(raised) from None
 
 
 def translate(error: RdzvEtcdError) -> RendezvousError:
     """Return torch's counterpart of ``error``."""
     text = str(error)
+    if _ends_well(error):
+        return RendezvousGracefulExitError(text)
     if isinstance(error, JobClosedError):
-        if error.succeeded and not error.was_member and not error.is_refused:
-            return RendezvousGracefulExitError(text)
         return RendezvousClosedError(text)
     if isinstance(error, JoinTimeoutError):
         return RendezvousTimeoutError(text)
@@ -53,6 +63,14 @@ def translate(error: RdzvEtcdError) -> RendezvousError:
     if isinstance(error, EtcdError | EmbeddedEtcdError):
         return RendezvousConnectionError(text)
     return RendezvousError(text)
+
+
+def _ends_well(error: RdzvEtcdError) -> bool:
+    """Whether a node ends with it though nothing is wrong: its job was done without it, or it was
+    drained."""
+    if isinstance(error, JobClosedError):
+        return error.succeeded and not error.was_member and not error.is_refused
+    return isinstance(error, DrainedError)
 
 
 @dataclass(frozen=True, slots=True)

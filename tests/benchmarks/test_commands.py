@@ -15,7 +15,7 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.__main__ import main
-from benchmarks.jobs import PHASES
+from benchmarks.jobs import IN_PROCESS, PHASES
 from benchmarks.report import BEGIN, END
 from benchmarks.scale import FIRST, IDLE, LEADER, ONE, TENTH, WrongWorldError, check_world, fit
 from benchmarks.scale import PHASES as PHASES_OF_SCALE
@@ -129,9 +129,11 @@ def test_the_fit_finds_the_exponent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_recovery(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["etcd3", IN_PROCESS])
+def test_recovery(tmp_path: Path, backend: str) -> None:
     document = run(
-        tmp_path, "recovery", "--backends=etcd3", "--cases=sigterm", "--repeat=1", "--lease-ttl=3"
+        tmp_path,
+        *("recovery", f"--backends={backend}", "--cases=sigterm", "--repeat=1", "--lease-ttl=3"),
     )
     assert failures(document) == []
     (sample,) = document["results"]

@@ -134,6 +134,13 @@ async def test_a_lease_that_is_renewed_lives(lab: Lab) -> None:
     await lab.etcd.revoke(grant.lease_id)
 
 
+async def test_how_long_a_lease_has_left(lab: Lab) -> None:
+    grant = await lab.etcd.grant(60)
+    assert 50 <= await lab.etcd.time_to_live(grant.lease_id) <= 60
+    await lab.etcd.revoke(grant.lease_id)
+    assert await lab.etcd.time_to_live(grant.lease_id) == -1
+
+
 async def test_keeping_a_missing_lease_alive_returns_zero(lab: Lab) -> None:
     assert await lab.etcd.keep_alive(_GONE) == 0
 

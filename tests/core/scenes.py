@@ -79,9 +79,9 @@ class Scene:
 
     # -- who is there -----------------------------------------------------------------------------
 
-    def back(self, words: str, seen_s: float = NOW_S - 1.0) -> Scene:
+    def back(self, words: str, seen_s: float = NOW_S - 1.0, *, because: str = "") -> Scene:
         """Members that have arrived again."""
-        return self.new(words, seen_s)
+        return self.new(words, seen_s, because=because)
 
     def new(
         self,
@@ -91,11 +91,14 @@ class Scene:
         settings: JobSettings | None = None,
         arrived_for: int | None = None,
         trained: int = 0,
+        because: str = "",
     ) -> Scene:
         """Nodes that have arrived for the next round; ``trained`` is the epoch of their last."""
         for name in names(words):
             number = self.control.next_number if arrived_for is None else arrived_for
             self._put(name, number, seen_s, settings, trained)
+            presence = self._present[name]
+            self._present[name] = replace(presence, info=replace(presence.info, because=because))
         return self
 
     def spare(self, words: str) -> Scene:

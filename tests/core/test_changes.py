@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv_etcd.core.accusations import ABSENCE_GRACE_S
-from rdzv_etcd.core.changes import Healthy
+from rdzv_etcd.core.changes import NAMES_IN_CHANGE, Healthy, Publish
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
 
@@ -81,3 +81,19 @@ def test_absent_members_that_may_come_back_keep_their_seats() -> None:
 
 def test_a_good_bye_needs_no_patience() -> None:
     assert Scene(2, 4, members="a b c").left("c").published(trusted=False) == ("", {"c": "left"})
+
+
+def test_a_change_says_why_members_came_back_that_said_so() -> None:
+    """In characters that can be shown, and only of those that it names."""
+    scene = Scene(2, 5, members="a b c d").back("a").back("b", because="exit\ncode 1" + "!" * 999)
+    change = scene.new("x", because="no member").gone("c").change()
+    assert isinstance(change, Publish)
+    assert change.change.waiters == ("a", "b", "x")
+    (told,) = change.change.because.items()
+    assert told[0] == "b"
+    assert told[1].startswith("exit\\ncode 1!")
+    assert len(told[1]) == 200
+    names = " ".join(f"n{number:03}" for number in range(2 * NAMES_IN_CHANGE))
+    change = Scene(2, 99, members=names).back(names, because="x").change()
+    assert isinstance(change, Publish)
+    assert tuple(change.change.because) == change.change.waiters

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.over import (
     Expelled,
     Failed,
@@ -13,7 +16,9 @@ from rdzv_etcd.core.over import (
     MovedOn,
     Waiting,
     WorldChange,
+    why_over,
 )
+from tests.core.scenes import Scene
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,14 @@ from rdzv_etcd.core.over import (
         (Lost({"a~1~x": "lease expired", "b~2~y": "?"}), "a lost (lease expired), b lost (?)"),
         (Left({"a~1~x": "SIGTERM", "b~2~y": "left"}), "a left: SIGTERM, b left"),
         (Waiting(("a~1~x", "b~2~y")), "a, b waiting"),
+        (
+            Waiting(("a~1~x", "b~2~y", "c"), {"b~2~y": "worker\n1 died", "z": "?"}),
+            "b came back (worker\\n1 died), a, c waiting",
+        ),
+        (
+            Waiting(tuple("abcde"), dict.fromkeys("abcde", "x")),
+            "a came back (x), b came back (x), c came back (x), d, e waiting",
+        ),
         (Expelled(), "the others went on without this node"),
         (MovedOn(), "this node has joined again, or has left"),
         (Finished("a~1~x", "done"), "a finished the job: done"),
@@ -31,3 +44,15 @@ from rdzv_etcd.core.over import (
 )
 def test_it_reads_as_a_sentence(change: WorldChange, sentence: str) -> None:
     assert str(change) == sentence
+
+
+def test_a_member_that_was_itself_declared_lost_is_told_that_the_others_went_on() -> None:
+    scene = Scene(members="a b c").gone("c").changed("c")
+    record = scene.control.round
+    assert record is not None
+    changes = []
+    for name in "ac":
+        member = Member(name, Phase.MEMBER)
+        member.record, member.epoch = replace(record, epoch_fixed=50), 50
+        changes.append(why_over(member, scene.control, 50))
+    assert changes == [Lost({"c": "lease expired"}), Expelled()]

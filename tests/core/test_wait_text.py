@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rdzv_etcd.core.wait_text import tell_round, tell_seat
+from rdzv_etcd.core.member import Seat
+from rdzv_etcd.core.wait_text import LineTimes, is_news, tell_round, tell_seat, tell_world
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
 
@@ -69,3 +70,45 @@ def test_of_a_large_world_only_the_number_is_told() -> None:
     assert tell_round(Scene(300, 400).control, None, 299, JobSettings(300, 400)) == (
         "for round 1: 299 of 300 to 400 nodes are there"
     )
+
+
+def test_who_has_met_nobody_yet_says_where_it_looks() -> None:
+    """The others may have been given another etcd, prefix or id: two logs show which."""
+    where = "http://etcd-1:2379, /rdzv_etcd"
+    asks = f"; are the others started, with the same --rdzv-id, etcd and prefix ({where})?"
+    first, short = Scene(2, 2).new("a"), Scene(2, 2, members="a b").changed("b").gone("b")
+    told = [
+        tell_round(scene.control, scene.nodes, 1, scene.settings, where) for scene in (first, short)
+    ]
+    assert told[0] == f"for round 1: 1 of 2 nodes (a){asks}"
+    assert asks not in told[1]
+    assert tell_round(first.control, None, 299, JobSettings(300, 400), where).endswith(asks)
+    assert not tell_round(first.control, None, 300, JobSettings(300, 400), where).endswith(asks)
+
+
+def test_a_world_is_told_with_what_has_changed() -> None:
+    first = Seat(1, 2, 4, "gpu-0", 29500, 7, ("a", "b", "c", "d"), 1)
+    second = replace(first, round=2, rank=1, size=3, epoch=9)
+    assert tell_world(first, None, 0.5) == (
+        "round 1: rank 2 of 4 after 0.50 s, master gpu-0:29500, epoch 7"
+    )
+    assert tell_world(second, first, 0.131, "d left: SIGTERM").startswith(
+        "round 2: rank 1 of 3 (was 2 of 4; d left: SIGTERM) after 0.13 s, master"
+    )
+    assert [is_news(first, None, "d waiting"), is_news(second, first, "")] == [False, True]
+    assert [is_news(first, first, ""), is_news(first, first, "d waiting")] == [False, True]
+
+
+def test_waits_are_told_soon_and_then_rarely() -> None:
+    lines, told = LineTimes(), []
+    for waited_s in range(700):
+        if lines.is_due(waited_s):
+            told.append(waited_s)
+    assert told == [10, 30, 60, 360, 660]
+
+
+def test_a_node_that_was_stopped_tells_one_line_instead_of_several() -> None:
+    lines = LineTimes()
+    assert [lines.is_due(waited_s) for waited_s in (9.9, 400.0, 401.0, 660.0)] == [
+        False, True, False, True,
+    ]  # fmt: skip

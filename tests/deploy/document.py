@@ -1,4 +1,4 @@
-"""docs/deploy.md: the files it shows and the commands it tells to run.
+"""docs/deploy.md: the files it shows and the commands it, or another document, tells to run.
 
 ``python -m tests.deploy.document`` puts the files' present text into the document.
 """
@@ -17,8 +17,8 @@ _COMMANDS = re.compile(
 )
 
 
-def text() -> str:
-    return DOCUMENT.read_text(encoding="utf-8")
+def text(document: Path = DOCUMENT) -> str:
+    return document.read_text(encoding="utf-8")
 
 
 def shown_files() -> list[Path]:
@@ -36,9 +36,9 @@ def with_files(document: str) -> str:
     return _FILE.sub(show, document)
 
 
-def commands(name: str) -> str:
+def commands(name: str, document: Path = DOCUMENT) -> str:
     """Return the shell commands of one marked block."""
-    (found,) = [match[2] for match in _COMMANDS.finditer(text()) if match[1] == name]
+    (found,) = [match[2] for match in _COMMANDS.finditer(text(document)) if match[1] == name]
     return found
 
 

@@ -16,7 +16,7 @@ from tests.deploy.conftest import DocumentedEtcd
 from tests.deploy.document import commands
 from tests.library.nodes import join_all, node_settings
 from tests.support.gateway import GatewayError
-from tests.support.servers import EtcdBinary, EtcdServer
+from tests.support.servers import ENOUGH_TO_FILL, EtcdBinary, EtcdServer
 
 pytestmark = pytest.mark.every_etcd
 
@@ -96,7 +96,7 @@ def test_a_slow_election_makes_leases_longer(
 
 
 def _fill(server: EtcdServer, key: str) -> None:
-    for _ in range(100):  # times 100 kB, of which 2 MiB fit
+    for _ in range(ENOUGH_TO_FILL):
         _put(server, key, os.urandom(100_000))
 
 

@@ -254,6 +254,7 @@ def test_a_cancelled_call_is_cancelled(fresh_etcd: Callable[..., EtcdServer]) ->
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_grant_under_a_chosen_id_is_repeated_safely(
     fresh_etcd: Callable[..., EtcdServer],
 ) -> None:

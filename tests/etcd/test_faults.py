@@ -11,7 +11,7 @@ from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.faults import Verdict, judge_text
 from rdzv_etcd.etcd.grpc_start import grpc
 from tests.etcd.tools import LIMIT_S, PREFIX, client_of, put, run
-from tests.support.servers import EtcdServer
+from tests.support.servers import ENOUGH_TO_FILL, EtcdServer
 
 CODE = grpc.StatusCode
 FAILED = "failed to connect to all addresses; last error: "
@@ -118,7 +118,7 @@ def test_a_full_database_is_told_apart(fresh_etcd: Callable[..., EtcdServer]) ->
         async with client_of(server) as client:
 
             async def fill() -> None:
-                for n in range(100):
+                for n in range(ENOUGH_TO_FILL):
                     await client.txn(put(b"%d" % n, b"x" * 100_000), timeout_s=LIMIT_S)
 
             with pytest.raises(errors.EtcdNoSpaceError, match="operator"):

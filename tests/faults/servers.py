@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.nodes import LIMIT_S, NodeProcess, Nodes
 from tests.support.gateway import Gateway, GatewayError
-from tests.support.servers import EtcdServer
+from tests.support.servers import ENOUGH_TO_FILL, EtcdServer
 
 Job = Callable[..., Nodes]
 
@@ -33,8 +33,8 @@ def ended_with(node: NodeProcess) -> tuple[str, str]:
 
 def fill(gateway: Gateway) -> None:
     """Write until etcd refuses."""
-    with pytest.raises(GatewayError, match="space exceeded"):  # noqa: PT012 - it is the third or so
-        for number in range(20):
+    with pytest.raises(GatewayError, match="space exceeded"):  # noqa: PT012 - it is not the first
+        for number in range(ENOUGH_TO_FILL):
             gateway.put(b"/ballast/%d" % number, b"x" * 400_000)
 
 

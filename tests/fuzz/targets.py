@@ -9,7 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from rdzv_etcd.core.model import Accusation, Change, Closure, Ended, Leader, NodeInfo, Round, Slices
+from rdzv_etcd.core.model import (
+    Accusation,
+    Change,
+    Closure,
+    Drain,
+    Ended,
+    GateFailures,
+    Leader,
+    NodeInfo,
+    Round,
+    Slices,
+    Stranger,
+)
 from rdzv_etcd.errors import RdzvEtcdError, SettingsError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.etcd.tls import channel_credentials
@@ -36,7 +48,7 @@ _CLOSED = Round(
     3, "run", ("a~1~x",), _SETTINGS, "h", 1, 0x7F, 5, 9, ("c",), Closure("a", "done", True, 1.5)
 )
 _LARGE = Round(3, "run", (), _SETTINGS, "h", 1, 0x7F, 5, slices=Slices(300, 10, "run.2.9"))
-_NODE = NodeInfo("a~1~x", "10.0.0.1", 29500, 4, _SETTINGS, "rack1", "SIGTERM", 77)
+_NODE = NodeInfo("a~1~x", "10.0.0.1", 29500, 4, _SETTINGS, "rack1", "SIGTERM", 77, because="?")
 _ENDPOINTS = (
     "host", "h1:2379,h2:2379", "https://h1,https://h2:1", "[2001:db8::1]:2379", "http://[::1]/",
 )  # fmt: skip
@@ -146,7 +158,15 @@ def targets() -> Iterator[dict[str, Shot]]:
             ),
             "change": _decodes(
                 lambda value: values.decode_change(KEYS.change, value),
-                values.encode_change(Change("run", 3, ("c",), {"a~1~x": "left"}, 2)),
+                values.encode_change(Change("run", 3, ("c",), {"a~1~x": "left"}, 2, {"c": "?"})),
+            ),
+            "drain": _decodes(
+                lambda value: values.decode_drain(KEYS.drain("a~1~x"), value),
+                values.encode_drain(Drain("an operator", "maintenance", 7)),
+            ),
+            "gate": _decodes(
+                lambda value: values.decode_gate(KEYS.gate("a"), value),
+                values.encode_gate(GateFailures(2, "exit code 1", "a~1~x", 1.5)),
             ),
             "ended": _decodes(
                 lambda value: values.decode_ended(KEYS.ended, value),
@@ -155,6 +175,10 @@ def targets() -> Iterator[dict[str, Shot]]:
             "epoch": _decodes(
                 lambda value: values.decode_epoch(KEYS.epoch, value),
                 values.encode_epoch(1_800_000_000_000_000),
+            ),
+            "stranger": _decodes(
+                lambda value: values.decode_stranger(KEYS.stranger, value),
+                values.encode_stranger(Stranger("a~1~x", _SETTINGS, 1.5)),
             ),
             "leader": _decodes(
                 lambda value: values.decode_leader(KEYS.leader, value),

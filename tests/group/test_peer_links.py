@@ -16,7 +16,8 @@ from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.peer_ring import MOST_MISTAKES, Mistakes
 from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.api import KeyValue, Put, Txn
-from rdzv_etcd.group.peer_links import Evidence, PeerLinks, Seen, evidence_of
+from rdzv_etcd.group.peer_watch import Evidence, PeerWatch, Seen, evidence_of
+from rdzv_etcd.group.witness import Witness
 from rdzv_etcd.peers.api import Answer, Contact
 from rdzv_etcd.schema import requests, values
 from rdzv_etcd.schema.keys import JobKeys
@@ -127,6 +128,9 @@ def test_every_survivor_tells_once_at_warning_who_was_lost_and_how(
     told = [record.getMessage() for record in caplog.records if " lost (" in record.getMessage()]
     assert len(told) == 3
     assert all("b lost (its process is gone (refused by its host" in line for line in told)
+    worlds = [record.getMessage() for record in caplog.records if ": rank " in record.getMessage()]
+    assert len(worlds) == 3, "and as what it works on"
+    assert all("of 3 (was " in line for line in worlds)
 
 
 def test_who_says_good_bye_is_not_accused() -> None:
@@ -781,7 +785,7 @@ def test_whatever_happens_to_links_restarts_nobody(stopped: bool) -> None:
 # --- what would be missed without its guard -------------------------------------------------------
 
 
-async def _no_second_look(self: PeerLinks, info: NodeInfo) -> Contact:
+async def _no_second_look(self: PeerWatch, info: NodeInfo) -> Contact:
     return Contact(Answer.REFUSED, "not asked")
 
 
@@ -795,11 +799,11 @@ def _unguarded(
     return Txn((), (Put(keys.node(node_id), values.encode_accusation(accusation), session),))
 
 
-async def _stays(self: PeerLinks) -> None:
+async def _stays(self: Witness) -> None:
     """Withdraw nothing."""
 
 
-async def _knows_of_none(self: PeerLinks, node_id: str) -> int:
+async def _knows_of_none(self: Witness, node_id: str, accusation: Accusation) -> int:
     return 0
 
 
@@ -807,7 +811,7 @@ async def _knows_of_none(self: PeerLinks, node_id: str) -> int:
     ("place", "name", "by", "noticed_by"),
     [
         (
-            PeerLinks,
+            PeerWatch,
             "_recontact",
             _no_second_look,
             test_links_that_all_break_at_once_are_there_again,
@@ -816,14 +820,14 @@ async def _knows_of_none(self: PeerLinks, node_id: str) -> int:
         (accusations, "ANSWER_GRACE_S", 0.0, test_a_living_member_that_is_refused_answers),
         (accusations, "ABSENCE_GRACE_S", 0.0, test_busy_members_that_cannot_see_each_other_answer),
         (
-            PeerLinks,
-            "_withdraw",
+            Witness,
+            "withdraw",
             _stays,
             test_what_was_said_of_the_dead_does_not_outlive_their_round,
         ),
         (requests, "accuse", _unguarded, test_an_accusation_that_comes_late_is_refused),
         (
-            PeerLinks,
+            Witness,
             "_made_at",
             _knows_of_none,
             test_an_accusation_whose_answer_was_lost_is_known_to_its_maker,

@@ -877,7 +877,7 @@ def test_after_everyone_left_etcd_holds_nothing_but_what_tells_of_the_end(closed
         else:
             for name in names:
                 await job.leave(name)
-        left = [kv.key for kv in job.server.snapshot()]
+        left = [kv.key for kv in job.server.snapshot() if kv.key not in job.keys.audits]
         memory = [job.keys.ended, job.keys.epoch] if closed else [job.keys.epoch]
         assert left == memory + ([job.keys.round] if closed else []), job.tell()
         leases = {kv.lease_id for kv in job.server.snapshot()}
@@ -896,7 +896,9 @@ def test_a_member_that_outlives_the_marker_leaves_no_lease() -> None:
         await job.pass_time(100)
         for name in "ab":
             await job.leave(name)
-        assert [kv.key for kv in job.server.snapshot()] == [job.keys.ended, job.keys.epoch]
+        left = [kv.key for kv in job.server.snapshot()]
+        (world,) = nodes[0].worlds
+        assert left == [job.keys.audit(1, world.run), job.keys.ended, job.keys.epoch]
         assert len(job.server.leases()) == 1
         await job.pass_time(TIMING.ended_ttl_s)
         assert not job.server.snapshot()
@@ -911,7 +913,8 @@ def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while() -> None:
         await job.until_works("abc")
         job.crash(*"abc")
         await job.pass_time(61)
-        assert [kv.key for kv in job.server.snapshot()] == [job.keys.epoch]
+        left = [kv.key for kv in job.server.snapshot()]
+        assert [key for key in left if key not in job.keys.audits] == [job.keys.epoch]
         await job.pass_time(TIMING.ended_ttl_s)
         assert not job.server.snapshot()
         assert not job.server.leases()

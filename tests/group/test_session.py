@@ -34,7 +34,16 @@ class Lab:
         self.server = server
         self.etcd: MemoryConnection = server.connect("node")
         self.clock = SimClock(loop)
-        self.session = Session(self.etcd, self.clock, Wakeup(self.clock), TTL_S, REPLY_S)
+        self.told: list[str] = []
+        self.session = Session(
+            self.etcd,
+            self.clock,
+            Wakeup(self.clock),
+            TTL_S,
+            REPLY_S,
+            tell=self.told.append,
+            works=lambda: True,
+        )
         self.arrivals_s: list[float] = []
         server.observers.append(self._observe)
 
@@ -115,6 +124,26 @@ def test_while_no_reply_comes_it_asks_more_often() -> None:
             lab.etcd.link.lose()
             await asyncio.sleep(10)
         assert lab.longest_gap_s <= PERIOD_S + 0.1
+
+    in_the_lab(test)
+
+
+def test_a_silence_of_etcd_is_told_soon_and_then_rarely_and_its_end_as_well() -> None:
+    async def test(lab: Lab) -> None:
+        await lab.session.open()
+        async with lab.running():
+            await asyncio.sleep(10)
+            assert not lab.told
+            lab.etcd.link.lose(1.0, 1.0)
+            await asyncio.sleep(9)
+            assert not lab.told
+            await asyncio.sleep(400)
+            lab.etcd.link.lose()
+            await asyncio.sleep(20)
+        *silent, back = lab.told
+        assert len(silent) == 4  # after 10, 30, 60 and 360 s
+        assert all(line.startswith("etcd has not answered for ") for line in silent)
+        assert back.startswith("etcd answers again, after 4")
 
     in_the_lab(test)
 

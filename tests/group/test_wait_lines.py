@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import pytest
 
-from rdzv_etcd.errors import JobSettingsMismatchError
+from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.conflict import TOLD_S
+from rdzv_etcd.group.exchange import Exchange
+from rdzv_etcd.group.world_over import unless_over
+from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 from tests.group.test_refusals import warnings_of
@@ -34,6 +42,66 @@ def test_every_node_says_what_it_waits_for_after_ten_seconds_and_then_rarely(
         assert [len(said(caplog, job, name)) for name in "ab"] == [6, 6]
 
     simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
+def test_who_waits_is_told_at_once_of_one_that_other_settings_keep_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab", join_timeout_s=2000.0)
+        await job.pass_time(70.0)
+        caplog.clear()
+        others = [job.start(name, job=JobSettings(2, 2)) for name in "xy"]
+        await job.pass_time(1.0)
+        for name in "ab":
+            (line,) = said(caplog, job, name)
+            assert "2 of 3 nodes (" in line
+            assert " cannot join: it was started with min_nodes=2, max_nodes=2; start all" in line
+            assert "are the others started" not in line
+        puts = [kv for kv in job.server.snapshot() if kv.key == job.keys.stranger]
+        assert [kv.lease_id != 0 for kv in puts] == [True]
+        await job.until(lambda: all(it.error for it in others), "they are refused", 20.0)
+        caplog.clear()
+        job.start("x2", job=JobSettings(2, 2))
+        await job.pass_time(10.0)
+        assert said(caplog, job, "a") == []  # it was said
+        job.start("z")
+        await job.until_works("abz", 30.0)
+        await job.pass_time(TOLD_S)
+        assert job.keys.stranger not in {kv.key for kv in job.server.snapshot()}
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
+@pytest.mark.parametrize("what", ["barrier", "exchange", "store", "store, even if over"])
+def test_who_waits_for_other_members_says_so(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        one = job.nodes["a"]
+        assert one.world is not None
+        node, seat = one.node, one.world
+        keys = node.context.keys.store(seat.round, seat.run)
+        store = KeyValueStore(
+            one.connection, keys, seat.job_lease, writer="a", clock=node.context.clock
+        )
+        waits: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+            "barrier": lambda: Barriers(node, seat).wait("saved", 100.0),
+            "exchange": lambda: Exchange(node, seat).give(b"", 100.0),
+            "store": lambda: unless_over(node, seat, "key", lambda: store.get("key", 100.0)),
+            "store, even if over": lambda: unless_over(
+                node, seat, "key", lambda: store.get("key", 100.0), even_if_over=True
+            ),
+        }
+        caplog.clear()
+        with pytest.raises((BarrierTimeoutError, StoreTimeoutError)):
+            await job.on(one, waits[what]())
+        seconds = [
+            line.split(": waiting ")[1].split(" s for ")[0] for line in said(caplog, job, "a")
+        ]
+        assert seconds == ["10", "30", "60"]
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
 
 
 def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(

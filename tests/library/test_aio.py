@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd import Finished, Left
+from rdzv_etcd import Finished, Left, Waiting
 from rdzv_etcd.aio import Group, World
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
@@ -158,6 +158,19 @@ def test_a_world_gets_over(nodes: Nodes) -> None:
             assert await waiting
             assert worlds[0].change == Left({groups[1].node_id: "has to go"})
             assert groups[0].waiting_count() == 1
+
+    run(work())
+
+
+def test_a_member_says_why_it_is_back(nodes: Nodes) -> None:
+    async def work() -> None:
+        async with nodes.worlds(2) as (groups, worlds):
+            why = "its worker was killed by SIGSEGV"
+            back = asyncio.ensure_future(groups[1].join(because=why))
+            assert await worlds[0].wait_over(LIMIT_S)
+            node_id = groups[1].node_id
+            assert worlds[0].change == Waiting((node_id,), {node_id: why})
+            assert await asyncio.gather(groups[0].join(), back)
 
     run(work())
 

@@ -17,6 +17,7 @@ from rdzv_etcd.errors import (
     EtcdPermissionError,
     EtcdTlsError,
     EtcdUnavailableError,
+    SettingsError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.client import EtcdClient
@@ -58,6 +59,38 @@ def test_a_callers_own_etcd3_client(
         keys = [meta.key for _, meta in own.get_prefix(job_root(job_id).decode() + "nodes/")]
         assert len(keys) == 2
     assert not left_of_job(etcd_server.gateway, job_id)
+    own.close()
+
+
+def test_a_callers_own_etcd3_client_through_the_front_door(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """No endpoint is needed; the client is used by several, and is open in the end."""
+    import etcd3  # noqa: PLC0415 - works once the library was imported
+
+    own = etcd3.client(host="127.0.0.1", port=etcd_server.port)
+    quick: dict[str, Any] = {"lease_ttl": 3, "closed_ttl": 5, "ended_ttl": 5}
+    with (
+        rdzv_etcd.observe(job=job_id, etcd=own) as observer,
+        rdzv_etcd.connect(job=job_id, nodes=1, etcd=own, local_addr="127.0.0.1", **quick) as group,
+    ):
+        world = group.join()
+        assert world.exchange(b"mine", LIMIT_S) == [b"mine"]
+        assert observer.state().members == (group.node_id,)
+    assert own.status().version
+    own.close()
+
+
+def test_what_is_no_client_or_one_too_many() -> None:
+    import etcd3  # noqa: PLC0415 - works once the library was imported
+
+    own = etcd3.client(host="127.0.0.1", port=9)
+    with pytest.raises(SettingsError, match=r"etcd is 'localhost'; it must be a client of the"):
+        rdzv_etcd.connect(job="a", nodes=1, etcd="localhost")
+    with pytest.raises(SettingsError, match="and etcd is given, too: leave out one"):
+        rdzv_etcd.connect("localhost", job="a", nodes=1, etcd=own)
+    with pytest.raises(SettingsError, match="ca_cert is given, and etcd, too"):
+        rdzv_etcd.observe(job="a", etcd=own, ca_cert="ca.pem")
     own.close()
 
 

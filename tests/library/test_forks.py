@@ -127,10 +127,12 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
 ) -> None:
     printed = run(
         """
+        import logging
         import torch.distributed as dist
         from torch.distributed.elastic.rendezvous import RendezvousError
         from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
 
+        logging.disable()  # what torch is told is logged as well
         settings = settings_from_config(environ={}, **json.loads(sys.argv[1]))
         handler = EtcdRendezvousHandler(settings)
         store = handler.next_rendezvous().store
@@ -199,3 +201,40 @@ def test_a_child_of_a_program_of_coroutines_is_refused(
         job_id,
     )
     assert printed.split() == ["True"] * 4 + ["left", "0"]
+
+
+def test_what_looks_at_the_job_or_leads_in_it_is_the_parents(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    printed = run(
+        """
+        import rdzv_etcd
+
+        options = json.loads(sys.argv[1])
+        group = make()
+        world = group.join()
+        leadership = world.elect("writer", 60)
+        observer = rdzv_etcd.observe(options["endpoint"], job=options["job_id"])
+        events = observer.events()
+
+        def refused():
+            for use in (world.leader, observer.state, events.next, leadership.set):
+                try:
+                    use(*{world.leader: ["writer"], leadership.set: ["k", b"v"]}.get(use, []))
+                except ForkedProcessError:
+                    continue
+                sys.exit(1)
+            events.close()
+            observer.close()
+
+        in_fork(refused)
+        in_fork(observer.close)
+        print(leadership.is_held, type(events.next(60)).__name__, observer.state().stage.value)
+        leadership.resign()
+        observer.close()
+        group.leave()
+        """,
+        etcd_server,
+        job_id,
+    )
+    assert printed.split() == ["0", "0", "True", "Snapshot", "working"]

@@ -11,6 +11,7 @@ import pytest
 
 from rdzv_etcd import Group, Lost, World
 from rdzv_etcd.peers.tcp import TcpPeers
+from rdzv_etcd.schema.keys import JobKeys
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,
@@ -93,4 +94,7 @@ def test_nothing_of_the_links_is_there_without_them(
     with Group(node_settings(etcd_server, job_id, "1", peer_links=False)) as group:
         group.join()
         assert group._network is None
-        assert b"peer_port" not in b"".join(etcd_server.keys().values())
+        keys = JobKeys("/rdzv_etcd", job_id)
+        written = etcd_server.keys(keys.root)  # others' tests have left jobs of their own
+        assert keys.node(group.node_id) in written
+        assert b"peer_port" not in b"".join(written.values())

@@ -54,6 +54,7 @@ if work == "fork":
         time.sleep(1000)
 print(json.dumps(pids), flush=True)
 if work == "leave":
+    sys.stdin.readline()  # its guard has been found
     group.leave()
     print("left", flush=True)
 signal.pause()
@@ -68,6 +69,7 @@ class Agent:
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _AGENT, server.target, job_id, work],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -81,6 +83,8 @@ class Agent:
             for each in psutil.process_iter()
             if guard.__file__ in _command(each) and str(self.process.pid) in _command(each)
         ]
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     @property
     def said(self) -> str:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from torch.distributed.run import get_args_parser
 
+import rdzv_etcd
 from rdzv_etcd import World
+from rdzv_etcd.cli.app import app
+from rdzv_etcd.schema import keys
 from rdzv_etcd.settings.options import options_table
 from tests.support.markdown import ROOT, Document, documents
 from tests.support.servers import EtcdServer
@@ -20,6 +33,50 @@ RUN_THE_EXAMPLE = (
     "--rdzv-endpoint=localhost:2379 --rdzv-id=digits --rdzv-conf=embed=1 examples/digits.py\n"
 )
 RUN_THE_TESTS = "./tools/test.sh\n"
+
+PARSED = "test_commands_are_as_the_programs_take_them"
+BLOCKS = {
+    "README.md": {
+        "pip install rdzv-etcd": "installs from a package index; test_distribution has the wheel",
+        "torchrun --rdzv-backend": PARSED,
+        "python3 -m venv .venv": "word for word in README; tests/torchrun/test_embedded.py runs it",
+        "./tools/test.sh": "runs this test",
+        "import rdzv_etcd": "test_the_library_s_example_works",
+    },
+    "CONTRIBUTING.md": {"./tools/test.sh": "runs this test"},
+    "docs/cli.md": {
+        "pip install": "installs from a package index",
+        "rdzv-etcd status": "tests/cli/test_document.py",
+    },
+    "docs/compose.md": {
+        "docker compose build": "tests/integration, with images of its own",
+        "PIP_ARGS": "fetches from PyTorch's index",
+        ".venv/bin/python -m tests.integration.images": "tests/integration",
+        "TRAINING": "tests/integration, with files of its own",
+        "tests/integration/engine.sh": "is how CI runs the tests",
+        "from rdzv_etcd.testing": "tests/integration/test_etcd_container.py",
+    },
+    "docs/deploy.md": {"printf trainer": "needs a Kubernetes"},
+    "docs/elastic-training.md": {"torchrun": PARSED},
+    "docs/how-to.md": {
+        "torchrun --rdzv-backend": PARSED,
+        "export RDZV_ETCD_USER": "needs that user; tests/faults has one",
+        "rdzv-etcd status": PARSED,
+        "export GLOO_SOCKET_IFNAME": "test_the_interface_s_address_is_found, and " + PARSED,
+        "rdzv-etcd drain": PARSED,
+    },
+    "docs/metrics.md": {"import logging": "tests/plugin/test_elastic_events.py"},
+    "docs/performance.md": {"pip install -e": "takes an hour; tests/benchmarks runs short ones"},
+    "docs/running.md": {
+        "torchrun --nnodes": PARSED,
+        "torchrun …": "a part of a command; tests/torchrun/test_health.py",
+    },
+    "docs/tutorial.md": {
+        "python3 -m venv": "installs from a package index",
+        "": "test_tutorial.py",
+    },
+}
+"""How a block begins that no comment marks as a test's, and what runs it, or why nothing does."""
 
 every_document = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=lambda document: document.path.name
@@ -78,6 +135,18 @@ def test_the_option_table_is_the_code_s() -> None:
     assert shown.strip() == options_table().strip()
 
 
+def test_the_keys_of_the_protocol_are_the_code_s() -> None:
+    table = (ROOT / "docs/protocol.md").read_text(encoding="utf-8").partition("\n## Keys\n")[2]
+    written = re.findall(r"^\| `([a-z][^`<]*/[^`<]*)", table.partition("\n## ")[0], re.MULTILINE)
+    described = re.findall(r"<prefix>/<job>/([^\s<]+)", keys.__doc__ or "")
+    assert sorted(written) == sorted(described)
+    job = keys.JobKeys("/prefix", "job")
+    for name in (name for name, kind in vars(keys.JobKeys).items() if isinstance(kind, property)):
+        value = getattr(job, name)
+        key = (value.start if isinstance(value, keys.KeyRange) else value).removeprefix(job.root)
+        assert any(key.startswith(one) or one.startswith(key) for one in map(str.encode, written))
+
+
 def alone(code: str, server: EtcdServer, job_id: str) -> str:
     """The same for one node on a real etcd: replaced are the endpoint, the job's name and the
     number of nodes."""
@@ -95,8 +164,7 @@ def alone(code: str, server: EtcdServer, job_id: str) -> str:
 def test_the_library_s_example_works(
     name: str, etcd_server: EtcdServer, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, *others = Document(ROOT / name).code("python")
-    assert all("rdzv_etcd.aio" in other for other in others)
+    code, *_ = Document(ROOT / name).code("python")
     code = alone(code, etcd_server, job_id)
     steps = [1, 2, 3]
 
@@ -112,6 +180,169 @@ def test_the_library_s_example_works(
     assert dict(os.environ) == environ  # the library changes nobody's environment
 
 
+def example_with(word: str) -> str:
+    """The library's one example in which that is."""
+    (code,) = [code for code in Document(ROOT / "docs/library.md").code("python") if word in code]
+    return code
+
+
+def test_the_library_s_example_of_one_that_leads_works(
+    etcd_server: EtcdServer, job_id: str
+) -> None:
+    fences: list[tuple[int, int]] = []
+    given = {"work_to_do": lambda: len(fences) < 2, "upload_a_part": fences.append}
+    code = example_with("world.elect")
+    exec(compile(alone(code, etcd_server, job_id), "docs/library.md", "exec"), given)
+    assert len(fences) == 2
+    assert fences[0] == fences[1] > (0, 0)
+
+
+def test_the_library_s_example_of_an_observer_works(
+    etcd_server: EtcdServer, job_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = example_with("rdzv_etcd.observe")
+    code = code.replace("etcd-host:2379", etcd_server.endpoint).replace("my-job", job_id)
+    seen = threading.Event()
+
+    def see(line: object) -> None:
+        told.append(str(line))
+        seen.set()
+
+    told: list[str] = []
+    watching = threading.Thread(target=exec, args=(code, {"print": lambda *a: see(a)}))
+    watching.start()
+    assert seen.wait(60)
+    with rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=1) as group:
+        group.join()
+        group.finish("done")
+        watching.join(60)
+    assert not watching.is_alive()
+    assert "JobEnded" in told[-1]
+    capsys.readouterr()
+
+
+def test_the_example_of_a_drain_works(etcd_server: EtcdServer, job_id: str) -> None:
+    code = example_with("should_yield")
+    before = signal.getsignal(signal.SIGUSR1)
+    steps = []
+
+    def train_one_step(_world: World) -> str:
+        steps.append("")
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return ""
+
+    try:
+        code = alone(code, etcd_server, job_id)
+        exec(compile(code, "docs/library.md", "exec"), {"train_one_step": train_one_step})
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(steps) >= 3
+
+
+def test_the_example_of_training_in_process_works(etcd_server: EtcdServer, job_id: str) -> None:
+    (code,) = Document(ROOT / "docs/in-process.md").code("python")
+    given: dict[str, Any] = {}
+    exec(compile(alone(code, etcd_server, job_id), "docs/in-process.md", "exec"), given)
+    assert given["counter"].step == 1000
+
+
 def test_the_library_s_example_on_asyncio_works(etcd_server: EtcdServer, job_id: str) -> None:
-    _, code = Document(ROOT / "docs/library.md").code("python")
+    code = example_with("rdzv_etcd.aio")
     exec(compile(alone(code, etcd_server, job_id), "docs/library.md", "exec"), {})
+
+
+def test_the_launchers_loops_work(etcd_server: EtcdServer, job_id: str, tmp_path: Path) -> None:
+    workers, service, steps = (
+        alone(code, etcd_server, f"{job_id}-{number}")
+        for number, code in enumerate(Document(ROOT / "docs/launchers.md").code("python"))
+    )
+    program = tmp_path / "launcher.py"
+    program.write_text(workers)
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "examples" / "launchers")))
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": ""},  # a line is one write
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    places = [line.split()[:2] for line in done.stdout.splitlines() if line[0].isdigit()]
+    assert sorted(places) == [["0", "2"], ["1", "2"]]
+
+    used: list[dict[str, str]] = []
+
+    def use(urls: dict[str, str]) -> None:
+        used.append(urls)
+        given["group"].finish("enough")
+
+    given: dict[str, Any] = {"my_url": "http://here", "use": use}
+    exec(compile(service, "docs/launchers.md", "exec"), given)
+    assert [list(urls.values()) for urls in used] == [["http://here"]]
+
+    given = {"gradient": lambda weight, rank, size: (weight - 10.0) / 2}
+    exec(compile(steps, "docs/launchers.md", "exec"), given)
+    assert given["state"] == {"step": 100, "weight": pytest.approx(10.0)}
+
+
+def test_every_block_is_run_or_it_is_said_why_not() -> None:
+    """A new one is run by a test, and marked or named in ``BLOCKS``."""
+    unknown = []
+    used = set()
+    for document in DOCUMENTS:
+        name = document.path.relative_to(ROOT).as_posix()
+        for code in document.unmarked():
+            beginning = next((word for word in BLOCKS.get(name, {}) if code.startswith(word)), None)
+            used.add((name, beginning))
+            if beginning is None:
+                unknown.append(f"{name}: {code}")
+    assert unknown == []
+    assert used == {(name, beginning) for name, blocks in BLOCKS.items() for beginning in blocks}
+
+
+def commands(program: str) -> list[list[str]]:
+    """Every whole command of that program in the documents that is alone on its line."""
+    text = "\n".join(code for document in DOCUMENTS for code in document.unmarked())
+    lines = text.replace("\\\n", " ").splitlines()
+    whole = [line for line in lines if re.match(rf"{program} [^…>]*$", line)]
+    return [shlex.split(line) for line in whole]
+
+
+def test_commands_are_as_the_programs_take_them() -> None:
+    known = set(re.findall(r"`(\w+)`", options_table()))
+    for _, *words in commands("torchrun"):
+        parsed = get_args_parser().parse_args(words)
+        assert parsed.rdzv_backend == "etcd3"
+        assert {pair.partition("=")[0] for pair in parsed.rdzv_conf.split(",") if pair} <= known
+    for _, name, *words in commands("rdzv-etcd"):
+        command = app.get_command(click.Context(app), name)
+        assert command is not None, name
+        command.make_context(name, words, **app.context_settings)
+
+
+def test_the_interface_s_address_is_found() -> None:
+    """What docs/how-to.md does to get one, for the interface that every host has."""
+    (code,) = [code for code in Document(ROOT / "docs/how-to.md").code("bash") if "GLOO" in code]
+    (pipe,) = re.findall(r'--local-addr="\$\((.*)\)"', code)
+    pipe = pipe.replace("eth1 scope global", "lo")
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
+    assert done.stdout == "127.0.0.1\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for document in DOCUMENTS:
+        if document.path.parent.name == "docs" and document.path.name != "README.md":
+            assert (tmp_path / "site" / document.path.stem / "index.html").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -43,12 +44,32 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(rdzv_etcd)
 
 
+_LOOK = """
+import inspect, sys
+import rdzv_etcd
+from rdzv_etcd import *
+
+inspect.getmembers(rdzv_etcd)
+print("torch" in globals(), "torch" in sys.modules, end=" ")
+print(rdzv_etcd.torch.run.__module__)
+"""
+
+
+def test_torch_is_loaded_only_for_who_names_it() -> None:
+    """``import *`` must not put something else in the place of the user's torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.split() == ["False", "False", "rdzv_etcd.torch.recovery"], done.stderr
+
+
 _KINDS = {
     Kind.SECONDS: "float",
     Kind.WHOLE_SECONDS: "int",
     Kind.COUNT: "int",
     Kind.FLAG: "bool",
     Kind.FILE: "str | Path",
+    Kind.NEW_FILE: "str | Path",
     Kind.TEXT: "str",
 }
 
@@ -56,6 +77,49 @@ _KINDS = {
 def test_connect_takes_every_option_by_its_name_and_in_its_unit() -> None:
     named = {name: hint.__forward_arg__ for name, hint in Options.__annotations__.items()}
     assert named == {option.name: _KINDS[option.kind] for option in OPTIONS}
+
+
+_PROMISED = {
+    "Group": "job node_id worlds join waiting_count closure finish fail leave has_left events "
+    "report_dead drain drain_reason",
+    "World": "rank size epoch round master node_ids members over change wait_over barrier exchange "
+    "store take_listener elect leader should_yield alive",
+    "Leadership": "name is_held fence wait_lost set resign",
+    "Observer": "job state events close",
+    "JobEvents": "next is_closed close",
+    "RoundStore": "get multi_get wait check num_keys list_keys set multi_set add append "
+    "compare_set delete queue_push queue_pop queue_len",
+    "Listener": "address port socket detach close",
+    "Closure": "by reason succeeded wall_s",
+}
+"""What users write in their programs. Names may be added; to remove one, or to give it another
+name, breaks those."""
+
+
+@pytest.mark.parametrize("name", _PROMISED)
+def test_no_public_attribute_is_gone(name: str) -> None:
+    faces = [rdzv_etcd, rdzv_etcd.aio] if hasattr(rdzv_etcd.aio, name) else [rdzv_etcd]
+    for face in faces:
+        kind = getattr(face, name)
+        there = {*dir(kind), *getattr(kind, "__slots__", ()), *getattr(kind, "__annotations__", ())}
+        assert set(_PROMISED[name].split()) - there == set(), face.__name__
+
+
+def test_no_field_of_a_frozen_value_is_gone() -> None:
+    """In their order: they can be given, and matched, by position."""
+    fields = {
+        "Master": "address port",
+        "WorldMember": "rank node_id host address data",
+        "Lost": "members waiting",
+        "Left": "members waiting",
+        "Waiting": "nodes because",
+        "Finished": "by reason",
+        "Failed": "by reason",
+        "Arrival": "job node_id round last_change",
+    }
+    for name, promised in fields.items():
+        there = [field.name for field in dataclasses.fields(getattr(rdzv_etcd, name))]
+        assert there[: len(promised.split())] == promised.split(), name
 
 
 _DIFFERENT = {

@@ -573,3 +573,22 @@ def test_what_is_said_after_the_greeting_is_ignored() -> None:
             writer.transport.abort()
 
     in_loop(work())
+
+
+def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_again() -> None:
+    """Its process lives, and accepts; its links end without a good-bye."""
+
+    async def scenario() -> None:
+        async with node() as watched, node(A) as watching:
+            contact = await reached(watching, watched.port)
+            assert contact.link is not None
+            watched.disown()
+            assert await contact.link.ended() is End.CLOSED
+            assert (await reached(watching, watched.port)).answer is Answer.MUTE
+            await watched.admit(B)
+            again = await reached(watching, watched.port)
+            assert again.answer is Answer.SAME
+            assert again.link is not None
+            again.link.close()
+
+    in_loop(scenario())

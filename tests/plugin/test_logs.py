@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, RemoteNode, node_options
@@ -126,3 +128,91 @@ def test_options_of_c10d_are_told_to_mean_nothing_here(
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     for option in options:
         assert sum(text.startswith(f"{option}= has no effect here") for text in told) == 1
+
+
+_SHOWN = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from rdzv_etcd import connect
+endpoint, job_id, log = sys.argv[1:]
+how = dict(job=job_id, nodes=(1, 2), local_addr="127.0.0.1", last_call_timeout=0.2, closed_ttl=1)
+with connect(endpoint, **how, log=log) as group, ThreadPoolExecutor(1) as pool:
+    world = group.join()
+    group.join()  # as if its own worker had failed
+    with connect(endpoint, **how, log=log) as newcomer:
+        joining = pool.submit(newcomer.join)
+        while not group.waiting_count():
+            pass
+        group.join()
+        joining.result()
+        group.finish("all done")
+"""
+
+
+@pytest.mark.parametrize("log", ["info", "warning", "json", "loglevel"])
+def test_lines_are_shown_as_the_option_says(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, log: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SHOWN, etcd_server.endpoint, job_id, log],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stderr.splitlines()
+    if log == "json":
+        told = [json.loads(line) for line in lines]
+        by_nodes = [one for one in told if "node" in one]
+        assert {one["job"] for one in by_nodes} == {job_id}
+        assert {one["level"] for one in told} == {"INFO", "WARNING"}
+        assert any(one["message"] == "closed the job: all done" for one in told)
+        assert all(one["time"].endswith("+00:00") for one in told)
+        return
+    told = [sum(f"round {number}: rank 0" in line for line in lines) for number in (1, 2, 3)]
+    assert told == ([1, 1, 1] if log == "info" else [0, 0, 1]), "only a change is a warning"
+    assert any(
+        "round 3: rank 0 of 2 (was 0 of 1; " in line and " waiting)" in line for line in lines
+    )
+
+
+@pytest.mark.parametrize(("conf", "words"), [({"lease_ttl": "x"}, "lease_ttl"), ({}, "refused")])
+def test_what_was_wrong_is_said_before_the_traceback(
+    job_id: str, conf: dict[str, str], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises((ValueError, RendezvousError)) as raised:
+        create_handler(
+            RendezvousParameters(
+                "etcd3", f"127.0.0.1:{free_port()}", job_id, 1, 1, connect_timeout="1", **conf
+            )
+        )
+    assert words in str(raised.value)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [words in line for line in told] == [True]
+
+
+_JSON = """
+import sys
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+endpoint, job_id = sys.argv[1:]
+handler = get_rendezvous_handler(
+    RendezvousParameters("etcd3", endpoint, job_id, 1, 1, "127.0.0.1", closed_ttl="1", log="json"))
+handler.next_rendezvous()
+handler.shutdown()
+"""
+
+
+def test_an_agents_lines_are_shown_once_as_the_option_says(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """And not as torch's own as well."""
+    done = subprocess.run(
+        [sys.executable, "-c", _JSON, etcd_server.endpoint, job_id],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "LOGLEVEL": "INFO"},
+    )
+    lines = [line for line in done.stderr.splitlines() if job_id in line]
+    told = [json.loads(line)["message"] for line in lines]
+    assert sum(message.startswith("round 1: rank 0") for message in told) == 1

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.schema.inspect_requests import place_of
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
 AWKWARD = [
@@ -34,7 +35,8 @@ def ranges(keys: JobKeys) -> list[KeyRange]:
         keys.control,
         keys.nodes,
         keys.audits,
-        keys.audits_before(7),
+        keys.drains,
+        keys.gates,
         keys.store(3, "run"),
         keys.stores,
         keys.stores_before(7),
@@ -50,7 +52,15 @@ def ranges(keys: JobKeys) -> list[KeyRange]:
 
 
 def singles(keys: JobKeys) -> list[bytes]:
-    return [keys.round, keys.leader, keys.change, keys.node("host~1~x"), keys.audit(7, "run")]
+    return [
+        keys.round,
+        keys.leader,
+        keys.change,
+        keys.node("host~1~x"),
+        keys.audit(7, "run"),
+        keys.drain("host~1~x"),
+        keys.gate("a/b"),
+    ]
 
 
 def overlap(one: KeyRange, other: KeyRange) -> bool:
@@ -106,7 +116,6 @@ def test_rounds_order_as_numbers(one: int, other: int) -> None:
     keys = JobKeys("/p", "job")
     assert (keys.audit(one, "b") < keys.audit(other, "a")) == (one < other)
     assert (keys.store(one, "b").start < keys.store(other, "a").start) == (one < other)
-    assert (keys.audit(one, "b") in keys.audits_before(other)) == (one < other)
     assert (keys.store(one, "b").start + b"k" in keys.stores_before(other)) == (one < other)
     arrival = keys.barrier(one, "b").start + b"arrived/x"
     assert (arrival in keys.barriers_before(other)) == (one < other)
@@ -129,3 +138,26 @@ def test_stores_of_different_runs_do_not_overlap(one: str, other: str) -> None:
 def test_a_node_id_is_read_from_its_key() -> None:
     keys = JobKeys("/p", "job")
     assert keys.node_id(keys.node("gpu-7~12~ab")) == "gpu-7~12~ab"
+
+
+@pytest.mark.parametrize("host", AWKWARD)
+def test_a_host_is_read_from_the_key_of_its_gate(host: str) -> None:
+    keys = JobKeys("/p", "j")
+    assert keys.gate(host) in keys.gates
+    assert keys.gated(keys.gate(host)) == host
+
+
+def test_a_job_is_found_by_whatever_key_it_has() -> None:
+    keys, sought = JobKeys("/elsewhere", "j"), JobKeys("/p", "j")
+    round_, run = 1, "run"
+    for key in (
+        keys.round,
+        keys.node("a~1~b"),
+        keys.gate("a"),
+        keys.audit(round_, run),
+        keys.slice(round_, "edition", 0),
+        keys.store(round_, run).start + b"key",
+        keys.barrier(round_, "b").start + b"done",
+        keys.office(round_, "o").start + b"a~1~b",
+    ):
+        assert place_of(sought, key) == "/elsewhere", key

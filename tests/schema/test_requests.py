@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -354,12 +355,86 @@ def test_old_stores_and_barriers_are_swept_and_the_last_ones_kept(store: Store) 
     assert keys.barrier(2, "b").start + b"done" not in left
 
 
-def test_audits_are_kept_for_a_hundred_rounds(store: Store) -> None:
+def forget(store: Store, kept: int) -> int:
+    """Forget as the leader does after a round; returns how many rounds are remembered then."""
+    forget = requests.forget_history(store.read(requests.read_history(store.keys, kept)), kept)
+    if forget is not None:
+        store.do(forget)
+    return store.read(Get(store.keys.audits.start, store.keys.audits.end)).count
+
+
+def test_the_rounds_that_are_remembered_are_the_last_ones_whatever_their_run(store: Store) -> None:
+    """The next run of a job counts its rounds from 1 again."""
     store.arrive("a", 1)
-    for _ in range(requests.AUDITS_KEPT + 20):
-        store.form("a")
-    audits = store.read(Get(store.keys.audits.start, store.keys.audits.end)).count
-    assert requests.AUDITS_KEPT <= audits <= requests.AUDITS_KEPT + 1
+    old = [store.keys.audit(number, "before") for number in range(1, 4)]
+    for key in old:
+        store.do(Txn((), (Put(key, b"{}"),)))
+    formed = [store.form("a").number for _ in range(3)]
+    assert forget(store, 4) == 4
+    kept = [store.keys.audit(number, "run") for number in formed]
+    assert store.all_keys() & {*old, *kept} == {old[-1], *kept}
+    assert forget(store, 4) == 4
+    assert forget(store, 0) == 0
+
+
+def test_a_long_memory_is_shortened_in_steps(store: Store) -> None:
+    keys = [store.keys.audit(number, "run") for number in range(250)]
+    for key in keys:
+        store.do(Txn((), (Put(key, b"{}"),)))
+    assert [forget(store, 10) for _ in range(4)] == [150, 50, 10, 10]
+    assert store.all_keys() == set(keys[-10:])
+
+
+@pytest.mark.parametrize("lease", ["new", "known", "none"])
+def test_an_audit_lives_as_long_as_what_remembers_the_job_s_epochs(
+    store: Store, lease: str
+) -> None:
+    """And where nothing does, as with an embedded etcd, as long as the job."""
+    store.arrive("a", 1)
+    if lease == "known":
+        store.do(Txn((), (Put(store.keys.epoch, values.encode_epoch(1), 3),)))
+    record = world(1, "a")
+    close = requests.close_round(
+        store.keys,
+        store.control,
+        store.nodes_revision,
+        record,
+        {"round": 1},
+        epoch_lease=2 if lease == "new" else 0,
+    )
+    closed = store.do(close)
+    assert requests.remembered(closed) == 1
+    (audit,) = store.read(Get(store.keys.audit(1, "run"))).kvs
+    assert audit.lease_id == {"new": 2, "known": 3, "none": JOB_LEASE}[lease]
+
+
+def test_a_round_of_which_nothing_is_remembered_has_no_audit(store: Store) -> None:
+    store.arrive("a", 1)
+    closed = store.do(
+        requests.close_round(store.keys, store.control, store.nodes_revision, world(1, "a"), None)
+    )
+    assert closed.succeeded
+    assert requests.remembered(closed) == 0
+    assert not [key for key in store.all_keys() if key in store.keys.audits]
+
+
+def test_an_audit_is_bounded_in_bytes(store: Store) -> None:
+    """What is longest is left out of it; why the round was closed stays."""
+    store.arrive("a", 1)
+    names = {f"{number:0100}": "\U0001f4a5" * 200 for number in range(32)}
+    audit = {
+        "round": 1,
+        "because": "all are here",
+        "waited_s": [[name, 1.0] for name in names],
+        "expelled": list(names),
+        "change": {"lost": names},
+        "came_back": names,
+    }
+    record, control = world(1, "a"), store.control
+    store.do(requests.close_round(store.keys, control, store.nodes_revision, record, audit))
+    (kv,) = store.read(Get(store.keys.audit(1, "run"))).kvs
+    assert len(kv.value) <= requests.AUDIT_BYTES
+    assert json.loads(kv.value) == {"v": 1, "round": 1, "because": "all are here"}
 
 
 def test_a_presence_is_put_back_while_the_round_goes_on(store: Store) -> None:
@@ -458,7 +533,9 @@ def test_only_the_last_one_removes_the_job(store: Store, closed: bool) -> None:
     assert not store.do(removal).succeeded
     store.model.step(Revoke(2))
     assert store.do(removal).succeeded
-    assert store.all_keys() == ({store.keys.round, store.keys.ended} if closed else set())
+    audit = store.keys.audit(record.number, record.run)
+    markers = {store.keys.round, store.keys.ended} if closed else set()
+    assert store.all_keys() == markers | {audit}
 
 
 def test_the_light_stays_on_if_the_record_is_another(store: Store) -> None:

@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.core.model import Change, Closure, Ended, Leader, NodeInfo, Round, Slices
+from rdzv_etcd.core.model import (
+    Change,
+    Closure,
+    Drain,
+    Ended,
+    GateFailures,
+    Leader,
+    NodeInfo,
+    Round,
+    Slices,
+    Stranger,
+)
 from rdzv_etcd.errors import StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
@@ -46,6 +57,7 @@ NODES = st.builds(
     st.none() | TEXT,
     st.none() | TEXT,
     st.integers(0, MAX_EPOCH_CLAIM),
+    because=st.just("") | NAME,
 )
 CLOSURES = st.builds(Closure, NAME, TEXT, st.booleans(), st.floats(0, 1e12))
 ROUNDS = st.builds(
@@ -70,6 +82,8 @@ LARGE_ROUNDS = st.builds(
     began_as=st.none() | NAME,
     heirs=st.lists(NAME, max_size=4).map(tuple),
 )
+DRAINS = st.builds(Drain, NAME, TEXT, st.integers(0, 2 * MAX_EPOCH))
+GATES = st.builds(GateFailures, st.integers(1, 2**31), TEXT, NAME, st.floats(0, 1e12))
 CHANGES = st.builds(
     Change,
     NAME,
@@ -77,8 +91,10 @@ CHANGES = st.builds(
     st.lists(NAME, max_size=5).map(tuple),
     st.dictionaries(NAME, TEXT),
     st.integers(0, 2 * MAX_NODES),
+    st.dictionaries(NAME, TEXT),
 )
 LEADERS = st.builds(Leader, NAME, job_settings())
+STRANGERS = st.builds(Stranger, NAME, job_settings(), st.floats(0, 1e12))
 RANKS = st.lists(NAME, unique=True, max_size=6).flatmap(
     lambda names: st.permutations(range(len(names))).map(
         lambda ranks: dict(zip(names, ranks, strict=True))
@@ -101,8 +117,11 @@ KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., An
     (LARGE_ROUNDS, values.encode_round, values.decode_round),
     (RANKS, values.encode_slice, values.decode_slice),
     (CHANGES, values.encode_change, values.decode_change),
+    (DRAINS, values.encode_drain, values.decode_drain),
+    (GATES, values.encode_gate, values.decode_gate),
     (ENDED, values.encode_ended, values.decode_ended),
     (LEADERS, values.encode_leader, values.decode_leader),
+    (STRANGERS, values.encode_stranger, values.decode_stranger),
     (st.integers(0, MAX_EPOCH), values.encode_epoch, values.decode_epoch),
 ]
 DECODERS = [decode for _, _, decode in KINDS]
@@ -359,3 +378,13 @@ def test_what_others_wrote_is_shown_in_one_short_printable_line(hostile: str) ->
             values.decode_round(KEY, json.dumps(fields).encode())
         assert str(caught.value).isprintable()
         assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "why", ["x" * 10**6, "\x1b[2J" * 99, "\ud800", "\U0001f4a5" * 999, "a\nb", "\0"]
+)
+def test_whatever_a_node_says_of_why_it_is_back_is_bounded_and_printable(why: str) -> None:
+    info = NodeInfo("host~1~x", "h", 1, 1, JobSettings(1, 2), because=why)
+    because = decode_node(KEY, values.encode_node(info)).because
+    assert 0 < len(because) <= 200
+    assert because.isprintable()

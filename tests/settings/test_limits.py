@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.config import settings_from_config
-from rdzv_etcd.settings.definitions import MAX_ID, MAX_NODES, MAX_RANK_KEY
+from rdzv_etcd.settings.definitions import MAX_HISTORY, MAX_ID, MAX_NODES, MAX_RANK_KEY
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,11 @@ def test_a_million_nodes_may_be_asked_for() -> None:
         ({"config": {"prefix": "/" + "x" * MAX_ID}}, "etcd_prefix.*1001.*1000"),
         ({"config": {"rank_key": "9" * 5000}}, "rank_key.*5000.*1000"),
         ({"local_addr": "x" * 256}, "--local-addr.*256.*255"),
+        ({"config": {"history": str(MAX_HISTORY + 1)}}, "history is 1001; .*from 0 to 1000"),
+        ({"config": {"history": "-1"}}, "history=-1 must be a whole number, at least 0"),
+        ({"config": {"history": "all"}}, "history='all' must be a whole number"),
     ],
-    ids=["id", "prefix", "rank key", "address"],
+    ids=["id", "prefix", "rank key", "address", "history", "negative history", "no number"],
 )
 def test_texts(given: dict[str, object], named: str) -> None:
     arguments: dict[str, object] = {

@@ -9,10 +9,20 @@ from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Accusation, Change, Closure, Leader, Round
 from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import Compare, Event, EventKind, Put, Relation, Target, Txn, TxnResult
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Event,
+    EventKind,
+    KeyValue,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store_values import StoreKeys, number_of
+from rdzv_etcd.schema.store_values import StoreKeys, content_of, number_of
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke
@@ -24,6 +34,9 @@ from tests.sim.verdicts import Verdicts
 
 COUNTER = "steps"
 """The store key that simulated agents count on."""
+
+LED = "led"
+"""The store key that only the leader of a world writes."""
 
 OPERATOR = "operator"
 """Who deletes keys and revokes leases by hand: no node, and allowed to."""
@@ -61,6 +74,9 @@ class Commits:
         self._note = verdicts.note
         self._promises = Promises(keys, state, verdicts, settings)
         self._counters: dict[bytes, Counting] = {}
+        self._fences: dict[bytes, tuple[tuple[int, int], str] | None] = {}
+        """What only leaders write, by its key: the last fence, and whose it was. ``None``: etcd has
+        gone back in that world, where a later leader may have a lower term (docs/library.md)."""
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
 
@@ -68,6 +84,11 @@ class Commits:
         """What was added up in the store of a round."""
         key = StoreKeys(self._keys.store(world.round, world.run)).value(COUNTER)
         return self._counters.setdefault(key, Counting(f"{COUNTER!r} of round {world.round}"))
+
+    def note_led(self, world: Seat) -> None:
+        """Watch what only the leader of that world writes under :data:`LED`."""
+        key = StoreKeys(self._keys.store(world.round, world.run)).value(LED)
+        self._fences.setdefault(key, ((0, 0), ""))
 
     def check_counters(self) -> None:
         """Raise InvariantError if an add was lost, or counted twice."""
@@ -121,6 +142,7 @@ class Commits:
         self._state.lose_all(at_s)
         for counter in self._counters.values():
             counter.end_life()
+        self._forget_fences()
 
     def saved(self) -> Saved:
         """What a snapshot of etcd made now would hold of this job."""
@@ -134,7 +156,11 @@ class Commits:
         self._state.go_back(saved.state, at_s)
         for key, counter in self._counters.items():
             counter.end_life(saved.totals.get(key, 0))
+        self._forget_fences()
         self._note(at_s, "etcd went back to an older snapshot")
+
+    def _forget_fences(self) -> None:
+        self._fences = dict.fromkeys(self._fences)
 
     def _accuses_leader(self, request: Txn) -> bool:
         """Whether it puts an accusation in the place of the presence of who leads."""
@@ -195,6 +221,22 @@ class Commits:
                 counter.commit(applied.source, number)
             else:
                 counter.end_life()
+        elif kv.key in self._fences and put:
+            self._take_fence(applied, kv)
+
+    def _take_fence(self, applied: Applied, kv: KeyValue) -> None:
+        before = self._fences[kv.key]
+        if before is None:
+            return
+        epoch, term = map(int, content_of(kv).split())
+        last, whose = before
+        same = (epoch, term) == last and applied.source == whose
+        self._demand(
+            (epoch, term) > last or same,
+            Invariant.FENCE,
+            f"{applied.source} wrote with fence {(epoch, term)} after {whose} had with {last}",
+        )
+        self._fences[kv.key] = ((epoch, term), applied.source)
 
     def _tells_of_ends(self, applied: Applied, key: bytes) -> bool:
         """Whether nobody may know what has ended when an operator has taken a key away. A marker

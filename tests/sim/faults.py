@@ -43,6 +43,7 @@ class Life(Part):
 
     async def run(self) -> None:
         job = self._job
+        job.history.elects = "elect" in self._plan.kinds
         for _ in range(self._plan.nodes):
             self._stage.newcomer()
         neighbour = Neighbour(self._stage) if "neighbour" in self._plan.kinds else None

@@ -36,6 +36,8 @@ class History:
     def __init__(self, keys: JobKeys, settings: Settings) -> None:
         self.told: list[Told] = []
         self.clocks_are_wrong = False
+        self.elects = False
+        """Whether workers stand for a leadership and write what only the leader may."""
         self.clocks_s: set[float] = set()
         """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
@@ -47,6 +49,7 @@ class History:
         self.stop_if_broken = self._verdicts.stop_if_broken
         self.observe = self._commits.observe
         self.counter = self._commits.counter
+        self.note_led = self._commits.note_led
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
         self.lose_all = self._commits.lose_all

@@ -33,6 +33,7 @@ class Invariant(Enum):
     TASKS = "no background task dies unseen"
     COUNTED_ONCE = "every add counts once"
     BARRIER = "a barrier holds until all are there"
+    FENCE = "who leads later writes later"
     CONVERGENCE = "who keeps trying gets a seat, waits for one, or is told why not"
     CALM = "then nothing moves"
     NOTHING_LEFT = "nothing is left behind"

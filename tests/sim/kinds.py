@@ -50,4 +50,7 @@ PEERS = (
 JOBS = ("neighbour",)
 """Another job on the same etcd."""
 
-KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS)
+WORK = ("elect",)
+"""What workers do besides: see :mod:`tests.sim.work`."""
+
+KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK)

@@ -20,7 +20,7 @@ from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError
-from rdzv_etcd.etcd.api import Compare, Get, Put, Txn
+from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.group import (
     drafting,
     job_lease,
@@ -34,7 +34,7 @@ from rdzv_etcd.group import (
     session,
 )
 from rdzv_etcd.kv import writes
-from rdzv_etcd.schema import barrier_requests, requests
+from rdzv_etcd.schema import barrier_requests, requests, store_requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import SimulationError
@@ -88,6 +88,10 @@ def without_guard(which: Callable[[Compare], bool]) -> Callable[..., Txn]:
         return replace(txn, guards=kept)
 
     return mutated
+
+
+NOBODY = Compare(b"nobody", Target.CREATE, Relation.EQUAL, 0)
+"""A guard that always holds."""
 
 
 def does_not_look_who_is_back(original: Callable[..., Txn], *args: Any) -> Txn:
@@ -298,6 +302,9 @@ MUTANTS = [
            kinds=("join_timeout",)),
     Mutant("a member gives up when it is refused", join_limits.JoinLimits, "sit_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
+    Mutant("who led once writes on", store_requests, "put_while",
+           lambda original, guard, *rest: original(NOBODY, *rest), (I.FENCE,),
+           noticed_by=2, kinds=("elect",)),
 ]  # fmt: skip
 
 

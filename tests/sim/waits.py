@@ -15,6 +15,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.group.conflict import TOLD_S
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.stage import Part, Stage
@@ -245,17 +246,18 @@ class Afterwards(Part):
             )
 
     def _is_marker(self, kv: KeyValue) -> bool:
-        """Also a neighbour's."""
+        """Also a neighbour's; and what remembers the rounds, for as long as that."""
         key = self._job.keys.round
-        if kv.key.endswith((b"/ctl/ended", b"/ctl/epoch")):
-            return True
+        ends = (b"/ctl/ended", b"/ctl/epoch", b"/ctl/stranger")
+        if kv.key.endswith(ends) or b"/audit/" in kv.key:
+            return kv.lease_id != 0
         return kv.key == key and values.decode_round(key, kv.value).closure is not None
 
     async def check_nothing_left(self) -> None:
         job = self._job
         timing = job.settings.timing
-        lasts_s = max(timing.job_ttl_s, timing.closed_ttl_s, timing.ended_ttl_s)
-        await asyncio.sleep(max(60.0, lasts_s) + 2.0)
+        lasts_s = max(timing.job_ttl_s, timing.closed_ttl_s, timing.ended_ttl_s, TOLD_S)
+        await asyncio.sleep(lasts_s + 2.0)
         left = [kv.key for kv in job.server.snapshot()]
         await self._demand(
             Invariant.NOTHING_LEFT,

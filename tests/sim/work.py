@@ -1,4 +1,4 @@
-"""What an agent's workers do in a world: steps, adds to a shared counter, barriers.
+"""What an agent's workers do in a world: steps, adds to a shared counter, barriers, elections.
 
 Knows the node's face and the round's store; every step and every outcome goes to the history.
 """
@@ -12,8 +12,10 @@ from itertools import count
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
 from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.elections import Elections
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
+from tests.sim.commits import LED
 from tests.sim.history import COUNTER, History
 
 STEP_S = 1.0
@@ -33,6 +35,7 @@ class Work:
         self._node = node
         self._world = world
         self._barriers = Barriers(node, world)
+        self._elections = Elections(node, world)
         self._turns: Counter[str] = Counter()
         self._history = history
         self._node_id = context.identity.node_id
@@ -46,6 +49,36 @@ class Work:
 
     async def run(self) -> None:
         """Work until cancelled; returns when the job was closed because it is done."""
+        leading = asyncio.ensure_future(self._lead()) if self._history.elects else None
+        try:
+            await self._work()
+        finally:
+            if leading is not None:
+                leading.cancel()
+                await asyncio.wait({leading})
+                if not leading.cancelled():
+                    leading.result()
+
+    async def _lead(self) -> None:
+        """Lead again and again, and write what only the leader may, until cancelled."""
+        self._history.note_led(self._world)
+        while True:
+            try:
+                term = await self._elections.elect("writer", LIMIT_S)
+                try:
+                    for _ in range(1 + self._world.rank % 3):
+                        await asyncio.sleep(STEP_S)
+                        fence = b"%d %d" % term.fence
+                        await self.store.set_while(term.guard, LED, fence, LIMIT_S)
+                finally:
+                    await term.resign()
+            except RdzvEtcdError as error:
+                self._history.note(
+                    asyncio.get_running_loop().time(), f"{self._node_id}: leading: {error}"
+                )
+            await asyncio.sleep(STEP_S)
+
+    async def _work(self) -> None:
         node = self._node
         for step in count(1):
             await asyncio.sleep(STEP_S)

@@ -18,6 +18,7 @@ from rdzv_etcd.core.member import Phase, Seat
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES, AfterEnd
@@ -93,6 +94,8 @@ class SimNode:
     crashed: bool = False
     is_stranger: bool = False
     """Whether it was started with settings other than the job's."""
+    because: str = ""
+    """What it says of why it joins the next time."""
     agent: asyncio.Task[None] | None = None
 
     @property
@@ -150,8 +153,9 @@ class SimNode:
         clock = self.node.context.clock
         began_s = clock.now_s()
         try:
-            world = await self.node.join(*listens, self.join_timeout_s)
+            world = await self.node.join(*listens, self.join_timeout_s, self.because)
         finally:
+            self.because = ""
             self.tried_s = clock.now_s() - began_s
         self.history.tell(self.node_id, world, self.loop.time(), listens)
         self.worlds.append(world)
@@ -182,6 +186,8 @@ class SimJob:
         slice_nodes: int = DEFAULT_SLICE_NODES,
         peer_links: bool = False,
         peer_silence_s: float | None = None,
+        watchdog_s: float = 0.0,
+        history: int = 100,
     ) -> None:
         self.loop = loop
         self.server = server
@@ -194,6 +200,8 @@ class SimJob:
             after_end=after_end,
             slice_nodes=slice_nodes,
             peer_silence_s=peer_silence_s,
+            watchdog_s=watchdog_s,
+            history=history,
         )
         silence_s = self.settings.peer_silence_limit_s
         self.switch = PeerSwitch(silence_s=silence_s) if peer_links else None
@@ -216,6 +224,7 @@ class SimJob:
         join_timeout_s: float | None = None,
         delay_s: float = 0.001,
         clock_ahead_s: float = 0.0,
+        recorder: Recorder | None = None,
     ) -> SimNode:
         """Make a node; nothing of it runs yet. A name may be used again after its node's end."""
         self._incarnations += 1
@@ -240,7 +249,7 @@ class SimJob:
             peer = self.switch.plug(_address(name), 50_000 + serial)
         node = SimNode(
             name,
-            Node(connection, settings, identity, clock, peer),
+            Node(connection, settings, identity, clock, peer, recorder=recorder),
             connection,
             self.loop,
             self.history,
@@ -260,6 +269,15 @@ class SimJob:
 
     def start_all(self, names: Iterable[str], **options: Any) -> list[SimNode]:
         return [self.start(name, **options) for name in names]
+
+    async def join_again(self, name: str, because: str = "") -> None:
+        """Let a member's agent give its world up, as torch's does when a worker fails."""
+        node = self.nodes[name]
+        assert node.agent is not None
+        node.agent.cancel()
+        await asyncio.wait({node.agent})
+        node.because = because
+        node.agent = self.on(node, node.run())
 
     def on(self, node: SimNode, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something as part of a node: a crash stops it."""

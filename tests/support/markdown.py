@@ -60,6 +60,15 @@ class Document:
         """Return the blocks of code in a language."""
         return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
 
+    def unmarked(self) -> list[str]:
+        """Return the blocks to run, in bash or Python, before which no comment names a test."""
+        blocks = re.finditer(
+            r"(?P<mark>-->\n)?^```(?:bash|python)\n(?P<code>.*?)^```$",
+            self.text,
+            re.DOTALL | re.MULTILINE,
+        )
+        return [block["code"] for block in blocks if block["mark"] is None]
+
     def broken(self) -> list[str]:
         """Return every link into this repository that leads nowhere."""
         return [link for link in self.links() if not self._leads_somewhere(link)]

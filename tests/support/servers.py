@@ -29,6 +29,9 @@ ROOT_PASSWORD = "root-secret"
 USER = "trainer"
 USER_PASSWORD = "user-secret"
 START_LIMIT_S = 60.0
+ENOUGH_TO_FILL = 1000
+"""Writes of 100 kB and more after which an etcd with a quota of a few megabytes has refused one. It
+judges the size at its last commit, up to 0.1 s ago, so it takes many that do not fit."""
 
 
 @dataclass(frozen=True)

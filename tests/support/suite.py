@@ -23,9 +23,11 @@ TESTS = Path(__file__).parents[1]
 ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 """A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
 
-TOGETHER = re.compile(r"tests/(integration/|faults/test_training\w*)")
-"""Tests that stay on one worker, by what is found in their ids: there is one container engine, and
-the tests of such a file hurt one training."""
+TOGETHER = re.compile(
+    r"tests/(integration/|faults/test_training\w*|examples/test_(accelerate|lightning|torchx))"
+)
+"""Tests that stay on one worker, by what is found in their ids: there is one container engine, the
+tests of such a file hurt one training, or use one environment that is made for them."""
 
 LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
 """The folders whose tests take longest: begun first, so that no worker ends long after the others.

@@ -71,6 +71,10 @@ class Step:
     epoch: int
     step: int
     resumed_from: int
+    resumed_fence: int = 0
+    """The epoch of the checkpoint's writer. This and what follows is examples/elastic's."""
+    training_epoch: int = 0
+    samples: Sequence[int] = ()
 
 
 @dataclass

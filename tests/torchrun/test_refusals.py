@@ -33,6 +33,7 @@ def last_line(agent: Agent) -> str:
     return agent.output.rstrip().rpartition("\n")[2]
 
 
+@pytest.mark.slow
 def test_wrong_endpoint(agents: Agents, tmp_path: Path) -> None:
     """Also the case of no etcd and no ``embed``."""
     endpoint = f"127.0.0.1:{free_port()}"

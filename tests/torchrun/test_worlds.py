@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.tools import run_alone
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import QUICK, Agents, Job
 from tests.torchrun.in_etcd import finish, leader, node_pids
@@ -84,9 +85,10 @@ def test_a_spare_waits_takes_over_and_ends_well(
 def test_a_failing_worker_uses_up_a_restart(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
-    """All re-form, with the same nodes and the same ranks."""
+    """All re-form, with the same nodes and the same ranks; why is known when the job has ended."""
     script_args = ("--raise-at=5", "--raise-rank=1")
-    job = Job(etcd.target, tmp_path, nnodes="2", script_args=script_args)
+    conf = f"{QUICK},ended_ttl=600"
+    job = Job(etcd.target, tmp_path, nnodes="2", conf=conf, script_args=script_args)
     started = agents.start(job, "a", "b")
     before = agents.wait_for_world(started, size=2)
     failed = next(agent for agent in started if agent.name == before[1].agent)
@@ -97,7 +99,18 @@ def test_a_failing_worker_uses_up_a_restart(
     assert [step.agent for step in after] == [step.agent for step in before]
     assert after[1].restart_count == 1
     assert after[0].epoch > before[0].epoch
-    finish(agents, etcd, job, started)
+    job.stop_file.touch()
+    assert [agent.wait() for agent in started] == [0, 0]
+    assert any(" came back (worker of rank " in agent.output for agent in started), "in a log"
+    why = "worker of rank 1 ended with exit code 1: RuntimeError: rank 1 was told to fail in step 5"
+    wide = {"COLUMNS": "300"}
+    history = run_alone("history", job.run_id, "--endpoint", etcd.endpoint, environ=wide)
+    assert f" came back ({why})" in " ".join(history.out.split())
+    told = run_alone("history", job.run_id, "--endpoint", etcd.endpoint, "--json").json["history"]
+    assert [each["round"] for each in told["rounds"]] == [1, 2]
+    back = {node.split("~")[1]: why for node, why in told["rounds"][1]["back_because"].items()}
+    assert back[str(failed.process.pid)] == why
+    assert told["ended"][0]["succeeded"]
 
 
 def test_the_same_id_works_again_at_once(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
 
+@record
 def main() -> None:
     args = parse_arguments()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

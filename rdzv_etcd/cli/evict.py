@@ -1,0 +1,184 @@
+"""``rdzv-etcd evict``: asks, as a peer link does, whether a node lives; if not, it is lost at once.
+
+The accusation takes the place of the node's presence, on a lease of ours. A node that lives puts
+its presence back, and nothing has happened; one that does not is declared lost by the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from enum import Enum
+
+import click
+
+from rdzv_etcd.cli import output
+from rdzv_etcd.cli.acting import operator
+from rdzv_etcd.cli.job_view import connected
+from rdzv_etcd.cli.one_node import find, watching
+from rdzv_etcd.cli.options import Target, common, yes_option
+from rdzv_etcd.cli.output import RefusedError
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.core.model import Accusation, Control, NodeInfo
+from rdzv_etcd.errors import OutcomeUnknownError, StateCorruptError
+from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.schema.control import control_from, place_in
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.requests import (
+    accuse,
+    read_control,
+    read_presence,
+    withdraw_accusation,
+)
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.text import shown
+
+_LEASE_S = 60
+"""The accusation's, which ends much earlier: the leader decides within seconds."""
+
+
+class Fate(Enum):
+    """What became of a node that was accused."""
+
+    ANSWERED = "it lives, and has said so: nothing has happened"
+    LOST = "it did not answer, and was declared lost"
+    GONE = "it did not answer, and has lost its place; no world was waiting for it"
+    OPEN = "it did not answer, but no leader has declared it lost yet"
+
+
+@click.command()
+@click.argument("job")
+@click.argument("node")
+@click.option("--reason", default="", help="Why you take it for dead; the others are told.")
+@click.option(
+    "--certain",
+    is_flag=True,
+    help="You know that its process is gone; the leader needs not wait to trust its silence.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0.1),
+    default=20.0,
+    show_default=True,
+    help="Seconds to wait for what becomes of it.",
+)
+@yes_option
+@common
+def evict(
+    *,
+    job: str,
+    node: str,
+    reason: str,
+    certain: bool,
+    wait_s: float,
+    yes: bool,
+    target: Target,
+    as_json: bool,
+) -> int:
+    """Ask whether NODE of JOB lives; if it does not answer it is lost at once, not when its lease
+    ends.
+
+    NODE is a host name as `status` shows it, or a whole node id. A node that lives answers, and
+    goes on: this ends no process.
+
+    \b
+    Exit code: 0 it has lost its place, 1 it lives or could not be asked, 3 etcd cannot be asked.
+    """
+    settings = target.settings(job)
+    because = f": {reason}" if reason else ""
+    how = shown(f"evicted by {operator()}{because}", 200)
+    accusation = Accusation(operator(), how, certain)
+    node_id, fate = asyncio.run(_evict(settings, node, accusation, wait_s, yes))
+    if as_json:
+        fields = {"job": settings.job_id, "node": node_id, "fate": fate.name.lower()}
+        output.show_json("evict", fields)
+    else:
+        output.say(f"{node_id}: {fate.value}")
+    return output.DONE if fate in (Fate.LOST, Fate.GONE) else output.NOT_DONE
+
+
+async def _evict(
+    settings: Settings, node: str, accusation: Accusation, wait_s: float, yes: bool
+) -> tuple[str, Fate]:
+    keys = JobKeys(settings.prefix, settings.job_id)
+    async with connected(settings) as etcd:
+        node_id = await find(etcd, keys, node)
+        output.confirm(
+            f"ask {node_id} of job {settings.job_id!r} whether it lives, and let it be lost if it "
+            "does not answer?",
+            yes=yes,
+        )
+        presence, info = await _read(etcd, keys, node_id)
+        accusation = replace(accusation, round_trip_ms=info.round_trip_ms)
+        lease = await etcd.grant(_LEASE_S)
+        try:
+            async with watching(etcd, keys, node_id) as news:
+                at = await _accuse(etcd, keys, presence, accusation, lease.lease_id)
+                until_s = SystemClock().now_s() + wait_s
+                while True:
+                    news.clear()
+                    fate = await _look(etcd, keys, node_id, at)
+                    if fate is not Fate.OPEN or not await news.more(until_s):
+                        break
+                if fate is Fate.OPEN:
+                    await etcd.txn(withdraw_accusation(keys, node_id, at), repeatable=True)
+                return node_id, fate
+        finally:
+            await etcd.revoke(lease.lease_id)
+
+
+async def _read(etcd: Etcd, keys: JobKeys, node_id: str) -> tuple[KeyValue, NodeInfo]:
+    for kv in (await etcd.get(read_presence(keys, node_id))).kvs:
+        place = place_in(keys, kv)
+        if isinstance(place, NodeInfo):
+            return kv, place
+        raise RefusedError(f"{node_id} is accused already: {shown(place.how)}")
+    raise RefusedError(f"{node_id} has gone in this moment")
+
+
+async def _accuse(
+    etcd: Etcd,
+    keys: JobKeys,
+    presence: KeyValue,
+    accusation: Accusation,
+    lease_id: int,
+) -> int:
+    """Put the accusation, and return its revision."""
+    node_id = keys.node_id(presence.key)
+    txn = accuse(keys, node_id, presence, accusation, lease_id)
+    try:
+        result = await etcd.txn(txn)
+    except OutcomeUnknownError:
+        for kv in (await etcd.get(read_presence(keys, node_id))).kvs:
+            if kv.lease_id == lease_id:
+                return kv.mod_revision
+        raise
+    if not result.succeeded:
+        raise RefusedError(f"{node_id} has just written its presence: it lives")
+    return result.revision
+
+
+async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Fate:
+    control = control_from(keys, await etcd.get(read_control(keys)))
+    for kv in (await etcd.get(read_presence(keys, node_id))).kvs:
+        try:
+            if isinstance(place_in(keys, kv), NodeInfo):
+                return Fate.ANSWERED
+        except StateCorruptError:
+            pass
+    return judge(control, node_id, at)
+
+
+def judge(control: Control, node_id: str, at: int) -> Fate:
+    """Say what became of a node that has not answered since revision ``at``; pure."""
+    change, record = control.change, control.round
+    if change is not None and control.change_revision > at and change.may_name(node_id):
+        return Fate.LOST
+    if record is not None and control.round_revision > at:
+        return Fate.LOST  # the others went on without it
+    formed = control.formed
+    is_seated = formed is not None and (formed.slices is not None or node_id in formed.members)
+    if not is_seated or control.open_change is not None:
+        return Fate.GONE
+    return Fate.OPEN

@@ -1,0 +1,309 @@
+"""``rdzv-etcd history``: a job's rounds, as the leaders have noted them. Writes nothing to etcd.
+
+Reads notes for people, not values of the protocol: what is not there, or not as it should be, is
+left out, and what later versions add is shown as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import click
+
+from rdzv_etcd.cli import output
+from rdzv_etcd.cli.job_view import connected, read_all
+from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.report import closed_text
+from rdzv_etcd.core.model import Control, display_name, reason_to_leave
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.schema.control import control_from
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.requests import read_control
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.text import shown
+
+_LONGEST_NOTE = 1 << 20
+_NAMED = 3
+_OFTEN = 5
+"""From so many rounds on it is said that most of them ended in the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A round, as its leader has noted it; ``None``: it did not say."""
+
+    number: int
+    run: str
+    revision: int
+    size: int | None = None
+    because: str = ""
+    open_s: float | None = None
+    closed_by: str = ""
+    last_arrival: str = ""
+    last_arrival_after_s: float | None = None
+    wall_s: float | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """Who was lost before it, and how."""
+    back: tuple[str, ...] = ()
+    """Who was waiting when the round before it was ended."""
+    lost_after_s: Mapping[str, float] = field(default_factory=dict)
+    """How long after their end the lost were declared lost, where that was seen."""
+    back_because: Mapping[str, str] = field(default_factory=dict)
+    """Why members came back that said so: how their workers failed."""
+    refused: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A node that other settings have kept out."""
+
+    node: str
+    settings: str
+    wall_s: float | None
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the rounds as a picture, too: svg, png or pdf.  [needs: the extra plot]",
+)
+@common
+def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None) -> int:
+    """Show the last rounds of JOB: how each was formed, and what ended the one before.
+
+    Of each job the last 100 rounds are kept (option history), for a day beyond its end (ended_ttl).
+
+    \b
+    Exit code: 0, 2 nothing is known of the job, 3 etcd cannot be asked.
+    """
+    settings = target.settings(target.job(job))
+    draw = None if plot is None else _plotter(plot)
+    control, notes = asyncio.run(_read(settings))
+    if draw is not None:
+        draw(settings.job_id, control, notes)
+    if as_json:
+        ended = [
+            {
+                "run": run.origin,
+                "by": run.closure.by,
+                "reason": run.closure.reason,
+                "succeeded": run.closure.succeeded,
+                "wall_s": run.closure.wall_s,
+            }
+            for run in control.ended
+        ]
+        rounds = [note_fields(note) for note in notes]
+        output.show_json("history", {"job": settings.job_id, "rounds": rounds, "ended": ended})
+    else:
+        _show(settings, control, notes)
+    return output.DONE if notes or control.ended else output.CLOSED_OR_UNKNOWN
+
+
+def _plotter(path: Path) -> Callable[[str, Control, Sequence[Note]], None]:
+    """Return what writes the picture. Raises SettingsError at once if there can be none."""
+    try:
+        from rdzv_etcd.cli import history_plot  # noqa: PLC0415 - matplotlib is not in the extra
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
+            raise
+        raise SettingsError("--plot needs matplotlib: pip install 'rdzv-etcd[plot]'") from None
+    if path.suffix not in history_plot.FORMATS:
+        known = ", ".join(history_plot.FORMATS)
+        raise SettingsError(f"--plot={shown(path)}: the name does not end in one of {known}")
+
+    def draw(job: str, control: Control, notes: Sequence[Note]) -> None:
+        if not notes:
+            output.warn(f"rdzv-etcd: {path} is not written: no round of job {job!r} is known")
+            return
+        ended = {run.origin: run.closure for run in control.ended}
+        if control.round is not None and control.closure is not None:
+            ended[control.round.origin] = control.closure
+        goes_on = control.formed is not None and control.open_change is None
+        history_plot.save(path, job, notes, ended, time.time(), goes_on=goes_on)
+
+    return draw
+
+
+async def _read(settings: Settings) -> tuple[Control, list[Note]]:
+    keys = JobKeys(settings.prefix, settings.job_id)
+    async with connected(settings) as etcd:
+        control = control_from(keys, await etcd.get(read_control(keys)))
+        found = [kv async for kv in read_all(etcd, keys.audits)]
+    notes = [note for note in map(read_note, found) if note is not None]
+    return control, sorted(notes, key=lambda note: note.revision)
+
+
+def read_note(kv: KeyValue) -> Note | None:
+    """Read what of a note can be read; ``None`` if it is none."""
+    try:
+        raw = json.loads(kv.value[:_LONGEST_NOTE])
+    except (ValueError, RecursionError):
+        return None
+    number = _number(raw, "round") if isinstance(raw, dict) else None
+    if number is None:
+        return None
+    change = _mapping(raw, "change")
+    latencies = _mapping(change, "lost_after_s")
+    size = _number(raw, "size")
+    return Note(
+        int(number),
+        _text(raw, "run"),
+        kv.mod_revision,
+        None if size is None else int(size),
+        _text(raw, "because"),
+        _number(raw, "open_s"),
+        _text(raw, "closed_by"),
+        _text(raw, "last_arrival"),
+        _number(raw, "last_arrival_after_s"),
+        _number(raw, "wall_s"),
+        {name: str(how) for name, how in _mapping(change, "lost").items()},
+        _names(change, "waiters"),
+        {name: after_s for name in latencies if (after_s := _number(latencies, name)) is not None},
+        {name: str(why) for name, why in _mapping(raw, "came_back").items()},
+        _refusal(_mapping(raw, "refused")),
+    )
+
+
+def _refusal(raw: Mapping[str, object]) -> Refusal | None:
+    node = _text(raw, "node")
+    return Refusal(node, _text(raw, "settings"), _number(raw, "wall_s")) if node else None
+
+
+def _number(raw: Mapping[str, object], name: str) -> float | None:
+    value = raw.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < 10**15 else None
+
+
+def _text(raw: Mapping[str, object], name: str) -> str:
+    value = raw.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _names(raw: Mapping[str, object], name: str) -> tuple[str, ...]:
+    value = raw.get(name)
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _mapping(raw: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = raw.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def _show(settings: Settings, control: Control, notes: Sequence[Note]) -> None:
+    if not notes and not control.ended:
+        output.say(f"nothing is known of job {settings.job_id!r} under {settings.prefix}")
+        return
+    if notes:
+        columns = ("ROUND", "WHEN", "NODES", "FORMED IN", "CLOSED BECAUSE", "LAST TO ARRIVE")
+        rows = list(map(_row, notes))
+        output.console().print(
+            output.table((*columns, "ENDED THE ROUND BEFORE"), rows), soft_wrap=False
+        )
+    for refusal in dict.fromkeys(note.refused for note in notes if note.refused is not None):
+        output.say(_refusal_text(refusal))
+    pattern = what_repeats(notes)
+    if pattern:
+        output.say(f"! {pattern}", "yellow")
+    if control.ended:
+        output.say(closed_text(control))
+
+
+def _row(note: Note) -> tuple[object, ...]:
+    return (
+        note.number,
+        "-" if note.wall_s is None else when(note.wall_s, time.time()),
+        "-" if note.size is None else note.size,
+        "-" if note.open_s is None else output.duration(note.open_s),
+        note.because or "-",
+        display_name(note.last_arrival) if note.last_arrival else "-",
+        what_ended(note),
+    )
+
+
+def _refusal_text(refusal: Refusal) -> str:
+    at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
+    how = f"it was started with {shown(refusal.settings)}"
+    return f"{display_name(refusal.node)} was kept out{at}: {how}"
+
+
+def when(wall_s: float, now_s: float) -> str:
+    """A time of day, with its date unless that is today's; by this machine's time zone."""
+    then, today = time.localtime(wall_s), time.localtime(now_s)
+    is_today = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", then)
+
+
+def what_ended(note: Note) -> str:
+    """What ended the round before this one."""
+    parts = []
+    for node_id, how in note.lost.items():
+        reason = reason_to_leave(how)
+        word = f"lost ({shown(how)})" if reason is None else f"left ({shown(reason)})"
+        after_s = note.lost_after_s.get(node_id)
+        told = "" if after_s is None else f", told {output.duration(after_s)} after its end"
+        parts.append(f"{display_name(node_id)} {word}{told}")
+    for node_id, why in note.back_because.items():
+        parts.append(f"{display_name(node_id)} came back ({shown(why)})")
+    silent = [node_id for node_id in note.back if node_id not in note.back_because]
+    parts += [f"{display_name(node_id)} came" for node_id in silent]
+    more = len(parts) - _NAMED
+    return ", ".join(parts[:_NAMED]) + (f" and {more} more" if more > 0 else "") or "-"
+
+
+def what_repeats(notes: Sequence[Note]) -> str:
+    """Say so if most of the rounds ended in the same way: then there is one cause to look for."""
+    later = [note for note in notes if note.lost or note.back]
+    if len(later) < _OFTEN:
+        return ""
+    by_return = [note for note in later if note.back and not note.lost]
+    if 2 * len(by_return) > len(later):
+        told = [why for note in by_return for why in note.back_because.values()]
+        if told:
+            return (
+                f"most of {len(later)} rounds ended because a member came back, the last time as "
+                f"{shown(told[-1])}"
+            )
+        return (
+            f"most of {len(later)} rounds ended because a node came (back): if those were members, "
+            "their workers fail; look at their logs"
+        )
+    names = [display_name(node_id) for note in later for node_id in note.lost]
+    for name in set(names):
+        if 2 * names.count(name) > len(later):
+            return f"{name} was lost in most of {len(later)} rounds: look at that host"
+    return ""
+
+
+def note_fields(note: Note) -> dict[str, object]:
+    """What ``--json`` prints of a round; docs/cli.md describes it."""
+    return {
+        "round": note.number,
+        "run": note.run,
+        "revision": note.revision,
+        "wall_s": note.wall_s,
+        "size": note.size,
+        "open_s": note.open_s,
+        "because": note.because,
+        "closed_by": note.closed_by,
+        "last_arrival": note.last_arrival or None,
+        "last_arrival_after_s": note.last_arrival_after_s,
+        "lost": dict(note.lost),
+        "back": list(note.back),
+        "lost_after_s": dict(note.lost_after_s),
+        "back_because": dict(note.back_because),
+        "refused": None if note.refused is None else asdict(note.refused),
+    }

@@ -1,0 +1,236 @@
+"""Reads what etcd holds of a job, in pages; writes nothing.
+
+Knows which reads there are, and how many of them are too many. Must not know what they mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.core.model import Control, GateFailures, Nodes
+from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
+from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
+from rdzv_etcd.group.pages import with_members
+from rdzv_etcd.schema import inspect_requests as requests
+from rdzv_etcd.schema.control import control_from, nodes_from
+from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.schema.requests import count_nodes, read_control
+from rdzv_etcd.schema.values import decode_gate, decode_key
+from rdzv_etcd.settings import Settings
+
+_FIRST_PAGE = 64
+_LARGEST_PAGE = 256
+"""Keys. Presences have 200 to 300 bytes, and at most some 5 KiB with all that nodes may say …"""
+_FULL_PAGE_BYTES = 128 * 1024
+"""… but strangers may have written anything: a page as large as this is followed by smaller ones,
+one that is not by larger ones."""
+SHOWN_NODES = 500
+"""A larger job is told in numbers, unless all of its nodes are asked for."""
+_ASKED_LEASES = 64
+"""One request each."""
+_AT_ONCE = 8
+_SHOWN_GATES = 32
+"""Hosts that did not pass their gate, of which one is told; one request each for their leases."""
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A host of which a node did not pass its gate lately."""
+
+    host: str
+    failures: GateFailures
+    forgotten_in_s: int | None
+    """In how many seconds etcd forgets that, if nothing fails there again; ``None``: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """The hosts that did not pass their gate, as they were read."""
+
+    shown: tuple[Gate, ...] = ()
+    more: int = 0
+    """How many keys there are besides, which were not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as it was read."""
+
+    keys: JobKeys
+    control: Control
+    """With the members of a large world named, if all nodes were read."""
+    nodes: Nodes
+    """Empty if there are too many to look at."""
+    count: int
+    """How many presences there are."""
+    leases: Mapping[str, int] = field(default_factory=dict)
+    """The lease of each presence, by node id."""
+    left: Mapping[str, LeaseLeft] = field(default_factory=dict)
+    """What is known of them, by node id."""
+    gates: Gates = Gates()
+    """Empty if it was not asked for."""
+
+    @property
+    def job(self) -> str:
+        return self.keys.job_id
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all presences were looked at."""
+        return len(self.leases) + len(self.nodes.unreadable) >= self.count
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing tells of a job."""
+        control = self.control
+        return not (control.round or control.leader or control.ended or self.count)
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[InspectingClient]:
+    """A client that has reached etcd. Raises EtcdError within ``connect_timeout_s``."""
+    client = InspectingClient(settings.connection)
+    try:
+        await client.connect()
+        yield client
+    finally:
+        await client.close()
+
+
+async def read_job(
+    etcd: Etcd, keys: JobKeys, *, every_node: bool = False, closely: bool = False
+) -> JobView:
+    """Read a job: its control keys and, unless there are too many, its presences.
+
+    The reads are repeated a few times if a round was closed between them. ``closely``: ask
+    also which hosts do not pass their gate, and when nodes were heard of last, if there are not too
+    many. Raises EtcdError, StateCorruptError.
+    """
+    for _ in range(_TRIES):
+        control = control_from(keys, await etcd.get(read_control(keys)))
+        view = await _read_nodes(etcd, keys, control, every_node=every_node)
+        again = control_from(keys, await etcd.get(read_control(keys)))
+        if again.round_revision == control.round_revision:
+            break
+    if view.is_complete:
+        again = await with_members(etcd, keys, again, SystemClock())
+    view = replace(view, control=again)
+    if closely and isinstance(etcd, InspectingClient):
+        view = replace(view, gates=await _gates(etcd, keys))
+        if len(view.leases) <= _ASKED_LEASES:
+            view = replace(view, left=await _left(etcd, view.leases))
+    return view
+
+
+async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node: bool) -> JobView:
+    count = (await etcd.get(count_nodes(keys))).count
+    if count > SHOWN_NODES and not every_node:
+        return JobView(keys, control, Nodes(control.revision), count)
+    kvs = [kv async for kv in read_all(etcd, keys.nodes)]
+    nodes = nodes_from(keys, GetResult(control.revision, tuple(kvs), len(kvs)), 0.0)
+    leases = {
+        node_id: kv.lease_id
+        for kv in kvs
+        if (node_id := keys.node_id(kv.key)) not in nodes.unreadable
+    }
+    return JobView(keys, control, nodes, len(kvs), leases)
+
+
+async def _gates(etcd: InspectingClient, keys: JobKeys) -> Gates:
+    got = await etcd.get(requests.page(keys.gates, _SHOWN_GATES))
+    found: dict[str, KeyValue] = {}
+    failures: dict[str, GateFailures] = {}
+    for kv in got.kvs:
+        host = keys.gated(kv.key)
+        if not kv.lease_id or keys.gate(host) != kv.key:
+            continue  # no node wrote that, and none goes by it
+        with contextlib.suppress(StateCorruptError):
+            failures[host] = decode_key(decode_gate, kv)
+            found[host] = kv
+    left = await _left(etcd, {host: kv.lease_id for host, kv in found.items()})
+    gates = (
+        Gate(host, what, left[host].left_s if host in left else None)
+        for host, what in failures.items()
+    )
+    return Gates(tuple(gates), max(0, got.count - len(got.kvs)))
+
+
+async def _left(etcd: InspectingClient, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:
+    """What of this cannot be found out is left out: who may read a key may not see its lease
+    everywhere."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(lease_id: int) -> LeaseLeft | None:
+        async with slots:
+            try:
+                return await etcd.lease_left(lease_id)
+            except EtcdError:
+                return None
+
+    answers = await asyncio.gather(*map(ask, leases.values()))
+    told = zip(leases, answers, strict=True)
+    return {node_id: answer for node_id, answer in told if answer is not None}
+
+
+async def read_all(
+    etcd: Etcd, keys: KeyRange, *, keys_only: bool = False
+) -> AsyncIterator[KeyValue]:
+    """Yield the keys of a range in order, a page at a time. Raises EtcdError."""
+    limit = _FIRST_PAGE
+    while True:
+        got = await etcd.get(requests.page(keys, limit, keys_only=keys_only))
+        for kv in got.kvs:
+            yield kv
+        if len(got.kvs) < limit:
+            return
+        keys = keys.after(got.kvs[-1].key)
+        size = sum(len(kv.key) + len(kv.value) for kv in got.kvs)
+        limit = max(1, limit // 4) if size > _FULL_PAGE_BYTES else min(_LARGEST_PAGE, 2 * limit)
+
+
+async def jobs_under(etcd: Etcd, prefix: str, most: int) -> tuple[list[str], bool]:
+    """Return the ids of jobs that have keys, and whether these are all; one small read for each.
+
+    Raises EtcdError.
+    """
+    jobs: list[str] = []
+    keys = requests.under(prefix)
+    while len(jobs) < most:
+        key = await _first(etcd, requests.page(keys, 1, keys_only=True))
+        if key is None:
+            return jobs, True
+        job = requests.job_of(prefix, key)
+        if job is not None:
+            jobs.append(job)
+        keys = requests.beyond(prefix, key)
+    return jobs, False
+
+
+async def places_of(etcd: Etcd, keys: JobKeys, most: int) -> list[str]:
+    """Return other prefixes under which there is a job of this id, looking at so many keys.
+
+    Raises EtcdError.
+    """
+    places: list[str] = []
+    rest = requests.everything()
+    for _ in range(most):
+        key = await _first(etcd, requests.page(rest, 1, keys_only=True))
+        if key is None:
+            break
+        place = requests.place_of(keys, key)
+        if place is not None and place != keys.prefix and place not in places:
+            places.append(place)
+        rest = requests.beside(key)
+    return places
+
+
+async def _first(etcd: Etcd, request: Get) -> bytes | None:
+    got = await etcd.get(request)
+    return got.kvs[0].key if got.kvs else None

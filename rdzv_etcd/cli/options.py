@@ -1,0 +1,146 @@
+"""What torchrun is told as well, by the same names: endpoint, options, job and environment.
+
+Knows the command line and the environment; connects to nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings import Settings, settings_from_config
+from rdzv_etcd.settings.options import NAMES
+
+DEFAULT_ID = "none"
+"""torchrun's."""
+_REQUEST_LIMIT_S = 10.0
+_OF_ONE_NODE = ("rank_key", "embed", "orphans", "after_end")
+"""Options that say nothing about where a job is, and may name what only an agent has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which etcd, and how to reach it; made of the common options."""
+
+    endpoint: str
+    conf: str
+    job_id: str
+    """What ``--rdzv-id`` says; empty if nothing does."""
+
+    def settings(self, job: str = "", nnodes: str = "") -> Settings:
+        """Return the settings that an agent with these options would have, as far as they concern
+        etcd and the job. Raises :class:`SettingsError`.
+
+        A request may take ten seconds at most: people wait for the answer.
+        """
+        config = _config(self.conf, _OF_ONE_NODE if nnodes else (*_OF_ONE_NODE, "node_unit"))
+        fewest, most = _nodes(nnodes or "1")
+        settings = settings_from_config(
+            endpoint=self.endpoint,
+            job_id=job or self.job_id or DEFAULT_ID,
+            min_nodes=fewest,
+            max_nodes=most,
+            local_addr=None,
+            config=config,
+            environ={name: os.environ[name] for name in _LOGIN if name in os.environ},
+        )
+        connection = settings.connection
+        limit_s = min(connection.request_timeout_s, _REQUEST_LIMIT_S)
+        return replace(settings, connection=replace(connection, request_timeout_s=limit_s))
+
+    def job(self, named: str | None) -> str:
+        """Return the job that a command is about: its argument, or else ``--rdzv-id``."""
+        job = named or self.job_id
+        if not job:
+            raise SettingsError("name a job: as an argument, with --rdzv-id or in PET_RDZV_ID")
+        return job
+
+
+_LOGIN = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD")
+
+
+def common(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that all of them have; it gets a ``target`` and ``as_json``."""
+
+    @functools.wraps(command)
+    def with_target(*, endpoint: str, conf: str, job_id: str, **given: Any) -> int:
+        return command(target=Target(endpoint, conf, job_id), **given)
+
+    for option in reversed(_COMMON):
+        with_target = option(with_target)
+    return with_target
+
+
+_COMMON = (
+    click.option(
+        "--rdzv-endpoint",
+        "--rdzv_endpoint",
+        "--endpoint",
+        "endpoint",
+        envvar="PET_RDZV_ENDPOINT",
+        default="",
+        metavar="HOST:PORT[,...]",
+        help="etcd's client addresses, as torchrun takes them.  [env: PET_RDZV_ENDPOINT; default: "
+        "localhost:2379]",
+    ),
+    click.option(
+        "--rdzv-conf",
+        "--rdzv_conf",
+        "--conf",
+        "conf",
+        envvar="PET_RDZV_CONF",
+        default="",
+        metavar="NAME=VALUE[,...]",
+        help="Options as torchrun takes them: TLS files, user_file, etcd_prefix, …  [env: "
+        "PET_RDZV_CONF]",
+    ),
+    click.option(
+        "--rdzv-id",
+        "--rdzv_id",
+        "job_id",
+        envvar="PET_RDZV_ID",
+        default="",
+        metavar="ID",
+        help="The job, where a command does not name it.  [env: PET_RDZV_ID]",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON: see docs/cli.md."),
+)
+
+yes_option = click.option(
+    "--yes", "-y", is_flag=True, help="Do it without asking; needed where nobody can be asked."
+)
+
+nnodes_option = click.option(
+    "--nnodes",
+    envvar="PET_NNODES",
+    default="",
+    metavar="MIN[:MAX]",
+    help="What the agents are started with, to compare it with the job's.  [env: PET_NNODES]",
+)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    lowest, _, highest = text.partition(":")
+    try:
+        return int(lowest), int(highest or lowest)
+    except ValueError:
+        raise SettingsError(f"--nnodes={text[:50]!r} is not a number, or MIN:MAX") from None
+
+
+def _config(text: str, without: Sequence[str]) -> dict[str, object]:
+    """Split it as torchrun does, and leave some options out."""
+    config: dict[str, object] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (part.strip() for part in entry.partition("="))
+        if not name or not value:
+            raise SettingsError(f"--rdzv-conf: {entry[:80]!r} is not NAME=VALUE")
+        known = NAMES.get(name)
+        if known is None or known.name not in without:
+            config[name] = value
+    return config

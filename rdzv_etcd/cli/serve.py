@@ -1,0 +1,93 @@
+"""``rdzv-etcd serve``: the embedded etcd in the foreground, until it is told to end.
+
+Started before anything that has threads: it forks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+import click
+
+from rdzv_etcd.cli import output
+from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.embedded import lock
+from rdzv_etcd.embedded.addresses import listen_urls, own_addresses
+from rdzv_etcd.embedded.binary import Binary, find_binary
+from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError
+from rdzv_etcd.embedded.signals import UNBLOCKED, wait_for_signal
+from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
+from rdzv_etcd.settings import Connection
+
+_LOOK_EVERY_S = 60.0
+"""etcd's own end wakes this up; that it is told to end, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What to run, and where."""
+
+    connection: Connection
+    binary: Binary
+    listen: tuple[str, ...]
+
+
+@click.command()
+@common
+def serve(*, target: Target, as_json: bool) -> int:
+    """Run an etcd at --rdzv-endpoint in the foreground, until Ctrl-C; its data go with it.
+
+    It is the one of embed=1, but does not end by itself. With RDZV_ETCD_USER and
+    RDZV_ETCD_PASSWORD (or user_file=, password_file=) nobody gets in without. For a laptop and for
+    tests: an etcd that jobs depend on should be a cluster of its own.
+
+    \b
+    Exit code: 0 it was told to end, 1 it did not start or has ended by itself.
+    """
+    place = _place(target.settings().connection)
+    try:
+        held = lock.take(place.connection.endpoints[0].port)
+    except OSError:
+        raise EmbeddedEtcdError(
+            f"an embedded etcd runs at port {place.connection.endpoints[0].port} already"
+        ) from None
+    signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)  # they are waited for
+    with held:
+        return _serve(place, as_json)
+
+
+def _place(connection: Connection) -> Place:
+    if connection.tls is not None or len(connection.endpoints) != 1:
+        raise SettingsError(
+            f"serve runs one etcd, over http only, at one endpoint of this machine; got "
+            f"{connection}"
+        )
+    endpoint = connection.endpoints[0]
+    addresses = own_addresses(endpoint.host)
+    if not addresses:
+        raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
+    return Place(connection, find_binary(os.environ), listen_urls(endpoint, addresses))
+
+
+def _serve(place: Place, as_json: bool) -> int:
+    where = str(place.connection)
+    given = place.connection.credentials
+    login = None if given is None else Login(given.user, given.password)
+    etcd = Etcd(Plan(str(place.binary.path), place.listen, where, login))
+    try:
+        etcd.start()
+        if as_json:
+            output.show_json("serving", {"endpoint": where, "etcd": place.binary.version})
+        else:
+            output.say(f"etcd {place.binary.version} serves {where}; Ctrl-C ends it, data and all")
+        while etcd.running:
+            if wait_for_signal(_LOOK_EVERY_S) in (signal.SIGTERM, signal.SIGINT):
+                return output.DONE
+            etcd.tidy()
+    except StartError as error:
+        raise EmbeddedEtcdError(f"no etcd at {where}: {error}") from error
+    finally:
+        etcd.remove()
+    raise EmbeddedEtcdError(f"the etcd at {where} has ended by itself")

@@ -1,0 +1,273 @@
+"""``rdzv-etcd status``: how a job is, or all of them. Writes nothing to etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from rdzv_etcd.cli import output
+from rdzv_etcd.cli.job_view import JobView, connected, jobs_under, read_job
+from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.report import Report, Row, State, report_on
+from rdzv_etcd.core.gate import must_cool_down
+from rdzv_etcd.core.model import names_apart
+from rdzv_etcd.errors import StateCorruptError
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import Settings
+
+_JOBS = 1000
+"""Each costs four small reads."""
+_AT_ONCE = 8
+_STYLES = {
+    "works": "green",
+    "lost": "bold red",
+    "corrupt": "bold red",
+    "coming back": "yellow",
+    "stranger": "yellow",
+}
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--all", "every_node", is_flag=True, help="List every node of a very large job.")
+@common
+def status(*, job: str | None, every_node: bool, target: Target, as_json: bool) -> int:
+    """Show how JOB is; without JOB, all jobs under the prefix, a line each.
+
+    \b
+    Exit code: 0 it works, 1 it waits, 2 it is closed or unknown, 3 etcd cannot be asked.
+    Without JOB: 0, or 3.
+    """
+    if not (job or target.job_id):
+        return asyncio.run(_all_jobs(target.settings(), as_json))
+    return asyncio.run(_one(target.settings(target.job(job)), every_node, as_json))
+
+
+async def _one(settings: Settings, every_node: bool, as_json: bool) -> int:
+    async with connected(settings) as etcd:
+        began_s = time.monotonic()
+        try:
+            view = await read_job(
+                etcd,
+                JobKeys(settings.prefix, settings.job_id),
+                every_node=every_node,
+                closely=True,
+            )
+        except StateCorruptError as error:
+            return _corrupt(settings.job_id, error, as_json)
+        took_s = time.monotonic() - began_s
+    report = report_on(view)
+    if as_json:
+        output.show_json("status", as_fields(report, view))
+    else:
+        show(report, f"etcd {settings.connection}, read in {output.duration(took_s)}")
+    return report.state.exit_code
+
+
+def _corrupt(job: str, error: StateCorruptError, as_json: bool) -> int:
+    report = Report(job, State.UNKNOWN, str(error))
+    if as_json:
+        output.show_json("status", as_fields(report, None))
+    else:
+        show(report, "")
+    return State.UNKNOWN.exit_code
+
+
+async def _all_jobs(settings: Settings, as_json: bool) -> int:
+    async with connected(settings) as etcd:
+        jobs, is_all = await jobs_under(etcd, settings.prefix, _JOBS)
+        reports = []
+        for at in range(0, len(jobs), _AT_ONCE):
+            some = (_brief(etcd, settings, job) for job in jobs[at : at + _AT_ONCE])
+            reports += await asyncio.gather(*some)
+    if as_json:
+        fields = {"jobs": [_brief_fields(report) for report in reports], "is_all": is_all}
+        output.show_json("jobs", fields)
+        return output.DONE
+    if not reports:
+        output.say(f"no job under {settings.prefix} at {settings.connection}")
+        return output.DONE
+    rows = [(report.job, _verdict(report.state), report.headline) for report in reports]
+    output.console().print(output.table(("JOB", "STATE", ""), rows))
+    if not is_all:
+        output.say(f"only the first {len(jobs)} jobs are shown")
+    return output.DONE
+
+
+async def _brief(etcd: Etcd, settings: Settings, job: str) -> Report:
+    try:
+        return report_on(await read_job(etcd, JobKeys(settings.prefix, job)))
+    except StateCorruptError as error:
+        return Report(job, State.UNKNOWN, str(error))
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def show(report: Report, where: str) -> None:
+    """Print a report."""
+    console = output.console()
+    for part in render(report, where):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def render(report: Report, where: str) -> list[RenderableType]:
+    """Make what rich prints of a report."""
+    head = Text.assemble(
+        output.cell(report.job, "bold"),
+        "  ",
+        _verdict(report.state),
+        "  ",
+        output.line(report.headline),
+    )
+    lines: list[RenderableType] = [head]
+    lines += [output.line(f"    {detail}") for detail in report.details]
+    if where:
+        lines.append(output.line(f"    {where}", "dim"))
+    if report.rows:
+        lines += [Text(""), nodes_table(report)]
+    if report.next_step:
+        lines.append(Text.assemble(("next: ", "bold"), output.line(report.next_step)))
+    return lines
+
+
+def nodes_table(report: Report) -> RenderableType:
+    names = names_apart(*(row.node_id for row in report.rows))
+    rows = [_cells(name, row) for name, row in zip(names, report.rows, strict=True)]
+    return output.table(("NODE", "RANK", "STATE", "ADDRESS", "LAST HEARD", "PID", ""), rows)
+
+
+def _cells(name: str, row: Row) -> tuple[object, ...]:
+    rank = "-" if row.rank is None else row.rank
+    state = row.state.upper() if row.state in ("lost", "corrupt") else row.state
+    notes = ["leader"] if row.leads else []
+    notes += [row.why] if row.why else []
+    notes += [f"to leave: {row.leaves}"] if row.leaves else []
+    notes += ["keep-alive overdue"] if row.is_overdue else []
+    return (
+        name,
+        rank,
+        output.cell(state, _STYLES.get(row.state, "")),
+        row.address or "-",
+        heard(row),
+        pid_of(row.node_id) or "-",
+        "; ".join(notes),
+    )
+
+
+def heard(row: Row) -> str:
+    """When a node was heard of last: etcd says how many whole seconds its lease has left."""
+    if row.heard is None:
+        return "-"
+    return f"<{row.heard.silent_s + 1} s (of {row.heard.granted_s})"
+
+
+def pid_of(node_id: str) -> int | None:
+    """The process id in a node's id."""
+    parts = node_id.split("~")
+    digits = parts[1] if len(parts) == 3 else ""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
+
+
+def _verdict(state: State) -> Text:
+    style = {State.WORKS: "bold green", State.WAITS: "bold yellow"}.get(state, "bold")
+    return Text(state.value.upper(), style)
+
+
+# --- for scripts ----------------------------------------------------------------------------------
+
+
+def as_fields(report: Report, view: JobView | None) -> dict[str, object]:
+    """What ``--json`` prints of a report; docs/cli.md describes it."""
+    fields: dict[str, object] = {
+        **_brief_fields(report),
+        "details": list(report.details),
+        "next_step": report.next_step or None,
+    }
+    if view is None:
+        return fields
+    control = view.control
+    record, closure = control.round, control.closure
+    fields["revision"] = control.revision
+    fields["epoch"] = control.epoch or None
+    fields["present"] = view.count
+    fields["leader"] = None if control.leader is None else control.leader.node_id
+    fields["round"] = None
+    if record is not None:
+        fields["round"] = {
+            "number": record.number,
+            "run": record.run,
+            "size": record.size,
+            "min_nodes": record.settings.min_nodes,
+            "max_nodes": record.settings.max_nodes,
+            "master": {"address": record.master_address, "port": record.master_port},
+        }
+    change = control.open_change
+    fields["change"] = None
+    if change is not None:
+        fields["change"] = {
+            "lost": dict(change.lost),
+            "waiters": list(change.waiters),
+            "unnamed": change.unnamed,
+            "because": dict(change.because),
+        }
+    fields["closed"] = None
+    if closure is not None:
+        fields["closed"] = {
+            "by": closure.by,
+            "reason": closure.reason,
+            "succeeded": closure.succeeded,
+            "wall_s": closure.wall_s,
+        }
+    fields["drains"] = [
+        {"node": node_id, "by": drain.by, "reason": drain.reason, "epoch": drain.epoch or None}
+        for node_id, drain in sorted(control.drains.items())
+    ]
+    stranger = control.stranger
+    fields["stranger"] = None
+    if stranger is not None:
+        fields["stranger"] = {
+            "node": stranger.node_id,
+            "min_nodes": stranger.settings.min_nodes,
+            "max_nodes": stranger.settings.max_nodes,
+            "node_unit": stranger.settings.node_unit,
+            "wall_s": stranger.wall_s,
+        }
+    fields["gates"] = [
+        {
+            "host": gate.host,
+            "count": gate.failures.count,
+            "how": gate.failures.how,
+            "node": gate.failures.node_id,
+            "wall_s": gate.failures.wall_s,
+            "cools_down": must_cool_down(gate.failures),
+            "forgotten_in_s": gate.forgotten_in_s,
+        }
+        for gate in view.gates.shown
+    ]
+    fields["more_gates"] = view.gates.more
+    fields["nodes"] = [row_fields(row) for row in report.rows] if view.is_complete else None
+    return fields
+
+
+def row_fields(row: Row) -> dict[str, object]:
+    return {
+        "node": row.node_id,
+        "pid": pid_of(row.node_id),
+        "rank": row.rank,
+        "state": row.state,
+        "why": row.why or None,
+        "address": row.address or None,
+        "leads": row.leads,
+        "silent_s": None if row.heard is None else row.heard.silent_s,
+        "lease_ttl_s": None if row.heard is None else row.heard.granted_s,
+    }
+
+
+def _brief_fields(report: Report) -> dict[str, object]:
+    return {"job": report.job, "state": report.state.value, "headline": report.headline}

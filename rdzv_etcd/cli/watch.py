@@ -1,0 +1,186 @@
+"""``rdzv-etcd watch``: what happens in a job, and how it is meanwhile. Writes nothing to etcd.
+
+Events come from a watch. The table is read again after them, and every few seconds, because nothing
+tells when a node was heard of last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from types import TracebackType
+from typing import TypeVar
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from rdzv_etcd.cli import output
+from rdzv_etcd.cli.event_text import Names, event_fields, lines_of
+from rdzv_etcd.cli.job_view import JobView, connected, read_job
+from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.report import leaves, report_on
+from rdzv_etcd.cli.status import render
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.core.events import JobEnded, JobEvent, Snapshot
+from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.group.job_watch import JobWatch
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import Settings
+
+V = TypeVar("V", bound="LiveView")
+
+_READ_AGAIN_S = 5.0
+_READ_SOONEST_S = 0.5
+"""After a read, however much happens."""
+_READ_LIMIT_S = 5.0
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--until-ended", is_flag=True, help="End when a run of the job has: 0 finished, 1 failed."
+)
+@common
+def watch(*, job: str | None, until_ended: bool, target: Target, as_json: bool) -> int:
+    """Show what happens in JOB, as it happens, and on a terminal a table of its nodes.
+
+    With --json, each event is an object on a line of its own. Ends with Ctrl-C.
+    """
+    settings = target.settings(target.job(job))
+    return asyncio.run(_watch(settings, until_ended, as_json))
+
+
+async def _watch(settings: Settings, until_ended: bool, as_json: bool) -> int:
+    with LiveView(as_json=as_json) as view:
+        return await follow(settings, view, until_ended=until_ended)
+
+
+async def follow(settings: Settings, view: LiveView, *, until_ended: bool) -> int:
+    """Show what happens until it is cancelled, or the end of a run; returns the exit code.
+
+    Raises EtcdError, StateCorruptError if it cannot begin.
+    """
+    keys = JobKeys(settings.prefix, settings.job_id)
+    async with connected(settings) as etcd:
+        clock = SystemClock()
+        events = JobWatch(etcd, keys, clock)
+        await events.open(settings.connection.request_timeout_s)
+        try:
+            read_s, due_s = -math.inf, 0.0
+            while True:
+                event = await events.next(max(0.0, due_s - clock.now_s()))
+                if event is not None:
+                    view.tell(event)
+                    if until_ended and isinstance(event, JobEnded):
+                        return output.DONE if event.succeeded else output.FAILED
+                    due_s = min(due_s, max(clock.now_s(), read_s + _READ_SOONEST_S))
+                if clock.now_s() < due_s:
+                    continue
+                read_s = clock.now_s()
+                await view.refresh(etcd, keys)
+                due_s = clock.now_s() + _READ_AGAIN_S
+        finally:
+            await events.close()
+
+
+class LiveView:
+    """Where events are told, with a table below them if there is a terminal."""
+
+    def __init__(
+        self, *, as_json: bool = False, is_quiet: bool = False, with_pids: bool = False
+    ) -> None:
+        """``is_quiet``: nothing is shown at all; ``with_pids``: nodes are told by their pid."""
+        self._is_quiet = is_quiet
+        self._names = Names(with_pids=with_pids)
+        self._console = output.console()
+        has_table = self._console.is_terminal and not (as_json or is_quiet)
+        self._live = Live(console=self._console, auto_refresh=False) if has_table else None
+        self._as_json = as_json
+        self._is_first = True
+        self._problem = ""
+        self._drained: frozenset[str] | None = None
+        """The nodes that were to leave when the job was read last; ``None``: it was not yet."""
+        self._parts: list[RenderableType] = []
+        self._note: RenderableType = ""
+
+    def __enter__(self: V) -> V:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def tell(self, event: JobEvent) -> None:
+        """Print an event."""
+        if self._as_json:
+            output.show_json("event", event_fields(event))
+            return
+        if isinstance(event, Snapshot) and self._live is not None and self._is_first:
+            self._is_first = False
+            return  # the table says it
+        for number, words in enumerate(lines_of(event, self._names)):
+            self.say(words, event.wall_s, is_first=number == 0)
+
+    def say(
+        self, words: str, wall_s: float | None = None, *, is_first: bool = True, style: str = ""
+    ) -> None:
+        """Print a line with the time; ``is_first``: of several that have the same."""
+        if self._is_quiet:
+            return
+        when = time.strftime("%H:%M:%S", time.localtime(wall_s))
+        stamp = when if is_first else " " * len(when)
+        self._console.print(output.line(f"{stamp}  {words}", style), soft_wrap=True)
+
+    def note(self, words: str) -> None:
+        """Show a line below the table, if there is one, until there is another."""
+        self._note = output.line(words)
+        self._draw()
+
+    async def refresh(self, etcd: Etcd, keys: JobKeys) -> None:
+        """Read the job again for the table, or, without one, find out whether etcd answers."""
+        problem = ""
+        try:
+            work = read_job(etcd, keys, closely=True)
+            job = await SystemClock().wait_for(work, _READ_LIMIT_S)
+            self._parts = render(report_on(job), "")
+            self._tell_drains(job)
+        except TimeoutError:
+            problem = f"etcd does not answer within {_READ_LIMIT_S:g} s"
+        except (EtcdError, StateCorruptError) as error:
+            problem = str(error)
+        if problem != self._problem:
+            self._problem = problem
+            text = f"not up to date: {problem}" if problem else "up to date again"
+            if self._as_json:
+                output.warn(text)
+            else:
+                self.say(text, style="yellow")
+        self._draw()
+
+    def _tell_drains(self, job: JobView) -> None:
+        """Tell who is asked to leave since the last read; no event does."""
+        before, drains = self._drained, job.control.drains
+        self._drained = frozenset(drains)
+        if before is None and self._live is not None:
+            return  # the table says it
+        for node_id in sorted(self._drained - (before or frozenset())):
+            if self._as_json:
+                drain = drains[node_id]
+                told = {"node": node_id, "by": drain.by, "reason": drain.reason}
+                output.show_json("event", {"type": "drain", "wall_s": time.time(), **told})
+            else:
+                self.say(f"{self._names(node_id)} is to leave: {leaves(job, node_id)}")
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(Group("", *self._parts, self._note), refresh=True)

@@ -1,0 +1,113 @@
+"""Has a node leave at a point that costs its world nothing: tells the members, and asks nodes to.
+
+What a drain means is decided in :mod:`rdzv_etcd.core.draining`. Everybody hears of one with the
+control keys, which all watch anyway; it stands on the session of the node that is to leave, so it
+goes with that.
+"""
+
+from __future__ import annotations
+
+from rdzv_etcd.core.draining import drain_to_tell, why_drained
+from rdzv_etcd.core.member import Member
+from rdzv_etcd.core.model import Accusation, Drain
+from rdzv_etcd.errors import DrainedError, EtcdError, LeaseNotFoundError, StateCorruptError
+from rdzv_etcd.etcd.api import Etcd, GetResult
+from rdzv_etcd.group.backoff import RETRY_S, Backoff
+from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.schema import health_requests, requests
+from rdzv_etcd.schema.control import place_in
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.values import decode_drain, decode_key
+from rdzv_etcd.text import shown
+
+_REASON = 500
+"""Characters of a reason that the others are told."""
+_BY = 200
+_TRIES = 3
+"""A node's session may be replaced just then, but not again and again."""
+
+
+async def request_drain(
+    etcd: Etcd, keys: JobKeys, node_id: str, reason: str, *, by: str = "an operator"
+) -> bool:
+    """Ask a node to leave at its next safe point; from outside, on any connection to its etcd.
+
+    The node hears of it in one watch event, and obeys: see :meth:`rdzv_etcd.Group.drain`. An
+    earlier wish for the same stands. ``False`` if no node of that id is there. Raises EtcdError.
+    """
+    drain = Drain(shown(by, _BY) or "an operator", shown(reason, _REASON))
+    unreadable = 0
+    for _ in range(_TRIES):
+        found = await etcd.get(requests.read_presence(keys, node_id))
+        if not found.kvs:
+            return False
+        (presence,) = found.kvs
+        try:
+            if isinstance(place_in(keys, presence), Accusation):
+                return False  # it is found to be gone
+            txn = health_requests.ask_to_drain(keys, node_id, presence, drain, revision=unreadable)
+            result = await etcd.txn(txn, repeatable=True)
+        except StateCorruptError:
+            return False  # whoever wrote there is no node
+        except LeaseNotFoundError:
+            continue
+        if result.succeeded:
+            return True
+        (there,) = result.results
+        for kv in there.kvs if isinstance(there, GetResult) else ():
+            try:
+                decode_key(decode_drain, kv)
+            except StateCorruptError:
+                unreadable = kv.mod_revision  # nobody obeys that
+            else:
+                return True
+    return False
+
+
+async def tell(context: NodeContext, member: Member) -> None:
+    """Tell the others that this node is to leave as soon as it is, until cancelled."""
+    backoff = Backoff(context.session.renewal_period_s)
+
+    def untold() -> Drain | None:
+        return drain_to_tell(member, context.control.view, context.session.lease_id)
+
+    told = False
+    while True:
+        await context.wakeup.wait(when=lambda: untold() is not None)
+        drain, session = untold(), context.session.lease_id
+        if drain is None:
+            continue
+        if not told:
+            told = True
+            why = why_drained(drain, member.node_id)
+            context.log.warn(f"leaves at its next safe point ({why})")
+        txn = health_requests.tell_drain(context.keys, member.node_id, drain, session)
+        try:
+            result = await context.etcd.txn(txn, repeatable=True)
+        except LeaseNotFoundError:
+            context.session.lost(session)
+        except EtcdError as error:  # if etcd is away, the keep-alives say so
+            if backoff.is_news(error):
+                context.log.warn(f"cannot tell the others that it is to leave: {error}")
+            await context.clock.sleep(backoff.after(error))
+        else:
+            backoff.reset()
+            if result.succeeded:
+                drains = {**context.control.view.drains, member.node_id: drain}
+                context.show_written(result.revision, drains=drains)
+            if untold() is not None:  # the watch will show it, or the presence is put back first
+                await context.clock.sleep(RETRY_S)
+
+
+def drained_error(job_id: str, node_id: str, drain: Drain) -> DrainedError:
+    """What the caller of a join is told."""
+    return DrainedError(
+        f"this node has left job {job_id!r}: {why_drained(drain, node_id)}",
+        by=drain.by,
+        reason=drain.reason,
+    )
+
+
+def own_drain(node_id: str, reason: str) -> Drain:
+    """The wish of a node that itself wants to leave."""
+    return Drain(node_id, shown(reason, _REASON))

@@ -1,0 +1,209 @@
+"""Asks a gate whether this node may join: runs a command or calls a function, bounded in time.
+
+Knows processes and threads; knows nothing of etcd or of what a failure leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TypeAlias
+
+from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
+from rdzv_etcd.settings.definitions import MAX_ID
+from rdzv_etcd.text import shown
+
+JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"
+ROUND_VARIABLE = "RDZV_ETCD_ROUND"
+LAST_CHANGE_VARIABLE = "RDZV_ETCD_LAST_CHANGE"
+"""Empty before a node's first world."""
+
+_KEPT = 4096
+"""Bytes of a command's output that are kept, the last ones …"""
+_LINES = 10
+"""… and lines of them."""
+_LAST_OUTPUT_S = 1.0
+"""How long output is read after a command has ended: what it has started may hold the pipe open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a gate is told of the arrival that it lets through, or does not."""
+
+    job: str
+    """The job's id."""
+    node_id: str
+    """This node's id."""
+    round: int
+    """The round that the node will arrive for, as far as it is known."""
+    last_change: WorldChange | None
+    """Why this node's last world is over; ``None`` before its first."""
+
+
+GateFunction: TypeAlias = "Callable[[Arrival], object]"
+"""Lets the node join unless it raises an exception or returns ``False``. Called on a thread of its
+own, each time anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a node does not pass."""
+
+    how: str
+    """For people; follows "its gate"."""
+    exit_code: int | None = None
+    output: str = ""
+    cause: BaseException | None = None
+
+
+class Check:
+    """One question to the gate; may be abandoned from any thread."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._failure: Failure | None = None
+        self._is_abandoned = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is an answer; tell whether there is."""
+        return self._done.wait(timeout_s)
+
+    def answer(self) -> Failure | None:
+        """The answer, once there is one."""
+        return self._failure
+
+    def late(self, limit_s: float) -> Failure:
+        """What it means that there is no answer."""
+        return Failure(f"was not done within {limit_s:g} s")
+
+    def abandon(self) -> None:
+        """Wait for it no more, and end what can be ended."""
+        self._is_abandoned = True
+        self._done.set()
+
+    def _begin(self, work: Callable[[], Failure | None]) -> None:
+        def do_it() -> None:
+            self._failure = work()
+            self._done.set()
+
+        try:
+            threading.Thread(target=do_it, name="rdzv-etcd gate", daemon=True).start()
+        except RuntimeError as error:
+            self._failure = Failure(f"cannot be asked: {error}", cause=error)
+            self._done.set()
+
+
+class FunctionCheck(Check):
+    """Calls a function. One that takes too long goes on by itself: a thread cannot be ended."""
+
+    def __init__(self, gate: GateFunction, arrival: Arrival) -> None:
+        super().__init__()
+        self._begin(lambda: _call(gate, arrival))
+
+
+def _call(gate: GateFunction, arrival: Arrival) -> Failure | None:
+    try:
+        passed = gate(arrival)
+    except BaseException as error:  # noqa: BLE001 - it is the user's, and handed to the caller
+        return Failure(f"raised {type(error).__name__}: {shown(error)}", cause=error)
+    return Failure("said no") if passed is False else None
+
+
+class CommandCheck(Check):
+    """Runs a command in a session of its own, and ends all of that session if it takes too long."""
+
+    def __init__(self, words: Sequence[str], arrival: Arrival) -> None:
+        super().__init__()
+        self._words = words
+        self._environ = _environ(arrival)
+        self._tail = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._begin(self._run)
+
+    def late(self, limit_s: float) -> Failure:
+        output = self._output()
+        how = f"{self._named} was not done within {limit_s:g} s{_last_line(output)}"
+        return Failure(how, output=output)
+
+    def abandon(self) -> None:
+        super().abandon()
+        with self._starting:  # it has a number by then, or will not get one
+            self._kill()
+
+    @property
+    def _named(self) -> str:
+        return repr(shown(shlex.join(self._words)))
+
+    def _run(self) -> Failure | None:
+        try:
+            with self._starting:
+                if self._is_abandoned:
+                    return None
+                self._process = process = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=self._environ,
+                    start_new_session=True,
+                )
+            reading = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+            reading.start()
+        except (OSError, ValueError, RuntimeError) as error:
+            self._kill()
+            return Failure(f"{self._named} cannot be started: {error}", cause=error)
+        exit_code = process.wait()
+        reading.join(_LAST_OUTPUT_S)
+        if exit_code == 0:
+            return None
+        output = self._output()
+        how = f"{self._named} {_ended(exit_code)}{_last_line(output)}"
+        return Failure(how, exit_code, output)
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while some := os.read(pipe.fileno(), 65536):
+                self._tail = (self._tail + some)[-_KEPT:]
+
+    def _output(self) -> str:
+        lines = self._tail.decode(errors="replace").splitlines()
+        return "\n".join(shown(line) for line in lines[-_LINES:])
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environ(arrival: Arrival) -> Mapping[str, str]:
+    last = "" if arrival.last_change is None else str(arrival.last_change)
+    environ = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+    return environ | {
+        JOB_ID_VARIABLE: shown(arrival.job, MAX_ID),
+        NODE_ID_VARIABLE: arrival.node_id,
+        ROUND_VARIABLE: str(arrival.round),
+        LAST_CHANGE_VARIABLE: shown(last, 1000),
+    }
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code > 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was ended by signal {-exit_code}"
+
+
+def _last_line(output: str) -> str:
+    last = output.rpartition("\n")[2]
+    return f": {last}" if last else ""

@@ -1,0 +1,36 @@
+"""Training in the same processes across changes of the world: torch's process group on a world.
+
+::
+
+    import rdzv_etcd
+    import rdzv_etcd.torch
+
+    def train(world):
+        step = rdzv_etcd.torch.broadcast_newest(world, step_of_mine, model, optimizer)
+        while not world.should_yield:
+            ...
+
+    with rdzv_etcd.connect("etcd-host:2379", job="my-job", nodes=(2, 4)) as group:
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+
+Importing this imports torch, and registers ``etcd3://`` as an ``init_method``: see
+:mod:`rdzv_etcd.torch.init_method`. Stands on the library's public names.
+"""
+
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from rdzv_etcd.torch.init_method import SCHEME, rendezvous
+from rdzv_etcd.torch.newest import Stateful, broadcast_newest, newest_member
+from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
+from rdzv_etcd.torch.recovery import run
+
+__all__ = [
+    "Stateful",
+    "broadcast_newest",
+    "destroy_process_group",
+    "init_process_group",
+    "newest_member",
+    "run",
+]
+
+register_rendezvous_handler(SCHEME, rendezvous)  # type: ignore[no-untyped-call]  # torch's

@@ -1,0 +1,105 @@
+"""``init_method="etcd3://host:2379,host2:2379/my-job?nodes=4&lease_ttl=5"``: for plain scripts.
+
+After ``import rdzv_etcd.torch``, torch's ``init_process_group("gloo", init_method=…)`` forms the
+process group through etcd. ``rank`` and ``world_size`` may be given, to torch, as for its other
+methods; otherwise the group gives ranks, and ``nodes`` says how many there are, or ``nodes=2:4``
+the fewest and the most. Every other word in the query is an option of the torch plugin, or
+``local_addr``.
+
+This node is in the job until the process ends: with the same URL, a second
+``init_process_group`` in the process, after ``destroy_process_group``, joins the next world.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from torch._C._distributed_c10d import Store
+from torch.distributed.constants import default_pg_timeout
+
+from rdzv_etcd import Group, connect
+from rdzv_etcd.errors import MisuseError, SettingsError
+from rdzv_etcd.text import shown
+from rdzv_etcd.torch.process_group import open_store
+
+SCHEME = "etcd3"
+
+_NO_TEXTS = {"job", "data", "epoch_floor", "etcd", "gate"}
+"""Arguments of :func:`rdzv_etcd.connect` that a URL cannot give."""
+
+_groups: dict[str, Group] = {}
+"""By URL: torch knows the store, but nothing that ends when a process group does."""
+_lock = threading.Lock()
+
+
+def rendezvous(
+    url: str, timeout: timedelta = default_pg_timeout, **_: object
+) -> Iterator[tuple[Store, int, int]]:
+    """torch's rendezvous handler for ``etcd3://``: yields the world's store, the rank and the size.
+
+    Blocks as :func:`rdzv_etcd.connect` and :meth:`rdzv_etcd.Group.join`, the latter for at most
+    ``timeout``; raises what these raise.
+    """
+    with _lock:
+        group = _groups.get(url)
+        if group is None or group.has_left:
+            group = _groups[url] = _connect(url)
+    world = group.join(timeout.total_seconds())
+    rank = _query(url).get("rank")
+    if rank is not None and int(rank) != world.rank:
+        raise MisuseError(
+            f"rank {rank} of job {group.job!r} became rank {world.rank}: the ranks that the "
+            f"processes were given are not 0 to {world.size - 1}, each once"
+        )
+    yield open_store(world, timeout), world.rank, world.size
+
+
+def _connect(url: str) -> Group:
+    parts = urlsplit(url)
+    job = unquote(parts.path.removeprefix("/"))
+    if not parts.netloc or not job or "/" in job:
+        raise SettingsError(
+            f"init_method is {shown(url, 300)!r}; it must be like "
+            "'etcd3://etcd-host:2379/my-job?nodes=4'"
+        )
+    options: dict[str, Any] = _query(url)
+    rank, size = options.pop("rank", None), options.pop("world_size", None)
+    nodes = options.pop("nodes", size)
+    if wrong := sorted(_NO_TEXTS & options.keys()):
+        raise SettingsError(f"{wrong[0]}= cannot be given in init_method")
+    if nodes is None:
+        raise SettingsError(
+            f"init_method is {shown(url, 300)!r} and no world_size was given: say how many there "
+            "are, ?nodes=4, or the fewest and the most, ?nodes=2:4"
+        )
+    fewest, _, most = nodes.partition(":")
+    if size is not None and {fewest, most or fewest} != {size}:
+        raise SettingsError(f"nodes={nodes} and world_size={size} contradict each other")
+    if rank is not None:
+        if size is None:
+            raise SettingsError(f"rank {rank} was given, but no world_size")
+        options["rank_key"] = f"value:{rank}"
+    return connect(parts.netloc, job=job, nodes=(_whole(fewest), _whole(most or fewest)), **options)
+
+
+def _query(url: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(urlsplit(url).query, keep_blank_values=True, strict_parsing=True)
+    except ValueError:
+        pairs = []
+        if urlsplit(url).query:
+            raise SettingsError(
+                f"init_method is {shown(url, 300)!r}; after the '?' there must be words like "
+                "nodes=4, with '&' between them"
+            ) from None
+    return dict(pairs)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise SettingsError(f"nodes={shown(text, 100)}: must be a number, such as 4, or 2:4")
+    return int(text)

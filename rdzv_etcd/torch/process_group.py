@@ -1,0 +1,209 @@
+"""torch's default process group on a world: made, and ended without waiting for dead members.
+
+Knows torch's constructors and how each backend is aborted; knows nothing of why a world is over,
+but whether its members are still there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
+
+from rdzv_etcd import Expelled, Left, Lost, MovedOn, World
+from rdzv_etcd.errors import MisuseError
+from rdzv_etcd.torch.connections import Connections
+from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
+
+_log = logging.getLogger("rdzv_etcd")
+
+_OURS = ("store", "init_method", "rank", "world_size")
+"""Arguments of torch's ``init_process_group`` that the world answers."""
+
+_CONNECT = timedelta(seconds=5)
+"""How long gloo may take on a member to find out its address. It waits five times this for the
+connection of one that died just when it was to be made; nothing else ends that wait."""
+
+_REACH_S = 10.0
+"""How long the store's host may take to accept a connection."""
+
+_SILENT_S = 10.0
+"""After that it is said at WARNING what is waited for."""
+
+_GRACE_S = 30.0
+"""How long a collective may go on in a world that is over, but of which nobody is gone."""
+
+_KEYS = "rdzv_etcd/"
+"""What we keep in the store beside torch."""
+
+_current: Connections | None = None
+"""Of the default process group, if it was made here. torch has one per process as well."""
+
+_ending = threading.Lock()
+"""A process group is ended by one thread at a time."""
+
+
+def init_process_group(
+    world: World, backend: str | None = None, timeout: timedelta | None = None, **options: Any
+) -> None:
+    """Make ``world``'s members torch's default process group; what was before is destroyed first.
+
+    Its store is served on the port that rank 0 has held open for it, fresh for every world, so a
+    world has one process group, and this is called once in it, by every member. ``backend``,
+    ``timeout`` and ``options`` are those of torch's ``init_process_group``, which is told rank,
+    size and store.
+
+    Blocks until every member has called it, for ``timeout`` at most. When a member is lost, this
+    and every collective that waits for it fail at once, whether or not its host says a word: a
+    thread waits for the world's end, and ends the process group's connections (gloo) or aborts it
+    (NCCL). Only for a member that dies in the very moment in which gloo connects to it, that takes
+    25 s. If the world is over for another reason, a collective may go on for 30 s.
+
+    Raises :class:`RuntimeError` (as a rule ``torch.distributed.DistError``, which is one) when a
+    member is gone, and :class:`~rdzv_etcd.errors.MisuseError`.
+    """
+    global _current  # noqa: PLW0603 - torch's default process group is one per process, too
+    if given := [name for name in _OURS if name in options]:
+        raise MisuseError(f"{' and '.join(given)}: the world says that; leave it out")
+    destroy_process_group()
+    connections = _current = Connections(world.master.port)
+    threading.Thread(
+        target=_end_with, args=(world, connections), name="rdzv-etcd-process-group", daemon=True
+    ).start()
+    limit = default_pg_timeout if timeout is None else timeout
+    # Other backends have no such wait, and keep the limit that they are made with.
+    is_gloo = backend is None or "gloo" in backend.lower()
+    try:
+        store = open_store(world, limit)
+        _await_all(store, world, limit)
+        connections.gloo_begins()
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=min(_CONNECT, limit) if is_gloo else timeout,
+            **options,
+        )
+        if is_gloo:
+            distributed_c10d._set_pg_timeout(limit)
+        _learn_places(connections, store, world)
+    except BaseException:
+        destroy_process_group()
+        raise
+    finally:
+        connections.made()
+
+
+def destroy_process_group() -> None:
+    """End torch's default process group, if there is one, and all its collectives.
+
+    Unlike torch's, waits for no other member, dead or alive: what is under way on another rank
+    fails there. Not for a thread while another one is in torch's ``init_process_group``.
+    """
+    global _current
+    with _ending:
+        connections, _current = _current, None
+        if connections is not None:
+            connections.close()
+        if not _abort() and dist.is_initialized():
+            dist.destroy_process_group()
+        # torch numbers process groups, and looks for the other members under that number; one that
+        # was not made after all counts.
+        distributed_c10d._world.group_count = 0
+
+
+def open_store(world: World, timeout: timedelta) -> TCPStore:
+    """Serve the world's store if this is rank 0, connect to it otherwise.
+
+    Raises ``torch.distributed.DistNetworkError``, and MisuseError if it was served before.
+    """
+    master = world.master
+    if world.rank == 0:
+        listener = world.take_listener()
+        if listener is None:
+            raise MisuseError(
+                "the port of this world's store has been used: a world has one process group; join "
+                "again for another one"
+            )
+        store = serve_tcp_store(listener)
+    else:
+        try:  # torch's own client tries a dead host again for as long as its timeout
+            socket.create_connection((master.address, master.port), _REACH_S).close()
+        except OSError as error:
+            raise dist.DistNetworkError(
+                f"rank 0's store at {master.address}:{master.port} cannot be reached: {error}"
+            ) from error
+        store = TCPStore(master.address, master.port, is_master=False, wait_for_workers=False)
+    store.set_timeout(timeout)
+    return store
+
+
+def _await_all(store: TCPStore, world: World, limit: timedelta) -> None:
+    """Wait until every member is here: from here on nobody takes long, as long as it lives."""
+    all_there = [f"{_KEYS}all"]
+    if store.add(f"{_KEYS}there", 1) == world.size:
+        store.set(all_there[0], "")
+    silent = min(limit, timedelta(seconds=_SILENT_S))
+    try:
+        store.wait(all_there, silent)
+    except dist.DistStoreError:  # it has taken too long; a broken connection is another error
+        if limit <= silent:
+            raise
+        _log.warning(
+            "%r: waiting for all members to make the process group: %d are there; up to %g s more",
+            world,
+            store.add(f"{_KEYS}there", 0),
+            (limit - silent).total_seconds(),
+        )
+        store.wait(all_there, limit - silent)
+
+
+def _learn_places(connections: Connections, store: TCPStore, world: World) -> None:
+    """Tell the others where this member's process group listens, and learn it of them."""
+    own = connections.listening()
+    store.set(f"{_KEYS}places/{world.rank}", json.dumps(own))
+    others = [f"{_KEYS}places/{rank}" for rank in range(world.size) if rank != world.rank]
+    texts = store.multi_get(others) if others else []
+    connections.gloo_is_done(
+        own, [(address, port) for text in texts for address, port in json.loads(text)]
+    )
+
+
+def _end_with(world: World, connections: Connections) -> None:
+    """End the process group's collectives when members of the world are gone; runs in a thread
+    until the world is over, which it is at the latest when this node has joined another."""
+    world.wait_over()
+    anyone_gone = isinstance(world.change, Lost | Left | Expelled | MovedOn)
+    if connections.wait_closed(0.0 if anyone_gone else _GRACE_S):
+        return
+    connections.end()
+    over_s = time.monotonic()
+    said = False
+    while not connections.wait_made(0.1):  # a socket that is opened only now sends no event
+        connections.end()
+        if not said and time.monotonic() - over_s > _SILENT_S:
+            said = True
+            _log.warning("%r is over, but gloo still waits for a connection", world)
+    connections.end()
+    with _ending:
+        if _current is connections:
+            _abort()
+
+
+def _abort() -> bool:
+    """Abort all process groups if there is NCCL in them: what else is done for others does nothing
+    there, and this does nothing for others. Tells whether that was so."""
+    if not dist.is_initialized() or "nccl" not in str(dist.get_backend_config()).lower():
+        return False
+    distributed_c10d._abort_process_group()
+    return True

@@ -1,0 +1,113 @@
+"""``run``: the loop that goes on in the same process when members are lost or come.
+
+Decides whether an error comes from the end of a world or is the program's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from rdzv_etcd import Group, World
+from rdzv_etcd.errors import JobClosedError, WorldOverError
+from rdzv_etcd.text import shown
+from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
+
+_log = logging.getLogger("rdzv_etcd")
+
+_SILENT_S = 5.0
+"""After that it is said at WARNING what is waited for."""
+
+
+def run(
+    group: Group,
+    train: Callable[[World], object],
+    *,
+    backend: str | None = None,
+    timeout: timedelta | None = None,
+    over_within_s: float = 30.0,
+    **options: Any,
+) -> None:
+    """Call ``train(world)`` once in every world, until the job is finished.
+
+    In it, torch's default process group is the world, as :func:`init_process_group` makes it of
+    ``backend``, ``timeout`` and ``options``. ``train`` returns when ``world.should_yield``, or when
+    it has called ``group.finish()`` because the work is done; if neither is so, that is said at
+    WARNING.
+
+    When a member is gone, a collective fails in ``train``. That error ends this pass only: as soon
+    as the world is known to be over, the node joins the next one. If it is not over
+    ``over_within_s`` seconds after a collective has failed, the error is raised, as is every other
+    one at once. Taken for a failed collective are torch's ``DistError``, a plain
+    :class:`RuntimeError` that names gloo, and any plain :class:`RuntimeError` or
+    :class:`ValueError` in a world that is over, which is logged at WARNING, as it may be the
+    program's own; and :class:`~rdzv_etcd.errors.WorldOverError` and
+    :class:`~rdzv_etcd.errors.JobClosedError`, which what waits on the world raises.
+
+    Whoever leaves with an error has destroyed its process group: the others' collectives fail, and
+    they go on without it. Blocks and raises as :meth:`rdzv_etcd.Group.worlds`.
+    """
+    for world in group.worlds():
+        try:
+            init_process_group(world, backend, timeout, **options)
+            train(world)
+            if not world.should_yield and group.closure() is None:
+                _log.warning(
+                    "[job %s] train() returned, but its world is not over and the job not finished "
+                    "(group.finish()): this node joins again, and ends the world for the others",
+                    group.job,
+                )
+        except (RuntimeError, ValueError, WorldOverError, JobClosedError) as error:
+            destroy_process_group()  # first: others may wait for this one
+            if _is_of_the_world(error):
+                if not _gets_over(world, error, over_within_s):
+                    raise
+                _log.info("[job %s] %s: %s", group.job, world.change, _named(error))
+            elif _may_be_of_the_world(error) and world.over:
+                _log.warning(
+                    "[job %s] %s; this is taken for a consequence of it:",
+                    *(group.job, world.change),
+                    exc_info=error,
+                )
+            else:
+                raise
+        finally:
+            destroy_process_group()
+
+
+def _is_of_the_world(error: Exception) -> bool:
+    """Whether it is the end of the world, or a collective that failed, by all that it says."""
+    if isinstance(error, WorldOverError | JobClosedError | dist.DistError):
+        return True
+    # gloo raises nothing better, and names its source file. A subclass is something else, such as
+    # memory that ran out.
+    return type(error) is RuntimeError and "gloo" in str(error)
+
+
+def _may_be_of_the_world(error: Exception) -> bool:
+    """Whether it may come of the end of a world that is over: NCCL's process group was aborted, and
+    torch then calls it not initialized, a ValueError. It may be the program's own as well."""
+    return type(error) in (RuntimeError, ValueError)
+
+
+def _gets_over(world: World, error: Exception, limit_s: float) -> bool:
+    if world.wait_over(min(limit_s, _SILENT_S)):
+        return True
+    if limit_s > _SILENT_S:
+        _log.warning(
+            "%r: a collective failed, but no member is known to be gone; waiting for %g s more "
+            "before this node fails as well (%s)",
+            world,
+            limit_s - _SILENT_S,
+            _named(error),
+        )
+    return world.wait_over(max(0.0, limit_s - _SILENT_S))
+
+
+def _named(error: Exception) -> str:
+    first, _, _ = str(error).partition(". ")  # the rest of gloo's is general advice
+    return f"{type(error).__name__}: {shown(first, 300)}"

@@ -1,0 +1,88 @@
+"""``SIGUSR1`` to an agent: it leaves in good order. And when its workers stop for that.
+
+torch's agent knows no commit point: it can stop its workers, and does so when it is told that nodes
+wait. The other agents have to stop theirs first: workers whose peers are gone fail, and an agent
+counts that against ``--max-restarts``, but not what it was told of before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from types import FrameType
+
+from rdzv_etcd.group.group import Group
+
+_log = logging.getLogger("rdzv_etcd")
+
+SIGNAL = signal.SIGUSR1
+OTHERS_FIRST_S = 1.0
+"""After so long the drained node stops its workers: the other agents look ten times a second
+whether nodes wait, and have been told by then."""
+
+
+class Departure:
+    """How one agent's node leaves when it is drained."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._left_s: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the node has left, or is about to, because it was drained."""
+        return self._left_s is not None
+
+    def is_due(self) -> bool:
+        """Whether the workers have to stop; the node leaves when this is first asked after it was
+        drained. From memory, does not block."""
+        if self._left_s is None:
+            reason = self._group.drain_reason
+            if reason is None:
+                return False
+            self._left_s = time.monotonic()
+            threading.Thread(
+                target=self._group.leave, args=(reason,), name="rdzv-etcd drain"
+            ).start()
+        return time.monotonic() >= self._left_s + OTHERS_FIRST_S
+
+
+class DrainSignal:
+    """Drains a group when this process gets SIGUSR1, unless somebody else wants that signal."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = weakref.ref(group)
+        self._is_installed = False
+
+    def install(self) -> None:
+        """Handle the signal, if this is the main thread, nobody handles it, and it is not ignored.
+        Idempotent."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(SIGNAL) is signal.SIG_DFL:
+            signal.signal(SIGNAL, self._drain)
+            self._is_installed = True
+
+    def restore(self) -> None:
+        """Handle it no more, if it is still this one that does. Idempotent."""
+        if not self._is_installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._is_installed = False
+        if signal.getsignal(SIGNAL) == self._drain:
+            with contextlib.suppress(ValueError):  # the interpreter is going
+                signal.signal(SIGNAL, signal.SIG_DFL)
+
+    def _drain(self, number: int, _: FrameType | None) -> None:
+        group = self._group()
+        if group is not None and group.drain_reason is not None:
+            return  # it leaves already: whoever asks again must not end its agent
+        if group is None or group.has_left:  # as if nobody had ever handled it
+            self.restore()
+            os.kill(os.getpid(), number)
+            return
+        group.drain(signal.Signals(number).name)

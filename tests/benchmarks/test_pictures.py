@@ -1,0 +1,213 @@
+"""The pictures of result files: their titles follow the samples, and nothing lies upon anything.
+
+Drawn from the committed results and from made-up ones, such as a faster machine's or another
+outcome would be.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich", reason="the extra `bench` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+
+from matplotlib.figure import Figure
+
+from benchmarks import findings, plots, results
+from benchmarks.timeline import FORMING, UNSPLIT, WAIT, middle_run, timeline
+from tests.support.pictures import check_layout
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+DRAW = {
+    "latency": plots.draw_latency,
+    "recovery": plots.draw_recovery,
+    "scale": plots.draw_scale,
+    "store": plots.draw_store,
+    "agent": plots.draw_agent,
+}
+Document = dict[str, Any]
+
+
+def committed(name: str) -> Document:
+    return results.read(RESULTS / f"{name}.json")
+
+
+# --- titles ---------------------------------------------------------------------------------------
+
+
+def round_of(backend: str, nodes: int, seconds: float) -> dict[str, Any]:
+    return {"backend": backend, "nodes": nodes, "seconds": seconds}
+
+
+def test_the_title_names_the_fastest_of_torch_s_backends_and_never_who_wins() -> None:
+    samples = [round_of("etcd3", 8, s) for s in (0.1, 0.3, 0.2)]
+    samples += [round_of("c10d", 8, 0.05), round_of("etcd", 8, 2.0), round_of("bare", 8, 0.01)]
+    document = {"results": samples}
+    assert findings.latency(document) == (
+        "etcd3 forms a world of 8 nodes in 200 ms, torch's fastest backend (c10d) in 50 ms"
+    )
+    samples[3]["failed"] = "it hangs"
+    assert "(etcd) in 2 s" in findings.latency(document)
+    samples[4]["failed"] = "it hangs as well"
+    assert findings.latency(document) == "etcd3 forms a world of 8 nodes in 200 ms"
+
+
+def recovered(case: str, backend: str, *totals: float | None) -> list[dict[str, Any]]:
+    """Samples whose time is the forming of the world; ``None``: one that did not recover."""
+    nothing = dict.fromkeys(("detection", "worker_stop", "worker_start", "first_step"), 0.0)
+    return [
+        {"case": case, "backend": backend, "failed": "not within 120 s: steps"}
+        if total is None
+        else {"case": case, "backend": backend, **nothing, "re_forming": total, "total": total}
+        for total in totals
+    ]
+
+
+def test_the_title_of_recovery_is_about_kills_and_counts_who_did_not_recover() -> None:
+    samples = recovered("member", "etcd3", 1.0, 3.0, 2.0) + recovered("rank0", "etcd3", 4.0)
+    samples += recovered("sigterm", "etcd3", 99.0) + recovered("member", "c10d", 40.0, None)
+    assert findings.recovery({"results": samples}) == (
+        "After a kill, training goes on after 2–4 s with etcd3 and after 40 s with torch's "
+        "backends (1 of 2 runs did not recover)"
+    )
+    samples = recovered("member", "etcd3", None) + recovered("member", "c10d", 2.0)
+    assert findings.recovery({"results": samples}) == (
+        "After a kill, training goes on never with etcd3 and after 2 s with torch's backends"
+    )
+
+
+def test_a_range_has_its_unit_once_if_it_is_the_same() -> None:
+    assert findings.between([1.1, 2.0]) == "1.1–2 s"
+    assert findings.between([2.0, 0.3]) == "300 ms to 2 s"
+    assert findings.between([2.0, 2.001]) == "2 s"
+
+
+# --- what a recovery is made of -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "waited"),
+    [
+        pytest.param(0.2, 0.0, id="known before the workers had stopped"),
+        pytest.param(4.5, 4.0, id="known while all waited"),
+        pytest.param(99.0, 9.0, id="known late: not beyond the new ranks"),
+    ],
+)
+def test_the_wait_for_the_loss_is_told_from_the_forming(known: float, waited: float) -> None:
+    sample = {
+        "case": "member",
+        "detection": 0.4,
+        "worker_stop": 0.1,
+        "re_forming": 9.0,
+        "worker_start": 1.0,
+        "first_step": 0.5,
+        "loss_known": known,
+    }
+    parts = timeline(sample)
+    assert parts[WAIT] == pytest.approx(waited)
+    assert sum(parts.values()) == pytest.approx(11.0)
+
+
+def test_what_a_file_does_not_tell_apart_is_not_told_apart() -> None:
+    for sample in committed("recovery")["results"]:
+        if "failed" not in sample:
+            sample.pop("loss_known", None)
+            parts = timeline(sample)
+            lost = sample["case"] not in ("node-added", "worker-crash")
+            assert (UNSPLIT in parts, FORMING in parts) == (lost, not lost)
+            assert sum(parts.values()) == pytest.approx(sample["total"])
+
+
+def test_a_bar_is_the_run_in_the_middle() -> None:
+    runs = recovered("member", "etcd3", 3.0, None, 1.0, 2.0)
+    middle = middle_run(runs)
+    assert middle is not None
+    assert middle["total"] == 2.0
+    assert middle_run(runs[1:2]) is None
+
+
+# --- nothing overlaps -----------------------------------------------------------------------------
+
+
+def told_apart() -> Document:
+    """The committed recoveries, as a file with all that is recorded now, of three runs each."""
+    document = committed("recovery")
+    samples = []
+    for sample in document["results"]:
+        for number in range(3):
+            one = copy.deepcopy(sample)
+            if "failed" not in one and one["case"] not in ("node-added", "worker-crash"):
+                one["loss_known"] = one["detection"] + number * one["re_forming"] / 3
+            if number == 2 and one["backend"] == "c10d":
+                one = {"case": one["case"], "backend": "c10d", "failed": "an agent ended"}
+            samples.append(one)
+            if one["backend"] == "etcd3" and one["case"] != "worker-crash":
+                samples.append({**one, "backend": "etcd3 in process"})
+    return {**document, "results": samples}
+
+
+def on_gpus() -> Document:
+    samples = []
+    for (nodes, workers), (place, backend) in itertools.product(
+        [(1, 8), (2, 4)], enumerate(("etcd3", "c10d", "etcd-v2-own-store", "etcd"))
+    ):
+        began = 4.0 + place
+        launch = {"rendezvous": began, "process_group": began + 2, "first_allreduce": began + 2.4}
+        (killed,) = recovered("member", backend, 1.0 + 20 * place)
+        sample = {"backend": backend, "nodes": nodes, "workers": workers, "device": "cuda"}
+        samples.append({**sample, "launch": launch, "after_kill": killed})
+    return {"settings": {}, "results": samples}
+
+
+def close_together() -> Document:
+    """Rounds of eight backends that take nearly the same."""
+    document = committed("latency")
+    peers = [
+        {**sample, "backend": f"peer {number}", "seconds": 1.0 + number / 100}
+        for sample in document["results"]
+        for number in range(8)
+    ]
+    return {**document, "results": [*document["results"], *peers]}
+
+
+PICTURES: dict[str, tuple[Callable[[Document], Figure], Callable[[], Document]]] = {
+    **{name: (draw, functools.partial(committed, name)) for name, draw in DRAW.items()},
+    "recovery, told apart": (plots.draw_recovery, told_apart),
+    "gpu": (plots.draw_gpu, on_gpus),
+    "latency, close together": (plots.draw_latency, close_together),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_words_lie_upon_other_words_or_marks_or_beyond_the_edge(name: str) -> None:
+    draw, document = PICTURES[name]
+    figure = draw(document())
+    check_layout(figure)
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_a_run_that_measured_nothing_can_be_drawn(name: str, tmp_path: Path) -> None:
+    document = committed(name)
+    kept = ("backend", "case", "kind", "nodes", "phase", "what", "store", "operation", "agents")
+    samples = [
+        {"failed": "it does not start", **{k: v for k, v in sample.items() if k in kept}}
+        for sample in document["results"]
+    ]
+    for left in (samples, []):
+        figure = DRAW[name]({**document, "results": left})
+        figure.savefig(tmp_path / "plot.svg")
+
+
+def test_the_same_samples_make_the_same_file(tmp_path: Path) -> None:
+    written = []
+    for name in ("one.svg", "two.svg"):
+        plots.plot_latency(committed("latency"), tmp_path / name)
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]

@@ -1,0 +1,284 @@
+"""Commands that change a job: they ask, they refuse beside living nodes, and they do it at once."""
+
+from __future__ import annotations
+
+import os
+import pty
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.cli.evict import Fate, judge
+from rdzv_etcd.core.model import Change, Control, Round
+from rdzv_etcd.core.over import Failed, Finished
+from rdzv_etcd.errors import JobClosedError
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import JobSettings
+from tests.cli.terminal import Terminal
+from tests.cli.tools import (
+    PREFIX,
+    Done,
+    Run,
+    lease,
+    nothing_is_written,
+    plant_node,
+    plant_round,
+    run_alone,
+)
+from tests.library.nodes import RemoteNode, groups, join_all, node_options, node_settings
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+
+
+@pytest.fixture
+def act(cli: Run, etcd_server: EtcdServer) -> Run:
+    def run(*words: str) -> Done:
+        return cli(*words, "--endpoint", etcd_server.endpoint)
+
+    return run
+
+
+_CHANGING = [("close",), ("reset",), ("drain", "one"), ("evict", "one"), ("gc", "--delete")]
+
+
+@pytest.mark.parametrize("words", _CHANGING)
+def test_nothing_is_changed_where_nobody_can_be_asked(
+    etcd_server: EtcdServer, job_id: str, words: tuple[str, ...]
+) -> None:
+    keys = JobKeys(f"/asked-{job_id}", job_id)
+    etcd_server.gateway.put(keys.audit(1, "run"), b"left")
+    if words[0] in ("close", "drain", "evict"):
+        plant_elsewhere(etcd_server, keys, words[0])
+    command, *more = words
+    job = () if command == "gc" else (job_id,)
+    conf = f"--conf=etcd_prefix={keys.prefix}"
+    before = etcd_server.keys(keys.root)
+    done = run_alone(command, *job, *more, conf, "--endpoint", etcd_server.endpoint)
+    assert done.code == 1, done
+    assert "--yes" in done.err
+    assert etcd_server.keys(keys.root) == before
+
+
+def plant_elsewhere(server: EtcdServer, keys: JobKeys, command: str) -> None:
+    """Copy a planted record or presence to another prefix."""
+    if command == "close":
+        plant_round(server, keys.job_id, ["one~1~a"])
+        source = JobKeys(PREFIX, keys.job_id).round
+        server.gateway.put(keys.round, server.keys(source)[source], lease(server))
+    else:
+        plant_node(server, keys.job_id, "one~1~a")
+        source = JobKeys(PREFIX, keys.job_id).node("one~1~a")
+        server.gateway.put(keys.node("one~1~a"), server.keys(source)[source], lease(server))
+
+
+def test_a_question_on_a_terminal_is_answered_there(etcd_server: EtcdServer, job_id: str) -> None:
+    etcd_server.gateway.put(JobKeys(PREFIX, job_id).audit(1, "run"), b"left")
+    words = ["reset", job_id, "--endpoint", etcd_server.endpoint]
+    code, written = on_a_terminal(words, b"n\n")
+    assert (code, "remove 1 keys of job" in written) == (1, True)
+    assert etcd_server.keys(JobKeys(PREFIX, job_id).root)
+    code, written = on_a_terminal(words, b"y\n")
+    assert (code, "1 keys removed" in written) == (0, True)
+    assert not etcd_server.keys(JobKeys(PREFIX, job_id).root)
+
+
+def test_ctrl_c_at_a_question_ends_the_program(etcd_server: EtcdServer, job_id: str) -> None:
+    etcd_server.gateway.put(JobKeys(PREFIX, job_id).audit(1, "run"), b"left")
+    with Terminal("reset", job_id, "--endpoint", etcd_server.endpoint) as terminal:
+        terminal.wait_for("remove 1 keys of job")
+        terminal.press(b"\x03")
+        terminal.wait_for(r"\^C")
+        terminal.press(b"x\n")  # no answer; who began to read only now has missed the signal
+        assert terminal.end(60.0) == 130
+    assert etcd_server.keys(JobKeys(PREFIX, job_id).root)
+
+
+def on_a_terminal(words: list[str], answer: bytes) -> tuple[int, str]:
+    import sys  # noqa: PLC0415
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "rdzv_etcd", *words])
+    written = b""
+    answered = False
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        written += part
+        if b"[y/N]" in written and not answered:
+            answered = True
+            os.write(terminal, answer)
+    _, state = os.waitpid(pid, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(state), written.decode(errors="replace")
+
+
+# --- close ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("succeeded", [False, True])
+def test_a_closed_job_s_members_are_told_by_whom_and_why(
+    etcd_server: EtcdServer, job_id: str, act: Run, succeeded: bool
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        worlds = join_all(nodes)
+        words = ["--succeeded"] if succeeded else []
+        done = act("close", job_id, "--yes", "--json", "--reason", "enough", *words)
+        assert done.code == 0, done
+        assert done.json["closed"]["reason"] == "enough"
+        for world in worlds:
+            assert world.wait_over(60)
+            change = world.change
+            assert isinstance(change, Finished if succeeded else Failed)
+            assert change.reason == "enough"
+        with pytest.raises(JobClosedError, match="enough"):
+            nodes[0].join()
+        again = act("close", job_id, "--yes")
+        assert again.code == 1
+        assert "enough" in again.err
+    assert act("history", job_id, "--json").json["history"]["ended"][-1]["reason"] == "enough"
+
+
+def test_what_has_no_round_cannot_be_closed(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
+    plant_node(etcd_server, job_id, "one~1~a")
+    with nothing_is_written(etcd_server, job_id):
+        done = act("close", job_id, "--yes")
+    assert (done.code, "no formed round" in done.err) == (1, True)
+
+
+def test_all_of_it_works_as_a_user_of_the_prefix_only(
+    auth_etcd: EtcdServer, job_id: str, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose tokens are valid for two seconds."""
+    environ = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    def act(*words: str) -> Done:
+        return cli(*words, "--yes", "--json", "--endpoint", auth_etcd.endpoint)
+
+    with groups(node_settings(auth_etcd, job_id, "2", environ=environ), 2) as nodes:
+        worlds = join_all(nodes)
+        assert act("evict", job_id, nodes[1].node_id).json["evict"]["fate"] == "answered"
+        assert act("drain", job_id, nodes[1].node_id).json["drain"]["fate"] == "asked"
+        assert act("close", job_id, "--succeeded").code == 0
+        assert all(world.wait_over(60) for world in worlds)
+    assert act("reset", job_id).code == 0
+    assert not auth_etcd.keys(JobKeys(PREFIX, job_id).root)
+    assert act("gc").code == 0
+
+
+# --- reset and gc ---------------------------------------------------------------------------------
+
+
+def test_a_job_with_living_nodes_is_not_reset(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    keys = JobKeys(PREFIX, job_id)
+    with groups(node_settings(etcd_server, job_id, "1"), 1) as nodes:
+        (world,) = join_all(nodes)
+        done = act("reset", job_id, "--yes")
+        assert done.code == 1
+        assert nodes[0].node_id.split("~", maxsplit=1)[0] in done.err
+        assert keys.round in etcd_server.keys(keys.root)
+        forced = act("reset", job_id, "--yes", "--force", "--json")
+        assert (forced.code, forced.json["reset"]["removed"] > 2) == (0, True)
+        assert not world.over  # it lives, and puts back what is its
+    assert act("reset", job_id, "--yes").code == 0
+    assert not etcd_server.keys(keys.root)
+    assert act("reset", job_id, "--yes", "--json").json["reset"]["removed"] == 0
+
+
+def test_what_no_lease_will_remove_is_found_and_removed(
+    fresh_etcd: Callable[..., EtcdServer], cli: Run
+) -> None:
+    server = fresh_etcd()
+    dead, living = JobKeys(PREFIX, "dead"), JobKeys(PREFIX, "living")
+    for number in range(100):  # more than one transaction's
+        server.gateway.put(dead.audit(number, "run"), b"left")
+    server.gateway.put(dead.node("stranger"), b"left")
+    plant_node(server, "living", "one~1~a")
+    server.gateway.put(living.audit(1, "run"), b"of a job that lives")
+    before = server.keys()
+    words = ("gc", "--json", "--endpoint", server.endpoint)
+    listed = cli(*words)
+    assert listed.code == 0
+    assert listed.json["gc"] == {"jobs": [{"job": "dead", "keys": 101}], "deleted": 0}
+    assert server.keys() == before
+    done = cli(*words, "--delete", "--yes")
+    assert (done.code, done.json["gc"]["deleted"]) == (0, 101)
+    assert not server.keys(dead.root)
+    assert len(server.keys(living.root)) == 2
+    assert "nothing is left over" in cli("gc", "--endpoint", server.endpoint).out
+
+
+# --- evict ----------------------------------------------------------------------------------------
+
+
+def test_a_living_node_answers_and_nothing_has_happened(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+        worlds = join_all(nodes)
+        before = etcd_server.leases()
+        done = act("evict", job_id, nodes[1].node_id, "--yes", "--json")
+        assert (done.code, done.json["evict"]["fate"]) == (1, "answered")
+        assert not any(world.over for world in worlds)
+        assert etcd_server.leases() <= before
+
+
+def test_a_stopped_node_is_lost_at_once(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
+    """Its lease would keep it for half an hour."""
+    options = node_options(etcd_server, job_id, "1:2", lease_ttl=1800, peer_links=0)
+    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=1800, peer_links=0)
+    with groups(settings, 1) as (node,), RemoteNode(options) as other:
+        lost_id = other.node_id
+        begin = threading.Thread(target=node.join)
+        begin.start()
+        other.call("join")
+        begin.join()
+        other.process.kill()
+        other.process.wait()
+        words = ("evict", job_id, lost_id, "--yes", "--json", "--reason", "no power")
+        done = act(*words, "--certain")
+        assert (done.code, done.json["evict"]["fate"]) == (0, "lost")
+        change = act("status", job_id, "--json").json["status"]["change"]
+        assert "no power" in change["lost"][lost_id]
+
+
+def test_a_node_that_does_not_answer_is_not_lost_without_a_leader(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    plant_round(etcd_server, job_id, ["one~1~a", "two~2~b"])
+    plant_node(etcd_server, job_id, "one~1~a")
+    done = act("evict", job_id, "one", "--yes", "--json", "--wait=0.5")
+    assert (done.code, done.json["evict"]["fate"]) == (1, "open")
+    done = act("evict", job_id, "one", "--yes")
+    assert (done.code, "no node 'one'" in done.err) == (1, True)
+
+
+def test_a_name_that_no_node_has_or_several_is_refused(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    plant_node(etcd_server, job_id, "twin~1~a")
+    plant_node(etcd_server, job_id, "twin~2~b")
+    done = act("evict", job_id, "nobody", "--yes")
+    assert (done.code, "twin~1~a" in done.err) == (1, True)
+    done = act("evict", job_id, "twin", "--yes")
+    assert (done.code, "names 2 nodes" in done.err) == (1, True)
+
+
+def test_the_fate_of_an_accused_node() -> None:
+    world = Round(3, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 1)
+    control = Control(10, world, 5)
+    assert judge(control, "b", 8) is Fate.OPEN
+    assert judge(control, "c", 8) is Fate.GONE
+    assert judge(Control(10), "b", 8) is Fate.GONE
+    change = Change("run", 3, (), {"b": "evicted"})
+    assert judge(Control(10, world, 5, change=change, change_revision=9), "b", 8) is Fate.LOST
+    assert judge(Control(10, world, 5, change=change, change_revision=7), "a", 8) is Fate.GONE
+    assert judge(Control(10, world, 9), "b", 8) is Fate.LOST

@@ -1,0 +1,318 @@
+"""``drain`` asks a node to leave in good order, and waits for it; ``status`` and ``watch`` tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rdzv_etcd.cli.acting import operator
+from rdzv_etcd.cli.drain import Farewell, Fate, farewell, judge, what_follows
+from rdzv_etcd.cli.one_node import watching
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.core.model import Accusation, Change, Control, Drain, NodeInfo, Round
+from rdzv_etcd.core.over import Left
+from rdzv_etcd.core.rank_slices import cut, slices_for
+from rdzv_etcd.errors import DrainedError, WatchLostError
+from rdzv_etcd.etcd.api import Event, EventKind, KeyValue, Put, Txn
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.values import (
+    encode_accusation,
+    encode_change,
+    encode_drain,
+    encode_node,
+    encode_slice,
+)
+from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.testing import MemoryEtcd
+from tests.cli.terminal import Terminal
+from tests.cli.test_hostile import EVIL, is_harmless
+from tests.cli.tools import LIMIT_S, PREFIX, Done, Run, lease, plant_node, plant_round, run_alone
+from tests.library.nodes import (
+    RemoteNode,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
+from tests.support.servers import EtcdServer
+
+LONG_S = 600
+"""A lease that will not end by itself while a test runs."""
+
+
+@pytest.fixture
+def act(cli: Run, etcd_server: EtcdServer) -> Run:
+    def run(*words: str) -> Done:
+        return cli(*words, "--endpoint", etcd_server.endpoint)
+
+    return run
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_drained_node_leaves_and_the_others_are_told(
+    etcd_server: EtcdServer, job_id: str, act: Run, leads: bool
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S)
+    with groups(settings, 2) as nodes:
+        worlds = join_all(nodes)
+        rows = act("status", job_id, "--json").json["status"]["nodes"]
+        (drained_id,) = (row["node"] for row in rows if row["leads"] == leads)
+        (drained,) = (node for node in nodes if node.node_id == drained_id)
+        (other,) = (world for world, node in zip(worlds, nodes, strict=True) if node != drained)
+
+        def stop() -> None:
+            wait_until("it has heard of it", lambda: drained.drain_reason)
+            with pytest.raises(DrainedError):
+                drained.join()
+
+        with ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(stop)
+            words = ("--reason", "its fan is loud", "--wait=60", "--yes", "--json")
+            done = act("drain", job_id, drained_id, *words)
+            stopped.result()
+        assert done.code == 0, done
+        assert done.json["drain"] == {
+            "job": job_id,
+            "node": drained_id,
+            "by": operator(),
+            "reason": "its fan is loud",
+            "fate": "left",
+        }
+        assert other.wait_over(60)
+        assert other.change == Left({drained_id: f"drained by {operator()}: its fan is loud"})
+
+
+def test_a_request_stands_and_is_shown_until_the_node_leaves(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S), 2) as nodes:
+        worlds = join_all(nodes)
+        node_id = nodes[1].node_id
+        done = act("drain", job_id, node_id, "--yes", "--reason=its fan is loud")
+        assert done.code == 0, done
+        assert f"{node_id} is asked to leave (drained by {operator()}: its fan" in done.out
+        assert "1 more: the job needs 2" in done.out
+        wait_until("all may stop", lambda: all(world.should_yield for world in worlds))
+        again = act("drain", job_id, node_id, "--json", "--reason=another", "--wait=0.2")
+        assert again.code == 1
+        told = again.json["drain"]
+        assert (told["reason"], told["fate"]) == ("its fan is loud", "open")
+        assert "was asked to leave before" in act("drain", job_id, node_id).out
+        assert not any(world.over for world in worlds)
+        (drain,) = act("status", job_id, "--json").json["status"]["drains"]
+        assert drain == {
+            "node": node_id,
+            "by": operator(),
+            "reason": "its fan is loud",
+            "epoch": worlds[0].epoch,
+        }
+        shown = act("status", job_id)
+        assert shown.code == 0
+        host = node_id.split("~", maxsplit=1)[0]
+        why = re.escape(f"drained by {operator()}: its fan is loud")
+        assert re.search(rf"^    to leave: {host} \({why}\)$", shown.out, re.MULTILINE)
+        assert re.search(rf" to leave: {why} *$", shown.out, re.MULTILINE)
+        nodes[1].leave()
+        assert act("status", job_id, "--json").json["status"]["drains"] == []
+
+
+def test_one_that_waits_leaves_at_once(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
+    with groups(node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S), 1) as (node,):
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(node.join)
+            key = JobKeys(PREFIX, job_id).node(node.node_id)
+            wait_until("arrived", lambda: etcd_server.keys(key))
+            done = act("drain", job_id, node.node_id.split("~")[0], "--yes", "--wait=60")
+            with pytest.raises(DrainedError, match="no reason given"):
+                joining.result()
+        assert done.code == 0, done
+        assert "at work in no world, and leaves at once" in done.out
+        assert "has gone, and no world waits for it" in done.out
+
+
+def test_one_that_is_killed_first_has_not_left(etcd_server: EtcdServer, job_id: str) -> None:
+    options = node_options(etcd_server, job_id, "1:2")
+    settings = node_settings(etcd_server, job_id, "1:2")
+    with (
+        groups(settings, 1) as (node,),
+        RemoteNode(options) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        joined = pool.submit(node.join)
+        other.call("join")
+        joined.result()
+        words = ("drain", job_id, other.node_id, "--yes", "--wait=100", "--json")
+        asking = pool.submit(run_alone, *words, "--endpoint", etcd_server.endpoint)
+        key = JobKeys(PREFIX, job_id).drain(other.node_id)
+        wait_until("it is asked", lambda: etcd_server.keys(key), LIMIT_S)
+        other.process.kill()
+        other.process.wait()
+        done = asking.result()
+    assert (done.code, done.json["drain"]["fate"]) == (1, "lost"), done
+
+
+def test_who_is_not_there_is_not_asked(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
+    keys = JobKeys(PREFIX, job_id)
+    plant_node(etcd_server, job_id, "twin~1~a")
+    plant_node(etcd_server, job_id, "twin~2~b")
+    accusation = encode_accusation(Accusation("twin~1~a", "no power", is_certain=True))
+    etcd_server.gateway.put(keys.node("dead~3~c"), accusation, lease(etcd_server))
+    etcd_server.gateway.put(keys.node("stray~4~d"), b"x", lease(etcd_server))
+    for name, said in [
+        ("nobody", "no node 'nobody'"),
+        ("twin", "names 2 nodes"),
+        ("dead", "found to be dead"),
+        ("stray", "is no node"),
+    ]:
+        done = act("drain", job_id, name, "--yes")
+        assert (done.code, said in done.err) == (1, True), done
+    assert not etcd_server.keys(keys.drains.start)
+
+
+def test_what_is_no_request_is_replaced_by_one(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    keys = JobKeys(PREFIX, job_id)
+    plant_node(etcd_server, job_id, "one~1~a")
+    etcd_server.gateway.put(keys.drain("one~1~a"), b"soon", lease(etcd_server))
+    done = act("drain", job_id, "one", "--yes")
+    assert (done.code, done.err) == (0, "")
+    assert b"no reason given" in etcd_server.keys(keys.drains.start)[keys.drain("one~1~a")]
+
+
+def test_a_member_of_a_large_world_is_known_by_its_slice(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    ids = [f"node{number}~{number}~a" for number in range(200)]
+    slices = slices_for(len(ids), 128, "edition")
+    assert slices is not None
+    settings = JobSettings(1, 200)
+    _, job_lease = plant_round(etcd_server, job_id, (), settings=settings, slices=slices)
+    keys = JobKeys(PREFIX, job_id)
+    for index, ranks in enumerate(cut(ids, slices)):
+        key = keys.slice(1, slices.edition, index)
+        etcd_server.gateway.put(key, encode_slice(ranks), job_lease)
+    for node_id, arrived_for in ((ids[7], 1), ("spare~1~a", 2)):
+        plant_node(etcd_server, job_id, node_id, settings=settings, arrived_for=arrived_for)
+    assert "at its next commit point" in act("drain", job_id, ids[7], "--yes").out
+    assert "leaves at once" in act("drain", job_id, "spare", "--yes").out
+
+
+def test_who_waits_is_told_that_there_will_be_no_news() -> None:
+    async def work() -> None:
+        clock = SystemClock()
+        async with MemoryEtcd() as server, watching(server.connect(), KEYS, "b") as news:
+            server.apply(Txn((), (Put(KEYS.node("b"), b"x"),)))
+            assert await news.more(clock.now_s() + LIMIT_S)
+            assert [event.kv.value for event in news.events] == [b"x"]
+            news.clear()
+            assert not await news.more(clock.now_s())
+            server.wipe()
+            with pytest.raises(WatchLostError):
+                await news.more(clock.now_s() + LIMIT_S)
+
+    asyncio.run(work())
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+def test_watch_tells_that_a_node_is_asked(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
+    words = ("watch", job_id, "--endpoint", etcd_server.endpoint)
+    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
+    with groups(settings, 1) as (node,), Terminal(*words) as terminal:
+        join_all([node])
+        terminal.wait_for("WORKS")
+        command = [sys.executable, "-m", "rdzv_etcd", *words, "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["event"]["type"] == "snapshot"
+            assert act("drain", job_id, node.node_id, "--yes", "--reason=why not").code == 0
+            event = json.loads(process.stdout.readline())["event"]
+            process.kill()
+        assert event.pop("wall_s") > 0
+        told = {"node": node.node_id, "by": operator(), "reason": "why not"}
+        assert event == {"type": "drain", **told}
+        why = re.escape(f"drained by {operator()}: why not")
+        terminal.wait_for(rf"\d\d:\d\d:\d\d  .* is to leave: {why}")
+
+
+# --- what is decided ------------------------------------------------------------------------------
+
+KEYS = JobKeys(PREFIX, "job")
+WORLD = Round(3, "run", ("a", "b"), JobSettings(2, 4), "h", 1, 1)
+INFO = NodeInfo("b", "h", 1, 3, JobSettings(2, 4))
+
+
+def put(key: bytes, value: bytes) -> Event:
+    return Event(EventKind.PUT, KeyValue(key, value, 9, 9, 1, 7))
+
+
+def test_what_a_node_does_depends_on_where_it_is() -> None:
+    control = Control(10, WORLD, 5)
+    works = what_follows(control, INFO, 3, is_member=True)
+    assert works.endswith("the others go on without it")
+    assert what_follows(control, INFO, 2, is_member=True).endswith("1 more: the job needs 2")
+    for seen, info, is_member in [
+        (control, INFO, False),
+        (control, NodeInfo("b", "h", 1, 4, JobSettings(2, 4)), True),  # it waits for the next one
+        (Control(10), INFO, False),
+    ]:
+        assert "leaves at once" in what_follows(seen, info, 3, is_member=is_member)
+
+
+def test_the_fate_of_a_node_that_is_to_leave() -> None:
+    control, nothing = Control(10, WORLD, 5), Farewell()
+
+    def fate(
+        control: Control, said: Farewell = nothing, *, there: bool = False, member: bool = True
+    ) -> Fate:
+        return judge(control, "b", said, is_there=there, is_member=member)
+
+    assert fate(control, there=True) is Fate.OPEN
+    assert fate(Control(10, WORLD, 5, drains={"b": Drain("a", "x")})) is Fate.OPEN
+    assert fate(control) is Fate.OPEN  # the leader has not said yet how it was lost
+    assert fate(control, Farewell(left="x")) is Fate.LEFT
+    assert fate(control, Farewell(lost="x")) is Fate.LOST
+    assert fate(control, member=False) is Fate.GONE
+    assert fate(Control(10)) is Fate.GONE
+    change = Change("run", 3, ("c",))
+    assert fate(Control(10, WORLD, 5, change=change, change_revision=9)) is Fate.GONE
+
+
+def test_a_good_bye_is_in_the_presence_or_in_a_change() -> None:
+    def said(*events: Event) -> Farewell:
+        return farewell(KEYS, "b", events, Farewell())
+
+    def change(how: str) -> Event:
+        return put(KEYS.change, encode_change(Change("run", 3, (), {"b": how})))
+
+    leaving = NodeInfo("b", "h", 1, 3, JobSettings(2, 4), leaving="drained: x")
+    assert said(put(KEYS.node("b"), encode_node(leaving))) == Farewell(left="drained: x")
+    assert said(change("left: drained: x")) == Farewell(left="drained: x")
+    assert said(change("lease expired")) == Farewell(lost="lease expired")
+    assert said(change("lease expired"), put(KEYS.node("b"), encode_node(INFO))) == Farewell()
+    assert said(put(KEYS.node("b"), b"x"), put(KEYS.change, b"x")) == Farewell()
+    deleted = Event(EventKind.DELETE, KeyValue(KEYS.node("b"), b"", 0, 11, 0, 0))
+    assert said(deleted) == Farewell()
+
+
+def test_requests_of_strangers_are_shown_as_text(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    plant_node(etcd_server, job_id, "one~1~a")
+    value = encode_drain(Drain("[red]who[/red]", EVIL))
+    for number in range(50):
+        key = JobKeys(PREFIX, job_id).drain(f"{number}{EVIL}")
+        etcd_server.gateway.put(key, value, lease(etcd_server))
+    done = act("status", job_id)
+    assert is_harmless(done.out), done.out
+    assert "and 46 more" in done.out
+    assert len(act("status", job_id, "--json").json["status"]["drains"]) == 50

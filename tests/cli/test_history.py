@@ -1,0 +1,75 @@
+"""What ``history`` says of the rounds of a real job."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from functools import partial
+
+from rdzv_etcd.cli.history import when
+from rdzv_etcd.schema.keys import JobKeys
+from tests.cli.tools import PREFIX, Run, lease
+from tests.library.nodes import at_once, groups, join_all, node_settings
+from tests.support.servers import EtcdServer
+
+
+def test_each_round_is_told_with_its_time(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
+    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
+    began_s = time.time()
+    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as (one, two):
+        join_all([one, two])
+        two.leave("needed elsewhere")
+        one.join()
+        done = cli(*words, "--json")
+        ended_s = time.time()
+        first, second = done.json["history"]["rounds"]
+        assert began_s - 0.001 <= first["wall_s"] <= second["wall_s"] <= ended_s + 0.001
+        assert second["lost"] == {two.node_id: "left: needed elsewhere"}
+        shown = cli(*words).out
+    assert re.search(r"^ROUND +WHEN +NODES", shown, re.MULTILINE)
+    for number, note, size in ((1, first, 2), (2, second, 1)):
+        at = when(note["wall_s"], ended_s)
+        assert re.search(rf"^{number} +{at} +{size} ", shown, re.MULTILINE), shown
+
+
+def test_why_members_came_back_is_told_and_outlives_the_job(
+    etcd_server: EtcdServer, job_id: str, cli: Run
+) -> None:
+    """Also that it is the same again and again."""
+    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
+    why = "worker of rank 1 was killed by SIGSEGV\x1b[2J"
+    with groups(node_settings(etcd_server, job_id, "2", ended_ttl=600), 2) as (one, two):
+        join_all([one, two])
+        for _ in range(5):
+            at_once([one.join, partial(two.join, because=why)])
+        one.finish("done")
+    told = cli(*words, "--json").json["history"]
+    assert [each["round"] for each in told["rounds"]] == [1, 2, 3, 4, 5, 6]
+    shown = why.replace("\x1b", "\\x1b")
+    assert [each["back_because"] for each in told["rounds"][1:]] == [{two.node_id: shown}] * 5
+    assert told["ended"][0]["reason"] == "done"
+    out = " ".join(cli(*words).out.split())
+    assert f"came back ({shown})" in out
+    assert f"! most of 5 rounds ended because a member came back, the last time as {shown}" in out
+
+
+def test_who_was_kept_out_is_named_once(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
+    keys, put = JobKeys(PREFIX, job_id), etcd_server.gateway.put
+    refused = {"node": "gpu-7~1~a", "settings": "min_nodes=3, max_nodes=3", "wall_s": 1e9}
+    for number in (1, 2):
+        audit = {"v": 1, "round": number, "refused": refused}
+        put(keys.audit(number, "run"), json.dumps(audit).encode(), lease(etcd_server))
+    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
+    at = when(1e9, time.time())
+    line = f"gpu-7 was kept out at {at}: it was started with min_nodes=3, max_nodes=3"
+    assert cli(*words).out.splitlines()[-1:] == [line]
+    told = cli(*words, "--json").json["history"]["rounds"]
+    assert [each["refused"] for each in told] == [refused] * 2
+
+
+def test_a_time_has_its_date_unless_it_is_today_s() -> None:
+    noon = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
+    assert when(noon, noon + 3600) == "12:00:00"
+    assert when(noon, noon + 86400) == "2026-03-01 12:00:00"
+    assert when(1e15 - 1, noon)

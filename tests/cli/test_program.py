@@ -1,0 +1,199 @@
+"""The program itself: without its extra, with wrong words, in pipes, from the environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import rdzv_etcd
+from rdzv_etcd.cli.options import Target
+from tests.cli.tools import LIMIT_S, Run, plant_node, run_alone
+from tests.support.processes import free_port
+from tests.support.servers import EtcdServer, find_binaries
+
+_PROGRAM = "import sys; sys.path[:0] = [sys.argv.pop(1)]; from rdzv_etcd.cli import main; "
+_PROGRAM += "sys.exit(main())"
+
+
+def run_without(missing: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program where that package is not installed."""
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith((missing, "rdzv", "__editable__")):
+            (folder / entry.name).symlink_to(entry)
+    (folder / "rdzv_etcd").symlink_to(Path(rdzv_etcd.__file__).parent)
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, str(folder), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_extra_it_says_what_to_install(missing: str, tmp_path: Path) -> None:
+    done = run_without(missing, tmp_path, "status")
+    assert done.returncode == 2
+    expected = f"rdzv-etcd needs the package {missing}: pip install 'rdzv-etcd[cli]'\n"
+    assert (done.stdout, done.stderr) == ("", expected)
+
+
+def test_a_picture_without_matplotlib_is_refused_at_once(tmp_path: Path) -> None:
+    done = run_without("matplotlib", tmp_path, "history", "my-job", "--plot", "job.svg")
+    assert done.returncode == 64
+    expected = "rdzv-etcd: --plot needs matplotlib: pip install 'rdzv-etcd[plot]'\n"
+    assert (done.stdout, done.stderr) == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nonsense",), "No such command"),
+        (("status", "--nonsense"), "No such option"),
+        (("status", "j", "--conf=lease_ttl=soon"), "lease_ttl"),
+        (("status", "j", "--conf=password=x"), "RDZV_ETCD_PASSWORD"),
+        (("status", "j", "--conf=nothing"), "NAME=VALUE"),
+        (("status", "j", "--endpoint=me:secret@host"), "RDZV_ETCD_USER"),
+        (("doctor", "--nnodes=many"), "--nnodes"),
+        (("history",), "name a job"),
+        (("history", "j", "--plot=job.gif"), ".svg, .png, .pdf"),
+        (("evict", "j"), "NODE"),
+        (("serve", "--endpoint=https://127.0.0.1:1"), "http only"),
+        (("serve", "--endpoint=192.0.2.1:1"), "no address of this machine"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_words_end_it_with_64(words: tuple[str, ...], said: str, cli: Run) -> None:
+    done = cli(*words)
+    assert done.code == 64
+    assert said in done.err
+    assert "secret" not in done.err
+    assert "Traceback" not in done.err
+    told = cli(*words, "--json")
+    assert told.code == 64
+    assert told.json["error"]["exit_code"] == 64
+
+
+def test_what_an_agent_s_environment_says_is_enough(etcd_server: EtcdServer, job_id: str) -> None:
+    plant_node(etcd_server, job_id, "one~1~a")
+    environ = {
+        "PET_RDZV_ENDPOINT": etcd_server.endpoint,
+        "PET_RDZV_ID": job_id,
+        "PET_RDZV_CONF": "lease_ttl=4,rank_key=env:NOT_SET_HERE,node_unit=2,embed=1,timeout=900",
+    }
+    done = run_alone("status", "--json", environ=environ)
+    assert done.code == 1, done
+    assert done.json["status"]["present"] == 1
+
+
+def test_options_of_one_node_are_no_matter() -> None:
+    target = Target("h", "node_unit=4,rank_key=env:NOT_SET_HERE,request_timeout=60", "")
+    assert target.settings().connection.request_timeout_s == 10
+    assert target.settings("j", "4:8").job.node_unit == 4
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "--json")])
+def test_a_reader_that_has_gone_is_not_taken_for_a_result(
+    etcd_server: EtcdServer, words: tuple[str, ...]
+) -> None:
+    """1 would mean that a job waits."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "rdzv_etcd", *words, "--endpoint", etcd_server.endpoint],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "--json")])
+def test_a_full_disk_is_not_taken_for_a_result(
+    etcd_server: EtcdServer, words: tuple[str, ...]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rdzv_etcd", *words, "--endpoint", etcd_server.endpoint],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    assert done.returncode == 74
+    assert "No space left" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(etcd_server: EtcdServer, job_id: str) -> None:
+    for number in range(50):
+        plant_node(etcd_server, job_id, f"node{number}~1~a")
+    program = f"{sys.executable} -m rdzv_etcd"
+    done = subprocess.run(
+        ["bash", "-c", f"{program} status {job_id} --endpoint {etcd_server.endpoint} | head -1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert done.stdout.startswith(job_id)
+    assert done.stderr == ""
+
+
+def test_the_version_and_the_help(cli: Run) -> None:
+    assert rdzv_etcd.__version__ in cli("--version").out
+    shown = cli("--help").out
+    for name in ("status", "watch", "doctor", "demo"):
+        assert name in shown
+
+
+# --- serve ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_an_etcd_is_served_until_it_is_told_to_end(
+    by: signal.Signals, monkeypatch: pytest.MonkeyPatch, cli: Run
+) -> None:
+    monkeypatch.setenv("RDZV_ETCD_BINARY", str(find_binaries()[0].path))
+    endpoint = f"127.0.0.1:{free_port()}"
+    words = [sys.executable, "-m", "rdzv_etcd", "serve", "--json", "--endpoint", endpoint]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert endpoint in process.stdout.readline()
+        assert cli("status", "--endpoint", endpoint).code == 0
+        second = run_alone("serve", "--endpoint", endpoint)
+        assert (second.code, "already" in second.err) == (1, True)
+        process.send_signal(by)
+        assert process.wait(LIMIT_S) == 0
+    assert cli("status", "--endpoint", endpoint, "--conf=connect_timeout=1").code == 3
+
+
+def test_an_etcd_with_a_password_lets_nobody_else_in(
+    monkeypatch: pytest.MonkeyPatch, cli: Run
+) -> None:
+    monkeypatch.setenv("RDZV_ETCD_BINARY", str(find_binaries()[0].path))
+    endpoint = f"127.0.0.1:{free_port()}"
+    words = [sys.executable, "-m", "rdzv_etcd", "serve", "--endpoint", endpoint]
+    monkeypatch.setenv("RDZV_ETCD_USER", "me")
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "mine")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "serves" in process.stdout.readline()
+        assert cli("status", "--endpoint", endpoint).code == 0
+        monkeypatch.delenv("RDZV_ETCD_USER")
+        monkeypatch.delenv("RDZV_ETCD_PASSWORD")
+        assert cli("status", "--endpoint", endpoint).code == 3
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0

@@ -1,0 +1,370 @@
+"""What ``status`` says of jobs in every state, its exit codes, its JSON, and what it costs etcd."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rdzv_etcd.cli.job_view import SHOWN_NODES
+from rdzv_etcd.core.model import GateFailures, NodeInfo, Stranger
+from rdzv_etcd.core.rank_slices import cut, slices_for
+from rdzv_etcd.errors import GateError
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.values import encode_gate, encode_node, encode_slice, encode_stranger
+from rdzv_etcd.settings import JobSettings
+from tests.cli.terminal import Terminal
+from tests.cli.tools import PREFIX, Done, Run, lease, nothing_is_written, plant_node, plant_round
+from tests.library.nodes import (
+    RemoteNode,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
+from tests.support.processes import free_port
+from tests.support.servers import USER, USER_PASSWORD, EtcdServer
+
+
+@pytest.fixture
+def status(cli: Run, etcd_server: EtcdServer) -> Run:
+    def run(*words: str) -> Done:
+        return cli("status", "--endpoint", etcd_server.endpoint, *words)
+
+    return run
+
+
+def states(done: Done) -> dict[str, int]:
+    counted: dict[str, int] = {}
+    for node in done.json["status"]["nodes"]:
+        counted[node["state"]] = counted.get(node["state"], 0) + 1
+    return counted
+
+
+def test_a_job_that_works(etcd_server: EtcdServer, job_id: str, status: Run) -> None:
+    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
+        worlds = join_all(nodes)
+        done = status(job_id, "--json")
+        assert done.code == 0
+        told = done.json["status"]
+        assert (told["job"], told["state"], told["present"]) == (job_id, "works", 2)
+        assert told["epoch"] == worlds[0].epoch
+        assert told["round"]["size"] == 2
+        assert told["round"]["master"]["port"] == worlds[0].master.port
+        assert told["change"] is None
+        assert told["closed"] is None
+        by_rank = {node["rank"]: node for node in told["nodes"]}
+        for world, group in zip(worlds, nodes, strict=True):
+            row = by_rank[world.rank]
+            assert row["node"] == group.node_id
+            assert row["address"] == "127.0.0.1"
+            assert row["lease_ttl_s"] == 3
+            assert 0 <= row["silent_s"] <= 3
+        assert sum(node["leads"] for node in told["nodes"]) == 1
+        shown = status(job_id)
+        assert shown.code == 0
+        assert re.search(rf"^{job_id}  WORKS  round 1, 2 of 1 to 2 nodes", shown.out, re.MULTILINE)
+        assert "leader" in shown.out
+
+
+def test_a_job_that_waits_for_its_first_round(
+    etcd_server: EtcdServer, job_id: str, status: Run
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2"), 1) as (node,):
+        joining = threading.Thread(target=_join_until_left, args=(node,))
+        joining.start()
+        try:
+            wait_until("arrived", lambda: etcd_server.keys(JobKeys(PREFIX, job_id).nodes.start))
+            done = status(job_id, "--json")
+            assert (done.code, states(done)) == (1, {"arrived": 1})
+            assert "start a node with" in done.json["status"]["next_step"]
+            assert "for round 1: 1 of 2 nodes" in status(job_id).out
+        finally:
+            node.leave("the test is over")
+            joining.join()
+
+
+def _join_until_left(node: Group) -> None:
+    with pytest.raises(Exception, match="left"):
+        node.join()
+
+
+def test_a_lost_node_is_named_with_how_it_was_lost(
+    etcd_server: EtcdServer, job_id: str, status: Run
+) -> None:
+    options = node_options(etcd_server, job_id, "2")
+    with groups(node_settings(etcd_server, job_id, "2"), 1) as (node,):
+        with RemoteNode(options) as other:
+            lost_id = other.node_id
+            begin = threading.Thread(target=node.join)
+            begin.start()
+            other.call("join")
+            begin.join()
+            other.process.kill()
+            other.process.wait()
+        wait_until("the world is over", lambda: node.waiting_count() > 0)
+        done = status(job_id, "--json")
+        assert done.code == 1
+        (lost,) = (each for each in done.json["status"]["nodes"] if each["state"] == "lost")
+        assert lost["node"] == lost_id
+        assert lost["why"]
+        assert done.json["status"]["change"]["lost"] == {lost_id: lost["why"]}
+        shown = status(job_id).out
+        assert "round 1 ended: " in shown
+        assert "LOST" in shown
+        assert "next: start" in shown
+
+
+def test_a_spare(etcd_server: EtcdServer, job_id: str, status: Run) -> None:
+    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
+        join_all(nodes)
+        plant_node(
+            etcd_server,
+            job_id,
+            "third~7~a",
+            arrived_for=2,
+            settings=node_settings(etcd_server, job_id, "1:2").job,
+        )
+        done = status(job_id, "--json")
+        assert (done.code, states(done)) == (0, {"works": 2, "spare": 1})
+        assert "all seats are taken" in status(job_id).out
+
+
+def test_one_that_waits_and_has_a_seat_is_no_spare(
+    etcd_server: EtcdServer, job_id: str, status: Run
+) -> None:
+    """As :class:`rdzv_etcd.Observer` says, too."""
+    settings = JobSettings(1, 2)
+    plant_round(etcd_server, job_id, ["one~1~a"], settings=settings)
+    for number, name in enumerate(("one", "two", "three"), 1):
+        plant_node(etcd_server, job_id, f"{name}~{number}~a", arrived_for=min(number, 2))
+    told = status(job_id, "--json").json["status"]
+    assert {node["node"]: node["state"] for node in told["nodes"]} == {
+        "one~1~a": "works",
+        "two~2~a": "arrived",
+        "three~3~a": "spare",
+    }
+
+
+def test_a_node_that_other_settings_keep_out_is_named(
+    etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
+) -> None:
+    """By those who wait for it, too: whoever looks at the wrong log is told where to look."""
+    keys = JobKeys(PREFIX, job_id)
+    waiting, other = (
+        node_settings(etcd_server, job_id, "2"),
+        node_settings(etcd_server, job_id, "3"),
+    )
+    with groups(waiting, 1) as (node,), groups(other, 1) as (stranger,):
+        joining = [threading.Thread(target=_join_until_left, args=(it,)) for it in (node, stranger)]
+        try:
+            joining[0].start()
+            wait_until("arrived", lambda: etcd_server.keys(keys.nodes.start))
+            joining[1].start()
+            wait_until("it is told", lambda: etcd_server.keys(keys.stranger))
+            done = status(job_id, "--json")
+            assert done.code == 1
+            told = done.json["status"]["stranger"]
+            assert (told["node"], told["min_nodes"]) == (stranger.node_id, 3)
+            shown = status(job_id).out
+            assert "the first of them came " in shown
+            # one of the waiting node's host: here it is the same one, and "is there by now"
+            assert "could not join" not in shown
+            planted = Stranger("elsewhere~7~a", other.job, time.time() - 60)
+            etcd_server.gateway.put(keys.stranger, encode_stranger(planted), lease(etcd_server))
+            line = (
+                r"elsewhere could not join \(1 min.* ago\): started with min_nodes=3, max_nodes=3"
+            )
+            assert re.search(line, status(job_id).out)
+            doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
+            assert "warn  elsewhere could not join" in doctor.out
+            etcd_server.gateway.put(keys.stranger, encode_stranger(planted))  # it would stay
+            assert "could not join" not in status(job_id).out
+        finally:
+            stranger.leave("the test is over")
+            node.leave("the test is over")
+            for thread in joining:
+                thread.join()
+
+
+def test_a_host_that_does_not_pass_its_gate_is_named(
+    etcd_server: EtcdServer, job_id: str, status: Run
+) -> None:
+    settings = node_settings(etcd_server, job_id, "1", gate_cooldown=600, gate_command="false")
+    with groups(settings, 2) as nodes:
+        host = nodes[0].node_id.split("~", maxsplit=1)[0]
+        with pytest.raises(GateError):
+            nodes[0].join()
+        once = status(job_id)
+        assert once.code == 2
+        assert f"{host} did not pass: its gate " in once.out
+        assert "cools down" not in once.out
+        with pytest.raises(GateError):
+            nodes[1].join()
+        done = status(job_id, "--json")
+        (gate,) = done.json["status"]["gates"]
+        assert (gate["host"], gate["count"], gate["cools_down"]) == (host, 2, True)
+        assert gate["node"] == nodes[1].node_id
+        assert 0 < gate["forgotten_in_s"] <= 600
+        assert gate["how"].startswith("its gate ")
+        assert re.search(r"2 times in a row: cools down for \d+ min", status(job_id).out)
+    passing = node_settings(etcd_server, job_id, "1")
+    with groups(passing, 1) as nodes:
+        join_all(nodes)
+        for number in range(40):
+            failures = GateFailures(3, "no GPU", f"h{number}~1~a", 0.0)
+            key = JobKeys(PREFIX, job_id).gate(f"h{number}")
+            etcd_server.gateway.put(key, encode_gate(failures), lease(etcd_server))
+        done = status(job_id, "--json")
+        assert (done.code, len(done.json["status"]["gates"])) == (0, 32)
+        assert done.json["status"]["more_gates"] == 9
+        assert "37 more hosts did not pass their gate" in status(job_id).out
+
+
+def test_a_job_that_was_closed(etcd_server: EtcdServer, job_id: str, status: Run) -> None:
+    with groups(node_settings(etcd_server, job_id, "1", closed_ttl=60), 1) as (node,):
+        join_all([node])
+        node.finish("all done")
+        done = status(job_id, "--json")
+        assert done.code == 2
+        assert done.json["status"]["closed"]["reason"] == "all done"
+        assert done.json["status"]["closed"]["succeeded"] is True
+    shown = status(job_id)
+    assert shown.code == 2
+    assert "CLOSED  finished: closed by" in shown.out
+
+
+def test_a_job_that_nobody_knows(job_id: str, status: Run) -> None:
+    done = status(job_id)
+    assert done.code == 2
+    assert "unknown" in done.out
+    assert "--rdzv-id" in done.out
+
+
+def test_an_etcd_that_cannot_be_asked(cli: Run, job_id: str) -> None:
+    words = ("status", job_id, "--endpoint", f"127.0.0.1:{free_port()}", "--conf=connect_timeout=1")
+    done = cli(*words)
+    assert done.code == 3
+    assert "connection refused" in done.err
+    done = cli(*words, "--json")
+    assert done.json["error"]["exit_code"] == 3
+
+
+def test_all_jobs_of_a_prefix(
+    fresh_etcd: Callable[..., EtcdServer], cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fresh_etcd()
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", server.endpoint)  # as torchrun takes it
+    assert "no job under /rdzv_etcd" in cli("status").out
+    ids = ["a/b", "b c", "c\u20ac", "plain"]
+    for job in ids:
+        plant_node(server, job, f"{len(job)}~1~a")
+    server.gateway.put(b"/rdzv_etcd/stray", b"no job's")
+    done = cli("status", "--json")
+    assert done.code == 0
+    assert sorted(job["job"] for job in done.json["jobs"]["jobs"]) == sorted(ids)
+    assert {job["state"] for job in done.json["jobs"]["jobs"]} == {"waits"}
+    assert len(cli("status").out.splitlines()) == 1 + len(ids)
+    monkeypatch.setenv("PET_RDZV_ID", "a/b")
+    assert cli("status", "--json").json["status"]["job"] == "a/b"
+
+
+@pytest.mark.parametrize("command", ["status", "history", "watch"])
+def test_reading_needs_no_right_to_write(
+    auth_etcd: EtcdServer,
+    job_id: str,
+    cli: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    call, name = auth_etcd.gateway.call, f"reader-{job_id}"
+    call("/v3/auth/user/add", {"name": name, "password": "x"})
+    call("/v3/auth/role/add", {"name": name})
+    call("/v3/auth/user/grant", {"user": name, "role": name})
+    auth_etcd.gateway.grant_prefix(name, b"/rdzv_etcd/", "READ")
+    environ = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
+    with groups(node_settings(auth_etcd, job_id, "1", environ=environ), 1) as nodes:
+        join_all(nodes)
+        monkeypatch.setenv("RDZV_ETCD_USER", name)
+        monkeypatch.setenv("RDZV_ETCD_PASSWORD", "x")
+        with nothing_is_written(auth_etcd, job_id):
+            if command == "watch":
+                with Terminal(command, job_id, "--endpoint", auth_etcd.endpoint) as terminal:
+                    terminal.wait_for("WORKS")
+                    terminal.press(b"\x03")
+                    assert terminal.end() == 130
+            else:
+                done = cli(command, job_id, "--json", "--endpoint", auth_etcd.endpoint)
+                assert done.code == 0, done
+        listed = cli("status", "--json", "--endpoint", auth_etcd.endpoint)
+        assert job_id in {job["job"] for job in listed.json["jobs"]["jobs"]}
+
+
+# --- a large job ----------------------------------------------------------------------------------
+
+_NODES = 3000
+
+
+@pytest.fixture
+def large_etcd(fresh_etcd: Callable[..., EtcdServer], job_id: str) -> EtcdServer:
+    """An etcd with a world of 3,000 nodes, as they would have written it."""
+    server = fresh_etcd()
+    ids = [f"node{number:04}~{number + 1}~{number:08x}" for number in range(_NODES)]
+    settings = node_settings(server, job_id, f"1:{_NODES}").job
+    slices = slices_for(_NODES, 128, "edition")
+    assert slices is not None
+    _, job_lease = plant_round(server, job_id, (), settings=settings, slices=slices)
+    keys, session = JobKeys(PREFIX, job_id), lease(server)
+    for index, ranks in enumerate(cut(ids, slices)):
+        server.gateway.put(keys.slice(1, slices.edition, index), encode_slice(ranks), job_lease)
+    for number, node_id in enumerate(ids):
+        address, data = f"10.0.{number // 250}.{number % 250}", {"gpus": 8, "serial": "x" * 100}
+        info = NodeInfo(node_id, address, 4711, 1, settings, data=data)
+        server.gateway.put(keys.node(node_id), encode_node(info), session)
+    return server
+
+
+def test_a_large_job_is_told_in_numbers_and_costs_etcd_little(
+    large_etcd: EtcdServer, job_id: str, cli: Run
+) -> None:
+    words = ("status", job_id, "--json", "--endpoint", large_etcd.endpoint)
+    requests, sent = _load(large_etcd)
+    done = cli(*words)
+    asked, got = _load(large_etcd)
+    assert (done.code, done.json["status"]["nodes"]) == (0, None)
+    assert done.json["status"]["present"] == _NODES
+    assert done.json["status"]["round"]["size"] == _NODES
+    assert asked - requests <= 6
+    assert got - sent < 20_000
+    done = cli(*words, "--all")
+    every, all_of_it = _load(large_etcd)
+    assert len(done.json["status"]["nodes"]) == _NODES
+    assert {node["state"] for node in done.json["status"]["nodes"]} == {"works"}
+    assert every - asked <= 30
+    # A page holds 256 keys at most.
+    assert (all_of_it - got) / (every - asked) < 256 * 600
+
+
+def _load(server: EtcdServer) -> tuple[float, float]:
+    metrics = server.metrics()
+    sent = metrics.total("etcd_network_client_grpc_sent_bytes_total")
+    return sum(metrics.requests().values()), sent
+
+
+def test_many_nodes_that_nobody_leads_yet_wait(
+    status: Run, job_id: str, etcd_server: EtcdServer
+) -> None:
+    """They are too many to be read, and only the leader would tell their settings."""
+    granted = lease(etcd_server)
+    for number in range(SHOWN_NODES + 1):
+        node = f"host-{number}~1~a"
+        info = NodeInfo(node, "192.0.2.7", 1, 1, JobSettings(1000, 1000))
+        etcd_server.gateway.put(JobKeys(PREFIX, job_id).node(node), encode_node(info), granted)
+    done = status(job_id)
+    assert done.code == 1
+    assert f"{SHOWN_NODES + 1} nodes are there, and none of them leads yet" in done.out

@@ -1,0 +1,120 @@
+"""Runs the command line, in this process or in one of its own, and plants what others wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rdzv_etcd.cli.app import run
+from rdzv_etcd.core.model import NodeInfo, Round
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.values import encode_node, encode_round
+from rdzv_etcd.settings import JobSettings
+from tests.support.servers import EtcdServer
+
+LIMIT_S = 120.0
+PREFIX = "/rdzv_etcd"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object that it printed, without its version."""
+        (line,) = self.out.splitlines()
+        told = json.loads(line)
+        assert told.pop("version") == 1
+        return told
+
+
+Run = Callable[..., Done]
+"""Takes the command's words; see the fixture ``cli``."""
+
+
+def run_here(capsys: Any, words: Sequence[str]) -> Done:
+    capsys.readouterr()
+    code = run([str(word) for word in words])
+    written = capsys.readouterr()
+    return Done(code, written.out, written.err)
+
+
+def run_alone(
+    *words: str,
+    environ: Mapping[str, str] | None = None,
+    text: str = "",
+    limit_s: float = LIMIT_S,
+) -> Done:
+    """Run it in a process of its own, without a terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rdzv_etcd", *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit_s,
+        env={**os.environ, **(environ or {})},
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def nothing_is_written(server: EtcdServer, job: str) -> Iterator[None]:
+    """No key of the job changes, and no lease comes. What others left there before may go."""
+    root = JobKeys(PREFIX, job).root
+    keys, leases = server.gateway.keys(root), server.leases()
+    yield
+    assert server.gateway.keys(root) == keys
+    assert server.leases() <= leases
+
+
+def lease(server: EtcdServer, ttl_s: int = 600) -> int:
+    return int(server.gateway.call("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+
+def plant_node(server: EtcdServer, job: str, node_id: str, **fields: Any) -> NodeInfo:
+    """Write the presence of a node of another host, on a lease of its own."""
+    info = NodeInfo(
+        **{
+            "node_id": node_id,
+            "address": "192.0.2.7",
+            "port": 1,
+            "arrived_for": 1,
+            "settings": JobSettings(1, 2),
+            **fields,
+        }
+    )
+    server.gateway.put(JobKeys(PREFIX, job).node(node_id), encode_node(info), lease(server))
+    return info
+
+
+def plant_round(
+    server: EtcdServer, job: str, members: Sequence[str], **fields: Any
+) -> tuple[Round, int]:
+    """Write the record of a world; returns it and its job lease."""
+    job_lease = lease(server)
+    record = Round(
+        **{
+            "number": 1,
+            "run": "run",
+            "members": tuple(members),
+            "settings": JobSettings(1, max(2, len(members))),
+            "master_address": "192.0.2.7",
+            "master_port": 1,
+            "job_lease": job_lease,
+            **fields,
+        }
+    )
+    server.gateway.put(JobKeys(PREFIX, job).round, encode_round(record), job_lease)
+    return record, job_lease

@@ -1,0 +1,1 @@
+"""``rdzv_etcd.torch`` with real processes, which are killed, stopped and added."""

@@ -1,0 +1,13 @@
+"""What is imported before members are forked; starts no thread, opens no channel."""
+
+import importlib
+
+for name in (
+    "grpc.aio",
+    "rdzv_etcd.etcd.client",
+    "rdzv_etcd.group.group",
+    "rdzv_etcd.torch",
+    "sklearn.datasets",
+    "torch.distributed.elastic.utils.data",
+):
+    importlib.import_module(name)

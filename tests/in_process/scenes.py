@@ -1,0 +1,223 @@
+"""What single processes of the tests do. Each writes one JSON line when it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+import rdzv_etcd
+import rdzv_etcd.torch
+from rdzv_etcd import Group, World
+from rdzv_etcd.errors import MisuseError
+from tests.in_process.processes import LIMIT_S, die_with_parent
+
+
+def play(scene: Callable[..., object], output: Path, *args: object) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    result = scene(*args)
+    output.write_text(json.dumps(result))
+
+
+def slow_member(etcd: str, job: str, delay_s: float) -> float:
+    """One member comes late to a collective; returns its result."""
+    results = []
+    with rdzv_etcd.connect(etcd, job=job, nodes=2) as group:
+
+        def train(world: World) -> None:
+            value = torch.tensor([world.rank + 1.0])
+            dist.all_reduce(value)
+            if world.rank == 1:
+                time.sleep(delay_s)  # it is slow
+            dist.all_reduce(value)
+            world.barrier("done")
+            results.append(value.item())
+            group.finish()
+
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+    return results[0]
+
+
+def failed_before(etcd: str, job: str, failed: int) -> float:
+    """A process in which a process group could not be made before; returns a sum over both."""
+    if failed:
+        with contextlib.suppress(dist.DistStoreError):  # nobody else comes there
+            dist.init_process_group(
+                "gloo", store=HashStore(), rank=1, world_size=2, timeout=timedelta(seconds=0.1)
+            )
+    value = torch.ones(1)
+    with rdzv_etcd.connect(etcd, job=job, nodes=2) as group:
+        world = group.join()
+        rdzv_etcd.torch.init_process_group(world, "gloo")
+        dist.all_reduce(value)
+        world.barrier("done")
+        rdzv_etcd.torch.destroy_process_group()
+    return value.item()
+
+
+def drained_member(etcd: str, job: str) -> list[int]:
+    """One of three is drained; the others go on and finish. Returns the worlds' sizes."""
+    sizes: list[int] = []
+    with rdzv_etcd.connect(etcd, job=job, nodes=(2, 3), last_call_timeout=60) as group:
+
+        def train(world: World) -> None:
+            sizes.append(world.size)
+            dist.all_reduce(torch.zeros(1))
+            if world.size == 2:
+                world.barrier("done")
+                group.finish()
+                return
+            if world.rank == 1:
+                group.drain("enough")
+            while not world.should_yield:
+                dist.all_reduce(torch.zeros(1))
+
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+    return sizes
+
+
+def wrong_member(etcd: str, job: str) -> dict[str, Any]:
+    """One of three makes a mistake that is its own; the others finish without it."""
+    sizes: list[int] = []
+    with rdzv_etcd.connect(etcd, job=job, nodes=(2, 3), last_call_timeout=60) as group:
+
+        def train(world: World) -> None:
+            sizes.append(world.size)
+            dist.all_reduce(torch.zeros(1))
+            if world.size == 3 and world.rank == 1:
+                torch.zeros(2) @ torch.zeros(3)
+            dist.all_reduce(torch.zeros(1))
+            world.barrier("done")
+            group.finish()
+
+        try:
+            rdzv_etcd.torch.run(group, train, backend="gloo")
+        except RuntimeError as error:
+            return {"sizes": sizes, "error": str(error)}
+    return {"sizes": sizes, "error": None}
+
+
+def late_member(etcd: str, job: str, delay_s: float) -> list[str]:
+    """One member takes long to make the process group; returns what is said meanwhile."""
+    said: list[str] = []
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logging.getLogger("rdzv_etcd").addHandler(Said())
+    with rdzv_etcd.connect(etcd, job=job, nodes=2) as group:
+        world = group.join()
+        if world.rank == 1:
+            time.sleep(delay_s)  # it loads its data
+        rdzv_etcd.torch.init_process_group(world, "gloo")
+        dist.all_reduce(torch.zeros(1))
+        world.barrier("done")
+        rdzv_etcd.torch.destroy_process_group()
+    return said
+
+
+def leaving_member(etcd: str, job: str, done: Path) -> list[Any]:
+    """One member leaves with its process group open, in the middle; returns the other's error, and
+    how long that took."""
+    with rdzv_etcd.connect(etcd, job=job, nodes=2) as group:
+        world = group.join()
+        rdzv_etcd.torch.init_process_group(world, "gloo")
+        dist.all_reduce(torch.zeros(1))
+        if world.rank == 1:
+            group.leave("enough")
+            until_s = time.monotonic() + LIMIT_S
+            while not done.exists() and time.monotonic() < until_s:  # its connections stay open
+                time.sleep(0.02)
+            return []
+        begun_s = time.monotonic()
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError as error:
+            took_s = time.monotonic() - begun_s
+            world.wait_over(LIMIT_S)  # its connections' end may be here before etcd's word
+            return [f"{world.change}: {error}", took_s]
+        finally:
+            done.touch()
+    return []
+
+
+def other_exchange(etcd: str, job: str) -> str:
+    """One member exchanges something else; returns the error."""
+    with rdzv_etcd.connect(etcd, job=job, nodes=2) as group:
+        world = group.join()
+        try:
+            if world.rank == 1:
+                world.exchange(b"7")
+            else:
+                rdzv_etcd.torch.newest_member(world, 7)
+        except MisuseError as error:
+            return str(error)
+        finally:
+            world.barrier("done")
+    return ""
+
+
+class Counted:
+    """A step counter as a part of the state."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+
+
+def parallel_training(etcd: str, job: str, progress: Path, stop: Path) -> dict[str, Any]:
+    """DistributedDataParallel in each world anew, until the stop file is there."""
+    model, counted = nn.Linear(8, 1), Counted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with rdzv_etcd.connect(etcd, job=job, nodes=(2, 3), last_call_timeout=60) as group:
+
+        def train(world: World) -> None:
+            rdzv_etcd.torch.broadcast_newest(world, counted.step, model, optimizer, counted)
+            parallel = DistributedDataParallel(model)
+            while not world.over:
+                stopping = torch.tensor([int(stop.exists())])
+                dist.all_reduce(stopping)
+                if stopping.item():
+                    world.barrier("done")
+                    return end(group)
+                optimizer.zero_grad()
+                parallel(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                counted.step += 1
+                progress.write_text(f"{world.rank} {world.size} {counted.step}\n")
+            return None
+
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+    return {"step": counted.step, "parameters": [p.tolist() for p in model.parameters()]}
+
+
+def end(group: Group) -> None:
+    group.finish()
+
+
+def by_init_method(url: str, rank: int, size: int) -> dict[str, Any]:
+    """A plain script: torch's own function, and the URL."""
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+    value = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(value)
+    result = {"rank": dist.get_rank(), "size": dist.get_world_size(), "sum": value.item()}
+    dist.barrier()
+    dist.destroy_process_group()
+    return result

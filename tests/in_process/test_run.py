@@ -1,0 +1,334 @@
+"""``rdzv_etcd.torch.run`` and what it is made of."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rdzv_etcd
+import rdzv_etcd.torch
+from rdzv_etcd import World
+from rdzv_etcd.errors import MisuseError, SettingsError
+from rdzv_etcd.torch.connections import Connections
+from tests.in_process import scenes
+from tests.in_process.processes import LIMIT_S, context, running_job
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+
+@contextmanager
+def playing(tmp_path: Path, *calls: tuple[Any, ...]) -> Iterator[list[ForkServerProcess]]:
+    """A process for each call of a scene."""
+    with ExitStack() as stack:
+        processes = []
+        for place, (scene, *args) in enumerate(calls):
+            output = tmp_path / f"{place}.json"
+            process = context.Process(target=scenes.play, args=(scene, output, *args))
+            process.start()
+            stack.callback(process.close)
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            processes.append(process)
+        yield processes
+
+
+def results(tmp_path: Path, processes: list[ForkServerProcess]) -> list[Any]:
+    """What those that were not killed have written."""
+    found = []
+    for place, process in enumerate(processes):
+        process.join(LIMIT_S)
+        if process.exitcode != -signal.SIGKILL:
+            assert process.exitcode == 0
+            found.append(json.loads((tmp_path / f"{place}.json").read_text()))
+    return found
+
+
+@pytest.mark.slow
+def test_a_silent_member_is_gone_on_without_and_comes_back(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """Its process is stopped, so that its connections stay open and nothing comes over them: gloo
+    would wait for half an hour."""
+    with running_job(
+        tmp_path,
+        *(f"--etcd={etcd_server.endpoint}", f"--job={job_id}", "--nodes=2:3", "--last-call=60"),
+        *("--passes=1000000", "--lease-ttl=2", "--min-step-seconds=0.03"),
+    ) as job:
+        stopped, *others = [job.add() for _ in range(3)]
+        job.await_steps(0.0)
+        moment_s = stopped.send(signal.SIGSTOP)
+        job.await_(
+            "a step without it",
+            lambda: all(m.last["world_size"] == 2 for m in others if m.last),
+        )
+        stopped.send(signal.SIGCONT)
+        job.await_steps(moment_s, size=3)
+        job.await_steps(time.monotonic())
+        assert all(member.process.is_alive() for member in job.members)
+
+
+def test_a_collective_may_take_longer_than_a_connection(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    call = (scenes.slow_member, etcd_server.endpoint, job_id, 4.0)
+    with playing(tmp_path, call, call) as processes:
+        assert results(tmp_path, processes) == [6.0, 6.0]
+
+
+def test_a_process_group_that_one_member_could_not_make_before_does_no_harm(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """torch counts it, and would look for the others under another number from then on."""
+    calls = [(scenes.failed_before, etcd_server.endpoint, job_id, failed) for failed in (0, 1)]
+    with playing(tmp_path, *calls) as processes:
+        assert results(tmp_path, processes) == [2.0, 2.0]
+
+
+@pytest.mark.slow
+def test_a_late_member_is_waited_for_and_that_is_said(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    call = (scenes.late_member, etcd_server.endpoint, job_id, 12.0)
+    with playing(tmp_path, call, call) as processes:
+        said = ["".join(lines) for lines in results(tmp_path, processes)]
+    assert any("waiting for all members to make the process group: 1 are there" in s for s in said)
+
+
+def test_nobody_waits_for_one_that_has_left(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    call = (scenes.leaving_member, etcd_server.endpoint, job_id, tmp_path / "done")
+    with playing(tmp_path, call, call) as processes:
+        _, (said, took_s) = sorted(results(tmp_path, processes))
+    assert "enough" in said
+    assert "Connection closed" in said
+    assert took_s < 25.0  # it would be 30 s if the member could still take part
+
+
+def test_who_calls_something_else_is_named(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    call = (scenes.other_exchange, etcd_server.endpoint, job_id)
+    with playing(tmp_path, call, call) as processes:
+        said = "".join(results(tmp_path, processes))
+    assert "rank 1 gave b'7' instead of its progress" in said
+
+
+def test_a_member_s_own_mistake_ends_that_member_only(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    call = (scenes.wrong_member, etcd_server.endpoint, job_id)
+    with playing(tmp_path, call, call, call) as processes:
+        seen = sorted(results(tmp_path, processes), key=lambda one: len(one["sizes"]))
+    assert [one["sizes"] for one in seen] == [[3], [3, 2], [3, 2]]
+    assert "size" in seen[0]["error"]
+    assert [one["error"] for one in seen[1:]] == [None, None]
+
+
+def test_a_drained_member_leaves_and_the_others_go_on(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    call = (scenes.drained_member, etcd_server.endpoint, job_id)
+    with playing(tmp_path, call, call, call) as processes:
+        assert sorted(results(tmp_path, processes)) == [[3], [3, 2], [3, 2]]
+
+
+def test_ddp_is_made_anew_in_each_world(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    stop, progress = tmp_path / "stop", [tmp_path / f"progress{place}" for place in range(3)]
+    calls = [
+        (scenes.parallel_training, etcd_server.endpoint, job_id, file, stop) for file in progress
+    ]
+
+    def await_size(size: int, files: list[Path]) -> None:
+        until_s = time.monotonic() + LIMIT_S
+        while not all(f.exists() and f" {size} " in f.read_text() for f in files):
+            assert time.monotonic() < until_s
+            time.sleep(0.02)  # files send no event
+
+    with playing(tmp_path, *calls) as processes:
+        await_size(3, progress)
+        processes[1].kill()
+        await_size(2, [progress[0], progress[2]])
+        stop.touch()
+        one, other = results(tmp_path, processes)
+    assert one == other
+    assert one["step"] > 1
+
+
+@pytest.mark.parametrize("ranks", [(1, 0), (-1, -1)], ids=["ranks given", "ranks by the group"])
+def test_a_plain_script_forms_its_process_group_through_etcd(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path, ranks: tuple[int, int]
+) -> None:
+    target = etcd_server.endpoint.removeprefix("http://")
+    url = f"etcd3://{target}/{job_id}?nodes=2&lease_ttl=5"
+    size = 2 if ranks[0] >= 0 else -1
+    calls = [(scenes.by_init_method, url, rank, size) for rank in ranks]
+    with playing(tmp_path, *calls) as processes:
+        seen = results(tmp_path, processes)
+    assert sorted(one["rank"] for one in seen) == [0, 1]
+    assert all(one["size"] == 2 and one["sum"] == 3 for one in seen)
+    if ranks[0] >= 0:
+        assert [one["rank"] for one in seen] == list(ranks)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("etcd3://host:2379", "must be like"),
+        ("etcd3://host:2379/a/b?nodes=2", "must be like"),
+        ("etcd3://host:2379/job", "say how many"),
+        ("etcd3://host:2379/job?nodes=two", "nodes=two"),
+        ("etcd3://host:2379/job?nodes", "after the '\\?'"),
+        ("etcd3://host:2379/job?nodes=2&world_size=3", "contradict"),
+        ("etcd3://host:2379/job?nodes=2&rank=1", "no world_size"),
+        ("etcd3://host:2379/job?nodes=2&leese_ttl=1", "leese_ttl"),
+        ("etcd3://host:2379/job?nodes=2&job=other", "job= cannot be given"),
+        ("etcd3://host:2379/job?nodes=2&gate=check", "gate= cannot be given"),
+    ],
+)
+def test_a_wrong_init_method_is_named(url: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        dist.init_process_group("gloo", init_method=url)
+
+
+# --- alone, in this process ----------------------------------------------------------------------
+
+
+def run_alone(etcd: EtcdServer, job: str, train: Callable[[World], object], **more: Any) -> None:
+    with rdzv_etcd.connect(etcd.endpoint, job=job, nodes=1) as group:
+        rdzv_etcd.torch.run(group, train, backend="gloo", **more)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mine"), ValueError("mine"), KeyboardInterrupt()])
+def test_every_other_error_is_raised_at_once(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, error: BaseException
+) -> None:
+    def train(_world: World) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        run_alone(etcd_server, job_id, train)
+    assert raised.value is error
+    assert not dist.is_initialized()
+
+
+def test_a_collective_that_fails_though_nobody_is_gone_is_raised(
+    etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(_world: World) -> None:
+        raise dist.DistNetworkError("broken")
+
+    with pytest.raises(dist.DistNetworkError, match="broken"):
+        run_alone(etcd_server, job_id, train, over_within_s=5.1)
+    assert "no member is known to be gone" in caplog.text
+
+
+def test_an_error_in_a_world_that_is_over_leads_to_the_next_and_is_shown(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    epochs = []
+    with rdzv_etcd.connect(
+        etcd_server.endpoint, job=job_id, nodes=(1, 2), last_call_timeout=0.1
+    ) as group:
+
+        def train(world: World) -> None:
+            epochs.append(world.epoch)
+            if len(epochs) == 1:
+                other = rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=(1, 2))
+                with other, pytest.raises(rdzv_etcd.errors.JoinTimeoutError):
+                    other.join(0.3)  # this node does not come back for it in time
+                assert world.wait_over(LIMIT_S)
+                raise RuntimeError("whatever")
+            value = torch.ones(3)
+            dist.all_reduce(value)
+            group.finish()
+
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+    assert len(epochs) == 2
+    assert any("whatever" in str(r.exc_info) for r in caplog.records if r.levelname == "WARNING")
+
+
+def test_a_world_has_one_process_group(etcd_server: EtcdServer, job_id: str) -> None:
+    with rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=1) as group:
+        world = group.join()
+        with pytest.raises(MisuseError, match="rank and world_size"):
+            rdzv_etcd.torch.init_process_group(world, "gloo", rank=0, world_size=1)
+        rdzv_etcd.torch.init_process_group(world, "gloo")
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+        with pytest.raises(MisuseError, match="one process group"):
+            rdzv_etcd.torch.init_process_group(world, "gloo")
+        rdzv_etcd.torch.init_process_group(group.join(), "gloo")
+        rdzv_etcd.torch.destroy_process_group()
+        rdzv_etcd.torch.destroy_process_group()
+        assert not dist.is_initialized()
+        assert rdzv_etcd.torch.newest_member(group.join(), 7) == 0
+        with pytest.raises(MisuseError, match="progress is -1"):
+            rdzv_etcd.torch.newest_member(group.join(), -1)
+
+
+def test_only_connections_of_the_process_group_are_ended() -> None:
+    """Neither are others to the same ports of other hosts."""
+
+    def connected(server: socket.socket) -> tuple[socket.socket, socket.socket]:
+        client = stack.enter_context(closing(socket.create_connection(server.getsockname())))
+        return client, stack.enter_context(closing(server.accept()[0]))
+
+    def listening(address: str, port: int = 0) -> socket.socket:
+        return stack.enter_context(closing(socket.create_server((address, port))))
+
+    with ExitStack() as stack:
+        store, peer = listening("127.0.0.1"), listening("127.0.0.1")
+        ports = [one.getsockname()[1] for one in (store, peer)]
+        others = [listening("127.0.0.1"), *(listening("127.0.0.2", port) for port in ports)]
+        connections = Connections(ports[0])
+        ended = [connected(store)]
+        connections.gloo_begins()
+        own = listening("127.0.0.1")
+        assert connections.listening() == [own.getsockname()]
+        connections.gloo_is_done(connections.listening(), [peer.getsockname()])
+        ended += [connected(one) for one in (store, peer, own)]
+        left_alone = [connected(one) for one in others]
+        connections.close()
+        assert connections.wait_closed(0.0)
+        for _, accepted in ended:
+            assert accepted.recv(1) == b""
+        for client, accepted in left_alone:
+            accepted.sendall(b"x")
+            assert client.recv(1) == b"x"
+
+
+_LOCK = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def test_files_that_this_process_has_locked_stay_locked(tmp_path: Path) -> None:
+    """A process loses its locks on a file when it closes any descriptor of it, and all descriptors
+    are looked through for sockets."""
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        connections = Connections(1)
+        connections.gloo_begins()
+        connections.gloo_is_done(connections.listening(), [])
+        connections.close()
+        other = subprocess.run(
+            [sys.executable, "-c", _LOCK, file.name], capture_output=True, check=False, timeout=60
+        )
+    assert b"BlockingIOError" in other.stderr

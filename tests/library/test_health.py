@@ -1,0 +1,321 @@
+"""Drains, watchdogs and gates on a real etcd, on both faces of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import rdzv_etcd
+from rdzv_etcd import Arrival, Expelled, Left, Lost
+from rdzv_etcd.errors import DrainedError, GateError, SettingsError
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.group.draining import request_drain
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import Connection, parse_endpoints
+from rdzv_etcd.settings.definitions import gate_words
+from tests.library.nodes import (
+    ALONE,
+    LIMIT_S,
+    at_once,
+    groups,
+    join_all,
+    node_settings,
+    wait_until,
+)
+from tests.support.leaks import LeakCheck, job_root, left_of_job
+from tests.support.servers import EtcdServer
+
+LONG_S = 600
+"""A lease that will not end by itself while a test runs."""
+WATCHDOG_S = 3.0
+
+
+def work(group: Group, stops: list[bool]) -> None:
+    """A loop that stops at its commit points only."""
+    for world in group.worlds():
+        while not world.should_yield:
+            time.sleep(0.02)
+        stops.append(world.over)
+
+
+# --- drains ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["itself", "an operator"])
+def test_a_drained_node_s_loop_ends_and_the_others_go_on(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, who: str
+) -> None:
+    with groups(node_settings(etcd_server, job_id, "2:3", lease_ttl=LONG_S), 3) as nodes:
+        worlds = join_all(nodes)
+        drained, others = nodes[0], nodes[1:]
+        if who == "itself":
+            drained.drain("its fan is loud")
+            drained.drain("again")
+        else:
+            assert asyncio.run(_ask(etcd_server, job_id, drained.node_id))
+        wait_until("all may stop", lambda: all(world.should_yield for world in worlds))
+        assert not any(world.over for world in worlds)
+        by = "" if who == "itself" else " by an operator"
+        assert drained.drain_reason == f"drained{by}: its fan is loud"
+        assert list(drained.worlds()) == []
+        assert drained.has_left
+        with pytest.raises(DrainedError, match="its fan is loud") as raised:
+            drained.join()
+        assert raised.value.reason == "its fan is loud"
+        for world in worlds[1:]:
+            assert world.wait_over(LIMIT_S)
+            assert world.change == Left({drained.node_id: f"drained{by}: its fan is loud"})
+        again = join_all(others)
+        assert [world.size for world in again] == [2, 2]
+        assert not any(world.should_yield for world in again)
+    assert not left_of_job(etcd_server.gateway, job_id)
+
+
+async def _ask(server: EtcdServer, job_id: str, node_id: str) -> bool:
+    etcd = EtcdClient(Connection(parse_endpoints(server.endpoint).endpoints))
+    try:
+        keys = JobKeys("/rdzv_etcd", job_id)
+        return await request_drain(etcd, keys, node_id, "its fan is loud")
+    finally:
+        await etcd.close()
+
+
+def test_a_join_that_waits_ends_when_its_node_is_drained(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """By a signal handler of the program's own, in the thread that waits."""
+    with Group(node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S)) as group:
+        before = signal.signal(signal.SIGUSR1, lambda *_: group.drain("SIGUSR1"))
+        try:
+
+            def signal_it() -> None:
+                wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id)))
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+            arrived = threading.Thread(target=signal_it)
+            arrived.start()
+            with pytest.raises(DrainedError, match=r"has left job .*: drained: SIGUSR1"):
+                group.join()
+            arrived.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert not left_of_job(etcd_server.gateway, job_id)
+
+
+def test_drained_on_asyncio(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+    async def main() -> list[int]:
+        settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S)
+        one, two = (rdzv_etcd.aio.Group(Group(settings)) for _ in range(2))
+        async with one, two:
+            sizes: list[int] = []
+            await asyncio.wait_for(asyncio.gather(leaves(one, sizes), goes_on(two)), LIMIT_S)
+            return sizes
+
+    async def leaves(group: rdzv_etcd.aio.Group, sizes: list[int]) -> None:
+        async for world in group.worlds():
+            sizes.append(world.size)
+            group.drain()
+            await asyncio.to_thread(wait_until, "it may stop", partial(_may_stop, world))
+            world.alive()
+
+    async def goes_on(group: rdzv_etcd.aio.Group) -> None:
+        worlds: AsyncIterator[rdzv_etcd.aio.World] = group.worlds()
+        async for world in worlds:
+            if world.size == 1:
+                await group.finish()
+            await world.wait_over()
+
+    assert asyncio.run(main()) == [2]
+
+
+def _may_stop(world: rdzv_etcd.aio.World) -> bool:
+    return world.should_yield
+
+
+# --- the watchdog ---------------------------------------------------------------------------------
+
+
+def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = node_settings(
+        etcd_server, job_id, "1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE
+    )
+    wedge, is_wedged = threading.Event(), threading.Event()
+
+    def hang_in_a_file_system(group: Group) -> str:
+        world = group.join()
+        is_wedged.set()
+        wedge.wait(LIMIT_S)
+        assert isinstance(world.change, Expelled)
+        return f"{group.join().size} {group.has_left}"
+
+    with groups(settings, 2) as (wedged, other), ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(hang_in_a_file_system, wedged)
+        world = other.join()
+        assert is_wedged.wait(LIMIT_S)
+        assert world.wait_over(LIMIT_S)  # it waits inside, which counts as calling in
+        assert isinstance(world.change, Lost)
+        why = "is wedged: its thread has not called in for 3 s"
+        assert dict(world.change.members) == {wedged.node_id: why}
+        alone = other.join()
+        assert alone.size == 1
+        wedge.set()
+        wait_until("it waits for a seat", lambda: alone.over)
+        assert other.join().size == 2
+        assert hanging.result(LIMIT_S) == "2 False"
+    (record,) = [each for each in caplog.records if "is wedged" in each.getMessage()][:1]
+    assert record.levelno == logging.ERROR
+    assert "hang_in_a_file_system" in record.getMessage()
+
+
+def test_threads_that_call_in_now_and_then_are_left_alone(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    def calls(group: Group) -> None:
+        world = group.join()
+        world.barrier("all are there", LIMIT_S)
+        for look in (world.alive, lambda: world.over, group.waiting_count):
+            until_s = time.monotonic() + WATCHDOG_S / 2
+            while time.monotonic() < until_s:
+                time.sleep(0.05)
+                look()
+            world.alive()
+        world.barrier("all are done", LIMIT_S)
+        assert not world.over
+
+    settings = node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S, watchdog=WATCHDOG_S)
+    with groups(settings, 2) as nodes:
+        at_once([lambda node=node: calls(node) for node in nodes])  # type: ignore[misc]
+
+
+@pytest.mark.slow
+def test_an_event_loop_that_turns_while_something_is_awaited_is_at_work(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    async def main() -> None:
+        settings = node_settings(
+            etcd_server, job_id, "1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE
+        )
+        async with rdzv_etcd.aio.Group(Group(settings)) as group:
+            world = await group.join()
+            assert not await world.wait_over(2 * WATCHDOG_S)
+            waiting = asyncio.ensure_future(world.wait_over())
+            await asyncio.sleep(0)
+            time.sleep(4 * WATCHDOG_S)  # noqa: ASYNC251 - it blocks its event loop
+            assert await asyncio.wait_for(waiting, LIMIT_S)
+            assert isinstance(world.change, Expelled)
+
+    asyncio.run(main())
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+def test_a_gate_is_asked_before_each_arrival_and_told_why(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    asked: list[Arrival] = []
+
+    def gate(arrival: Arrival) -> None:
+        assert threading.current_thread().name != "rdzv-etcd"
+        asked.append(arrival)
+        if len(asked) == 2:
+            raise OSError("2 of 8 GPUs answer")
+
+    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S, **ALONE)
+    with Group(settings, gate=gate) as group, Group(settings) as other:
+        worlds = at_once([group.join, other.join])
+        with pytest.raises(GateError, match="raised OSError: 2 of 8 GPUs answer") as raised:
+            group.join()
+        assert raised.value.node == group.node_id
+        assert isinstance(raised.value.__cause__, OSError)
+        assert worlds[1].wait_over(LIMIT_S)
+        change = worlds[1].change
+        assert isinstance(change, Left)  # at once, and not after rejoin_timeout
+        assert "its gate raised OSError: 2 of 8 GPUs answer" in change.members[group.node_id]
+        assert other.join().size == 1
+        joining = at_once([group.join, other.join])
+        assert [world.size for world in joining] == [2, 2]
+    assert [arrival.round for arrival in asked] == [1, 2, 3]
+    assert all(arrival.node_id == group.node_id for arrival in asked)
+
+
+def test_a_gate_that_takes_too_long_keeps_the_node_out(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    command = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(600)'"
+    settings = node_settings(
+        etcd_server, job_id, "1", gate_command=command, gate_timeout=1.0, gate_cooldown=0
+    )
+    with Group(settings) as group:
+        with pytest.raises(GateError, match="was not done within 1 s") as raised:
+            group.join()
+        assert raised.value.exit_code is None
+    assert not left_of_job(etcd_server.gateway, job_id)
+
+
+def test_a_host_that_failed_twice_cools_down_in_the_next_process(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    good = tmp_path / "good"
+    settings = node_settings(
+        etcd_server, job_id, "1", gate_command=f"test -e {good}", gate_cooldown=8, **ALONE
+    )
+    for _ in range(2):
+        with Group(settings) as group, pytest.raises(GateError, match="exit code 1"):
+            group.join()
+    good.touch()
+    began_s = time.monotonic()
+    with Group(settings) as group:
+        assert group.join().size == 1
+    assert time.monotonic() - began_s > 2.0
+    assert "2 times in a row a node did not pass there" in caplog.text
+    assert not etcd_server.keys(job_root(job_id) + b"gate/")
+
+
+@pytest.mark.parametrize("command", ["", "  ", "a 'b", "a\0b"])
+def test_what_cannot_be_a_command_is_refused(command: str) -> None:
+    with pytest.raises(SettingsError, match="gate_command"):
+        gate_words(command)
+
+
+def test_a_gate_on_asyncio_that_is_cancelled_ends(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    command = f"sh -c 'touch {begun}; exec sleep 600'"
+    asked: list[Arrival] = []
+
+    async def main() -> None:
+        settings = node_settings(etcd_server, job_id, "1", gate_command=command)
+        async with rdzv_etcd.aio.Group(Group(settings, gate=asked.append)) as group:
+            joining = asyncio.ensure_future(group.join())
+            await asyncio.to_thread(wait_until, "its gate is asked", begun.exists)
+            joining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+
+    began_s = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began_s < LIMIT_S / 2
+    assert not asked  # the function comes after the command, and nobody waits for its answer

@@ -1,0 +1,67 @@
+"""Keeps the classes in docs/errors.md those of ``rdzv_etcd/errors.py``.
+
+.venv/bin/python -m tests.packaging.errors_document      writes them
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+
+from rdzv_etcd import errors
+from rdzv_etcd.errors import RdzvEtcdError
+from tests.support.markdown import ROOT
+
+DOCUMENT = ROOT / "docs" / "errors.md"
+_TABLE = re.compile(r"(<!-- errors:begin -->\n).*?(<!-- errors:end -->)", re.DOTALL)
+_ROLE = re.compile(r":\w+:`~?(?:rdzv_etcd\.)?([^`]+)`")
+_MESSAGE = re.compile(r"^\| `([^`]+)` \| .*?`(\w+Error)`", re.MULTILINE)
+
+
+def kinds() -> list[type[RdzvEtcdError]]:
+    """Every class of the module, in its order."""
+    found = (thing for thing in vars(errors).values() if inspect.isclass(thing))
+    return [thing for thing in found if issubclass(thing, RdzvEtcdError)]
+
+
+def renewed(text: str) -> str:
+    """The document with the classes as they are now."""
+    rows = "".join(_row(kind) for kind in kinds())
+    table = f"| error | is also | what it means |\n| --- | --- | --- |\n{rows}"
+    return _TABLE.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
+
+
+def _row(kind: type[RdzvEtcdError]) -> str:
+    # Exception is no news, and the base of all is that of each.
+    bases = [f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception]
+    meaning = _ROLE.sub(r"`\1`", inspect.getdoc(kind) or "").replace("``", "`").replace("|", "\\|")
+    return f"| `{kind.__name__}` | {', '.join(bases)} | {' '.join(meaning.split())} |\n"
+
+
+def messages(text: str) -> list[tuple[str, str]]:
+    """The messages that the document explains, each with its class."""
+    return _MESSAGE.findall(_TABLE.sub("", text))
+
+
+def written_in_the_code() -> str:
+    """Every text in the package's code, joined where Python joins it; ``…`` for what is put in."""
+    return "\n".join(
+        text
+        for path in sorted((ROOT / "rdzv_etcd").rglob("*.py"))
+        for text in _texts(ast.parse(path.read_text(encoding="utf-8")))
+    )
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            yield "".join(map(str, parts))
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(renewed(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

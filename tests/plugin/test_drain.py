@@ -1,0 +1,161 @@
+"""A handler that is drained: by a signal, where nobody else wants that, or by an operator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousGracefulExitError
+
+from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
+from tests.library.nodes import at_once, wait_until
+from tests.plugin.handlers import handlers, join_all, leave, parameters
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+LONG_S = 600
+
+
+@pytest.fixture(autouse=True)
+def nobody_handles_it() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def stop(handler: EtcdRendezvousHandler) -> None:
+    """Do what an agent does that is told that nodes wait."""
+    wait_until("its workers have to stop", handler.num_nodes_waiting)
+    with pytest.raises(RendezvousGracefulExitError):
+        handler.next_rendezvous()
+
+
+def test_a_signal_has_the_node_leave_before_its_workers_stop(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=LONG_S) as (one, two):
+        at_once([two.next_rendezvous, lambda: _in_a_thread(one)])
+        one._drain_signal.install()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until("the node has heard of it", lambda: one._group.drain_reason)
+        assert one.num_nodes_waiting() == 0  # it begins to leave
+        wait_until("it has left", lambda: one._group.has_left)
+        os.kill(os.getpid(), signal.SIGUSR1)  # once more: it ends nobody
+        wait_until("the other is told", two.num_nodes_waiting)
+        stop(one)
+        assert two.next_rendezvous().world_size == 1
+        with pytest.raises(SystemExit) as raised:
+            _shut_down_in(one, _missing_result)
+        assert raised.value.code == 0
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def _in_a_thread(handler: EtcdRendezvousHandler) -> None:
+    """Only the main thread can handle signals."""
+    assert threading.current_thread() is not threading.main_thread()
+    handler.next_rendezvous()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def _missing_result() -> None:
+    result = None
+    result.is_failed()  # type: ignore[attr-defined]  # what torch's launch_agent does
+
+
+def _workers_failed() -> None:
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file="<none>")
+    raise ChildFailedError("train.py", {0: failure})
+
+
+def _shut_down_in(handler: EtcdRendezvousHandler, fail: object) -> None:
+    """As torch does: in a ``finally``."""
+    assert callable(fail)
+    try:
+        fail()
+    finally:
+        handler.shutdown()
+
+
+def test_workers_that_fail_while_the_node_leaves_do_not_fail_the_job(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Those of the others have stopped before; no restart is left."""
+    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=LONG_S) as (one, two):
+        join_all([one, two])
+        one._group.drain("SIGUSR1")
+        wait_until("the other is told", lambda: one.num_nodes_waiting() or two.num_nodes_waiting())
+        with pytest.raises(SystemExit) as raised:
+            _shut_down_in(one, _workers_failed)
+        assert raised.value.code == 0
+        assert two.next_rendezvous().world_size == 1
+        assert not two.is_closed()
+
+
+def test_workers_that_the_signal_ended_before_their_agent_looked(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """As where a scheduler sends it to all processes."""
+    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=LONG_S) as (one, two):
+        join_all([one, two])
+        one._group.drain("SIGUSR1")
+        wait_until("the node has heard of it", lambda: one._group.drain_reason)
+        with pytest.raises(SystemExit) as raised:
+            _shut_down_in(one, _workers_failed)
+        assert raised.value.code == 0
+        wait_until("the other is told", two.num_nodes_waiting)
+        assert two.next_rendezvous().world_size == 1
+        assert not two.is_closed()
+
+
+def test_a_drained_node_whose_workers_have_finished_finishes_the_job(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "1", 1, lease_ttl=LONG_S) as (one,):
+        one.next_rendezvous()
+        one._group.drain("SIGUSR1")
+        wait_until("the node has heard of it", lambda: one._group.drain_reason)
+        assert one.shutdown()
+        assert one.is_closed()
+
+
+def test_a_signal_that_somebody_handles_or_ignores_stays_theirs(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    def theirs(number: int, frame: FrameType | None) -> None: ...
+
+    for before in (theirs, signal.SIG_IGN):
+        signal.signal(signal.SIGUSR1, before)
+        with handlers(etcd_server, f"{job_id}-{before}", "1", 1) as (one,):
+            one.next_rendezvous()
+            assert signal.getsignal(signal.SIGUSR1) == before
+        assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_who_takes_the_signal_afterwards_keeps_it(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    def theirs(number: int, frame: FrameType | None) -> None: ...
+
+    with handlers(etcd_server, job_id, "1", 1) as (one,):
+        one.next_rendezvous()
+        assert signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, theirs)
+        signal.signal(signal.SIGUSR1, theirs)
+        leave(one)
+        assert signal.getsignal(signal.SIGUSR1) is theirs
+
+
+def test_a_gate_that_fails_is_a_rendezvous_error_that_says_why(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    config = {"gate_command": "sh -c 'echo no GPU; exit 3'", "gate_cooldown": 0}
+    handler = create_handler(parameters(etcd_server, job_id, "1", **config))
+    try:
+        with pytest.raises(RendezvousError, match=r"its gate .* ended with exit code 3: no GPU"):
+            handler.next_rendezvous()
+    finally:
+        leave(handler)

@@ -1,0 +1,71 @@
+"""Several nodes in one process that can reset all their links: obeys lines, answers in JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from typing import Any
+
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.peers import tcp
+from rdzv_etcd.settings.config import settings_from_config
+from tests.library.nodes import join_all
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: a socket that is closed sends RST."""
+
+
+def main() -> None:
+    options, count = json.loads(sys.argv[1]), int(sys.argv[2])
+    nodes = [Group(settings_from_config(environ={}, **options)) for _ in range(count)]
+    answer([node.node_id for node in nodes])
+    worlds = []
+    for line in sys.stdin:
+        match line.strip():
+            case "join":
+                worlds = join_all(nodes)
+                answer([[world.rank, world.size] for world in worlds])
+            case "reset":
+                answer(sum(nodes[0]._part.run(reset(node)) for node in nodes))
+            case "look":
+                answer(
+                    [
+                        [world.over, str(world.change), watched(node)]
+                        for node, world in zip(nodes, worlds, strict=True)
+                    ]
+                )
+    for node in nodes:
+        node.leave()
+
+
+def answer(words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def links(node: Group) -> list[Any]:
+    network = node._network
+    assert isinstance(network, tcp.TcpPeers)
+    return [
+        link for link in tuple(network._links) if link._answered.done() and not link._end.done()
+    ]
+
+
+def watched(node: Group) -> list[str]:
+    """The node ids to which a node has links that were answered."""
+    return [link._peer.node_id for link in links(node)]
+
+
+async def reset(node: Group) -> int:
+    """Reset every link of the node, at its own end; return how many."""
+    open_ones = links(node)
+    for link in open_ones:
+        sock = link._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        link._transport.abort()
+    return len(open_ones)
+
+
+if __name__ == "__main__":
+    main()

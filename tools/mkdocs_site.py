@@ -1,0 +1,71 @@
+"""What the site needs beyond the files in docs/, which are written for GitHub: a hook of MkDocs.
+
+Links that lead out of docs/ become links to the repository, or to the few files from outside that
+the site shows, too. The reference of the library's names is a page that exists in the site only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import rdzv_etcd
+
+ROOT = Path(__file__).parents[1]
+HOME = "https://github.com/rdzv-etcd/rdzv-etcd/blob/main/"
+SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md")
+"""Documents beside docs/ that are pages of the site."""
+
+_LINK = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?![a-z]+:|#)([^)\s#]+)", re.MULTILINE)
+_ROLE = re.compile(r":(?:class|func|meth|attr|mod|data|exc):(<code[^>]*>)(?:~[\w.]*\.)?")
+_TITLE = "# The library, name by name\n\nWhat `import rdzv_etcd` brings, from the docstrings.\n"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for path in [ROOT / name for name in SHOWN] + _plots():
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    files.append(File.generated(config, "api.md", content=_reference()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, files: Files, **_others: object) -> str:
+    source = PurePosixPath(page.file.src_uri)
+    folder = PurePosixPath() if source.name in SHOWN else PurePosixPath("docs") / source.parent
+
+    def link(found: re.Match[str]) -> str:
+        name = os.path.normpath(folder / found[2])
+        here = name.removeprefix("docs/")
+        if name.startswith("docs/") or files.get_file_from_path(here) is not None:
+            return found[1] + os.path.relpath(here, source.parent)
+        return f"{found[1]}{HOME}{name}"
+
+    # GitHub renders Markdown in it as it is; here it has to be asked for.
+    return _LINK.sub(link, markdown).replace("<details>", "<details markdown>")
+
+
+def on_page_content(html: str, page: Page, **_others: object) -> str:
+    """Docstrings mark names as Sphinx does; what is left of that is the name."""
+    return _ROLE.sub(r"\1", html) if page.file.src_uri == "api.md" else html
+
+
+def _plots() -> list[Path]:
+    return sorted((ROOT / "benchmarks" / "results").glob("*.svg"))
+
+
+def _reference() -> str:
+    names = [name for name in rdzv_etcd.__all__ if name not in ("__version__", "aio", "errors")]
+    parts = [_TITLE, *(f"::: {_home(name)}.{name}\n" for name in names)]
+    for module in ("rdzv_etcd.aio", "rdzv_etcd.torch"):
+        parts.append(f"## On its own: `{module}`\n\n::: {module}\n")
+    return "\n".join(parts)
+
+
+def _home(name: str) -> str:
+    """Where it is defined: the public name itself is made when it is first used."""
+    return str(getattr(getattr(rdzv_etcd, name), "__module__", "rdzv_etcd"))
