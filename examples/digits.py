@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # see leave_process_group()
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributed.elastic.utils.data import ElasticDistributedSampler
@@ -282,10 +283,12 @@ def enter_process_group(world: World) -> torch.device:
 
 
 def leave_process_group() -> None:
-    """End together, with no thread of gloo's left: what one has not let go of yet would abort a
-    process while it exits, now and then (seen with torch 2.13). For a tensor it needs the
-    interpreter; a barrier has no tensor, and waits without the interpreter. And threads end with
-    their process group, which DistributedDataParallel keeps until the garbage is collected."""
+    """End together, with no thread of gloo's left: one that has a tensor to give back needs the
+    interpreter, and aborts a process that is just ending (seen with torch 2.13). These threads end
+    with the last reference to their process group, which has to be torch.distributed's own here:
+    DistributedDataParallel keeps one until the garbage is collected. Default arguments in
+    ``torch.distributed.nn.functional``, which optimizers import, would keep one for good, had that
+    not been imported before there was a group."""
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()

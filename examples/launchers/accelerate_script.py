@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+import torch.distributed.nn.functional  # before there is a process group: see the end
 from accelerate import Accelerator
 
 
@@ -40,6 +41,10 @@ def main() -> None:
         f"all have the same weight: {agree}",
         flush=True,
     )
+    # gloo's threads end with the last reference to their process group; one that has a tensor to
+    # give back while Python ends would take the process with it. The model has such a reference,
+    # and that module's default arguments would have one, had it been imported later.
+    prepared, optimizer = accelerator.free_memory(prepared, optimizer)
     accelerator.end_training()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # see leave_process_group() in examples/digits.py
 from torch import Tensor, nn
 
 MARK = "rdzv-etcd-demo "

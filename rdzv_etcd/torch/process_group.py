@@ -6,6 +6,7 @@ but whether its members are still there.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import socket
@@ -15,6 +16,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+# Torch's optimizers and DistributedDataParallel import this, and then its default arguments would
+# hold the process group that is there, with gloo's threads, for good. Now there is none.
+import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
@@ -48,6 +53,15 @@ _KEYS = "rdzv_etcd/"
 _current: Connections | None = None
 """Of the default process group, if it was made here. torch has one per process as well."""
 
+_LAST_TENSORS_S = 1.0
+"""How long gloo's threads may take to give back the tensors of the last collectives."""
+
+_ended: list[dist.ProcessGroup] = []
+"""The one that was ended last, for that long, or until the next one is made. Who gives back the
+last reference to gloo's waits for its threads, and they may wait for the interpreter, to give back
+the last tensors. Here Python lets them have it; where a DistributedDataParallel has the last one,
+which may outlive its world by a little, it does not, and both wait for ever (torch 2.13)."""
+
 _ending = threading.Lock()
 """A process group is ended by one thread at a time."""
 
@@ -75,6 +89,7 @@ def init_process_group(
     if given := [name for name in _OURS if name in options]:
         raise MisuseError(f"{' and '.join(given)}: the world says that; leave it out")
     destroy_process_group()
+    _let_go()
     connections = _current = Connections(world.master.port)
     threading.Thread(
         target=_end_with, args=(world, connections), name="rdzv-etcd-process-group", daemon=True
@@ -115,11 +130,27 @@ def destroy_process_group() -> None:
         connections, _current = _current, None
         if connections is not None:
             connections.close()
+        _keep_for_a_moment(dist.group.WORLD)
         if not _abort() and dist.is_initialized():
             dist.destroy_process_group()
         # torch numbers process groups, and looks for the other members under that number; one that
         # was not made after all counts.
         distributed_c10d._world.group_count = 0
+
+
+def _keep_for_a_moment(group: dist.ProcessGroup | None) -> None:
+    global _ended  # noqa: PLW0603 - as _current
+    if group is None:
+        return
+    _ended = [group]
+    timer = threading.Timer(_LAST_TENSORS_S, _ended.clear)
+    timer.name, timer.daemon = "rdzv-etcd-last-tensors", True
+    timer.start()
+
+
+@atexit.register  # where gloo's threads can still have the interpreter
+def _let_go() -> None:
+    _ended.clear()
 
 
 def open_store(world: World, timeout: timedelta) -> TCPStore:

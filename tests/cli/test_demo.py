@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from rdzv_etcd.cli.demo_agents import Agents
 from tests.cli.terminal import Terminal
 from tests.cli.tools import run_alone
+from tests.support.gloo_threads import none_left_behind
 from tests.support.servers import find_binaries
 
 LIMIT_S = 600.0
@@ -19,9 +26,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchrun]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def _surroundings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     monkeypatch.setenv("RDZV_ETCD_BINARY", str(find_binaries()[0].path))
     monkeypatch.setenv("PET_NNODES", "7")  # as where the shell is a launcher's: it is ignored
+    with none_left_behind(tmp_path_factory.mktemp("exits")):
+        yield
 
 
 def _left(mark: str) -> list[psutil.Process]:
@@ -70,6 +81,14 @@ def test_ctrl_c_ends_all_of_it(job_id: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert terminal.end(LIMIT_S) == 130
     _, alive = psutil.wait_procs(_left(job_id), timeout=60)
     assert not alive
+
+
+def test_what_an_agent_leaves_is_ended_with_it(tmp_path: Path) -> None:
+    """torchrun forgets a worker that it starts just when it is told to end."""
+    agents = Agents("127.0.0.1:1", "demo", tmp_path)
+    with subprocess.Popen(["sleep", "1000"], env=agents.environment()) as forgotten:
+        asyncio.run(agents.close())
+        assert forgotten.wait(LIMIT_S) == -signal.SIGTERM
 
 
 def test_the_demo_as_json() -> None:

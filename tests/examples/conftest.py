@@ -8,13 +8,15 @@ import pytest
 
 from tests.examples.environments import make_environment
 from tests.examples.programs import Programs
+from tests.support.gloo_threads import none_left_behind
 
 
 @pytest.fixture
-def programs() -> Iterator[Programs]:
-    started = Programs()
-    yield started
-    started.close()
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    with none_left_behind(tmp_path_factory.mktemp("exits")):
+        started = Programs()
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.gloo_threads import python_path
+
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ROOT / "examples" / "launchers"
 
@@ -112,7 +114,7 @@ class Programs:
     def _environment(self, added: dict[str, str]) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(ROOT),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             _MARK: self._mark,

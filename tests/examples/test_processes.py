@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from tests.examples.programs import LAUNCHERS, ROOT, Program, Programs
 from tests.library.nodes import wait_until
+from tests.support.gloo_threads import python_path
 from tests.support.servers import EtcdServer
 
 FAILS = """
@@ -194,7 +194,7 @@ def test_a_worker_that_fails_by_itself_ends_the_job(
     """And the other nodes get the reason."""
     program = tmp_path / "fails.py"
     program.write_text(FAILS)
-    environment = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, LAUNCHERS)))}
+    environment = {"PYTHONPATH": python_path(ROOT, LAUNCHERS)}
     started = [
         programs.run(sys.executable, program, etcd_server.endpoint, job_id, **environment)
         for _ in range(2)

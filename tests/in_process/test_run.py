@@ -26,6 +26,7 @@ from rdzv_etcd.errors import MisuseError, SettingsError
 from rdzv_etcd.torch.connections import Connections
 from tests.in_process import scenes
 from tests.in_process.processes import LIMIT_S, context, running_job
+from tests.support.gloo_threads import none_left_behind
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
@@ -283,6 +284,40 @@ def test_a_world_has_one_process_group(etcd_server: EtcdServer, job_id: str) -> 
         assert rdzv_etcd.torch.newest_member(group.join(), 7) == 0
         with pytest.raises(MisuseError, match="progress is -1"):
             rdzv_etcd.torch.newest_member(group.join(), -1)
+
+
+OUTLIVED = """
+import faulthandler, sys
+import torch
+import torch.distributed as dist
+import rdzv_etcd, rdzv_etcd.torch
+from torch.nn.parallel import DistributedDataParallel
+
+faulthandler.dump_traceback_later(180, exit=True)
+sys.setswitchinterval(1000)  # gloo's threads get the interpreter only when it is let go of
+with rdzv_etcd.connect(sys.argv[1], job=sys.argv[2], nodes=1) as group:
+    for _ in range(200):  # it takes a hundred until one is late
+        rdzv_etcd.torch.init_process_group(group.join(), "gloo")
+        parallel = DistributedDataParallel(torch.nn.Linear(1, 1))
+        parallel(torch.ones(4, 1)).sum().backward()
+        dist.all_gather([torch.zeros(1)], torch.ones(1))
+        rdzv_etcd.torch.destroy_process_group()
+        del parallel
+    group.finish()
+print("went well")
+"""
+
+
+@pytest.mark.slow
+def test_a_model_may_outlive_its_process_group(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """It has a reference to what was destroyed; and no thread is left in the end."""
+    (tmp_path / "exits").mkdir()
+    command = [sys.executable, "-c", OUTLIVED, etcd_server.endpoint, job_id]
+    with none_left_behind(tmp_path / "exits"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "went well\n"), done.stderr
 
 
 def test_only_connections_of_the_process_group_are_ended() -> None:

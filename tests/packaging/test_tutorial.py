@@ -16,6 +16,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.errors import EtcdUnavailableError
+from tests.support.gloo_threads import none_left_behind, python_path
 from tests.support.markdown import ROOT, Document
 from tests.support.processes import free_port
 from tests.support.servers import find_binaries
@@ -70,14 +71,15 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     binary = str(find_binaries()[0].path)
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "RDZV_ETCD_BINARY": binary}
-    shell = Shell(tmp_path, environment)
-    yield shell
-    shell.end()
+    with none_left_behind(tmp_path_factory.mktemp("exits")):
+        environment = {"PATH": path, "PYTHONPATH": python_path(ROOT), "RDZV_ETCD_BINARY": binary}
+        shell = Shell(tmp_path, {**os.environ, **environment})
+        yield shell
+        shell.end()
 
 
 def test_each_step_of_the_tutorial_shows_what_it_says(shell: Shell, tmp_path: Path) -> None:

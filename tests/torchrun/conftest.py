@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.gloo_threads import none_left_behind
 from tests.support.servers import EtcdBinary, EtcdServer
 from tests.torchrun.agents import Agents
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:  # their output is there, and is read in the end
-    started = Agents()
-    yield started
-    started.close()
+def agents(
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,  # their output is there, and is read in the end
+) -> Iterator[Agents]:
+    with none_left_behind(tmp_path_factory.mktemp("exits")):
+        started = Agents()
+        yield started
+        started.close()
 
 
 @pytest.fixture
