@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.orphans.guard import end_workers
 from rdzv_etcd.text import shown
 
 MARK = b"rdzv-etcd-demo "
@@ -63,7 +62,6 @@ class Agents:
         self._endpoint = endpoint
         self._job = job
         self._folder = folder
-        self._mark = f"RDZV_ETCD_DEMO={folder}"
         self._processes: dict[str, Process] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._said: dict[str, deque[str]] = {}
@@ -79,7 +77,7 @@ class Agents:
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            env=self.environment(),
+            env=_environment(),
             start_new_session=True,  # Ctrl-C is for the demo, which ends them
         )
         self._processes[name] = process
@@ -133,7 +131,6 @@ class Agents:
         return self.last
 
     async def close(self) -> None:
-        """End all agents that are left, and whatever they have started."""
         living = [each for each in self._processes.values() if each.returncode is None]
         for process in living:
             with contextlib.suppress(ProcessLookupError):
@@ -144,9 +141,6 @@ class Agents:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        # torchrun forgets a worker that it is just starting when it is told to end (torch 2.13),
-        # and we would read for ever what that one says.
-        await asyncio.to_thread(end_workers, self._mark.encode())
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _read(self, name: str, process: Process) -> None:
@@ -164,16 +158,15 @@ class Agents:
         said = [line for name in names for line in list(self._said[name])[-4:]]
         return DemoError(f"the demo went wrong: {what}; it said last: {' | '.join(said)}")
 
-    def environment(self) -> dict[str, str]:
-        """This process's, without what would change what torchrun does. All that agents start has
-        it, and is found by it."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-        name, _, value = self._mark.partition("=")
-        return {**kept, "OMP_NUM_THREADS": "1", name: value}
-
     def _command(self) -> list[str]:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={_NNODES}"]
         command += ["--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=etcd3"]
         command += [f"--rdzv-endpoint={self._endpoint}", f"--rdzv-id={self._job}"]
         command += [f"--rdzv-conf={_CONF}", f"--log-dir={self._folder / 'logs'}"]
         return [*command, "-m", "rdzv_etcd.cli.demo_training", f"--folder={self._folder}"]
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what would change what torchrun does."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    return {**kept, "OMP_NUM_THREADS": "1"}

@@ -52,7 +52,7 @@ class Participation:
         self._listener_epoch = 0
         """… and of which world."""
         self.guard: Guard | None = None
-        """Ends what this node has started if this process is gone without a good-bye."""
+        """Ends what this node has started if this process is gone without having left."""
         self._metrics: Outputs | None = None
         self.joined_in: int | None = None
         """The thread that joined last."""
@@ -205,6 +205,9 @@ class Participation:
                 with contextlib.suppress(RuntimeError):  # and has just done it
                     self.loop_thread.run(self._leave(""))
             else:
+                # No good-bye to the guard: nobody has seen to it that no worker is left. torchrun
+                # forgets one that it starts just when a signal comes (torch 2.13).
+                self.guard = None
                 self.leave("the process ended")
         except RdzvEtcdError as error:
             _log.info("left without etcd's confirmation: %s", error)

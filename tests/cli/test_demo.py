@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from rdzv_etcd.cli.demo_agents import Agents
 from tests.cli.terminal import Terminal
 from tests.cli.tools import run_alone
 from tests.support.gloo_threads import none_left_behind
@@ -81,14 +76,6 @@ def test_ctrl_c_ends_all_of_it(job_id: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert terminal.end(LIMIT_S) == 130
     _, alive = psutil.wait_procs(_left(job_id), timeout=60)
     assert not alive
-
-
-def test_what_an_agent_leaves_is_ended_with_it(tmp_path: Path) -> None:
-    """torchrun forgets a worker that it starts just when it is told to end."""
-    agents = Agents("127.0.0.1:1", "demo", tmp_path)
-    with subprocess.Popen(["sleep", "1000"], env=agents.environment()) as forgotten:
-        asyncio.run(agents.close())
-        assert forgotten.wait(LIMIT_S) == -signal.SIGTERM
 
 
 def test_the_demo_as_json() -> None:

@@ -57,6 +57,8 @@ if work == "leave":
     sys.stdin.readline()  # its guard has been found
     group.leave()
     print("left", flush=True)
+if work == "exit":
+    sys.exit()
 signal.pause()
 """
 
@@ -159,6 +161,16 @@ def test_who_does_not_listen_to_sigterm_is_killed(agent: Agent) -> None:
     assert not alive
     assert time.monotonic() - began_s >= guard.TERM_GRACE_S
     assert "ended 4 processes that it had started, 1 of them with SIGKILL" in agent.said
+
+
+@doing("exit")
+def test_what_is_left_by_one_that_ends_and_does_not_leave_is_ended(agent: Agent) -> None:
+    """As torchrun does at a signal, and a worker that it has just started it has forgotten."""
+    assert agent.process.wait() == 0
+    _, alive = psutil.wait_procs([*agent.marked(), agent.guard], timeout=LIMIT_S)
+    assert not alive
+    assert all(other.is_running() for other in agent.others())
+    assert "ended 3 processes that it had started" in agent.said
 
 
 @doing("leave")

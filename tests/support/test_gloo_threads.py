@@ -32,7 +32,8 @@ def test_a_process_group_that_is_kept_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("dist.destroy_process_group()", 0), ("raise ValueError", 1)]
+    ("end", "code"),
+    [("dist.destroy_process_group()", 0), ("raise ValueError", 1), ("sys.exit(3)", 3)],
 )
 def test_one_that_is_destroyed_is_not_nor_a_program_that_fails(
     tmp_path: Path, end: str, code: int
