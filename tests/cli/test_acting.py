@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +19,7 @@ from tests.cli.tools import (
     PREFIX,
     Done,
     Run,
+    form_and_lose,
     lease,
     nothing_is_written,
     plant_node,
@@ -236,13 +236,7 @@ def test_a_stopped_node_is_lost_at_once(etcd_server: EtcdServer, job_id: str, ac
     options = node_options(etcd_server, job_id, "1:2", lease_ttl=1800, peer_links=0)
     settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=1800, peer_links=0)
     with groups(settings, 1) as (node,), RemoteNode(options) as other:
-        lost_id = other.node_id
-        begin = threading.Thread(target=node.join)
-        begin.start()
-        other.call("join")
-        begin.join()
-        other.process.kill()
-        other.process.wait()
+        lost_id = form_and_lose(node, other)
         words = ("evict", job_id, lost_id, "--yes", "--json", "--reason", "no power")
         done = act(*words, "--certain")
         assert (done.code, done.json["evict"]["fate"]) == (0, "lost")

@@ -18,7 +18,16 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.values import encode_gate, encode_node, encode_slice, encode_stranger
 from rdzv_etcd.settings import JobSettings
 from tests.cli.terminal import Terminal
-from tests.cli.tools import PREFIX, Done, Run, lease, nothing_is_written, plant_node, plant_round
+from tests.cli.tools import (
+    PREFIX,
+    Done,
+    Run,
+    form_and_lose,
+    lease,
+    nothing_is_written,
+    plant_node,
+    plant_round,
+)
 from tests.library.nodes import (
     RemoteNode,
     groups,
@@ -100,13 +109,7 @@ def test_a_lost_node_is_named_with_how_it_was_lost(
     options = node_options(etcd_server, job_id, "2")
     with groups(node_settings(etcd_server, job_id, "2"), 1) as (node,):
         with RemoteNode(options) as other:
-            lost_id = other.node_id
-            begin = threading.Thread(target=node.join)
-            begin.start()
-            other.call("join")
-            begin.join()
-            other.process.kill()
-            other.process.wait()
+            lost_id = form_and_lose(node, other)
         wait_until("the world is over", lambda: node.waiting_count() > 0)
         done = status(job_id, "--json")
         assert done.code == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,7 @@ from rdzv_etcd.cli.event_text import Names, event_fields, lines_of
 from rdzv_etcd.core.events import Joined, Missed, NodeLeft, NodeLost
 from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
-from tests.cli.tools import LIMIT_S
+from tests.cli.tools import LIMIT_S, form_and_lose
 from tests.library.nodes import (
     RemoteNode,
     groups,
@@ -62,13 +61,7 @@ def test_in_a_pipe_each_event_is_a_json_object(etcd_server: EtcdServer, job_id: 
         options = node_options(etcd_server, job_id, "1:2")
         with groups(node_settings(etcd_server, job_id, "1:2"), 1) as (node,):
             with RemoteNode(options) as other:
-                lost_id = other.node_id
-                begin = threading.Thread(target=node.join)
-                begin.start()
-                other.call("join")
-                begin.join()
-                other.process.kill()
-                other.process.wait()
+                lost_id = form_and_lose(node, other)
             wait_until("its world is over", lambda: node.waiting_count() > 0)
             node.join()
             node.fail("enough")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from typing import Any
 
 from rdzv_etcd.cli.app import run
 from rdzv_etcd.core.model import NodeInfo, Round
+from rdzv_etcd.group.group import Group
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.values import encode_node, encode_round
 from rdzv_etcd.settings import JobSettings
+from tests.library.nodes import RemoteNode
 from tests.support.servers import EtcdServer
 
 LIMIT_S = 120.0
@@ -81,6 +84,18 @@ def nothing_is_written(server: EtcdServer, job: str) -> Iterator[None]:
 
 def lease(server: EtcdServer, ttl_s: int = 600) -> int:
     return int(server.gateway.call("/v3/lease/grant", {"TTL": str(ttl_s)})["ID"])
+
+
+def form_and_lose(node: Group, other: RemoteNode) -> str:
+    """Form a world of both and kill the other one's process; return that one's id."""
+    lost_id = other.node_id
+    begin = threading.Thread(target=node.join)
+    begin.start()
+    other.call("join")
+    begin.join()
+    other.process.kill()
+    other.process.wait()
+    return lost_id
 
 
 def plant_node(server: EtcdServer, job: str, node_id: str, **fields: Any) -> NodeInfo:
