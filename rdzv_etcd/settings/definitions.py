@@ -368,8 +368,9 @@ class Settings:
     orphans: Orphans = option(
         "orphans",
         Kind.TEXT,
-        "What becomes of the workers when their agent is killed. `leave`: they go on until they "
-        "notice. `kill`: a guard, a process of its own, ends them: SIGTERM, after 10 s SIGKILL.",
+        "What becomes of the workers when their agent is killed, and of one that it leaves at a "
+        "signal. `leave`: they go on until they notice. `kill`: a guard, a process of its own, "
+        "ends them: SIGTERM, after 10 s SIGKILL.",
         default=Orphans.LEAVE,
         shown="`leave`",
     )
