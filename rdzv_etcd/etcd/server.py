@@ -155,19 +155,14 @@ class AioServer:
         self._closed = False
 
     async def ready(self, limit_s: float) -> bool:
-        channel = self._open()
-        state = channel.get_state(try_to_connect=True)
+        state = self._open().get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return True
         if self._credentials() is not self._used:
             # A channel keeps its credentials, and would be refused for ever once they have expired.
             await self.renew()
-            channel = self._open()
-            state = channel.get_state(try_to_connect=True)
-        if state not in _UNDECIDED:
-            return True
         try:
-            await self._clock.wait_for(_decided(channel, state), limit_s)
+            await self._clock.wait_for(self._decided(), limit_s)
         except TimeoutError:
             return False
         return True
@@ -223,6 +218,14 @@ class AioServer:
             self._calls = bind(self._channel)
         return self._channel
 
+    async def _decided(self) -> None:
+        """Wait for a connection or a failed attempt, of the next channel if this one is given up.
+
+        Raises :class:`ClosedError`.
+        """
+        while (state := self._open().get_state(try_to_connect=True)) in _UNDECIDED:
+            await self._open().wait_for_state_change(state)
+
     async def _close_retired(self) -> None:
         busy = set(self._in_flight.values()) if self._retired else set()
         idle = [channel for channel in self._retired if channel not in busy]
@@ -237,12 +240,6 @@ class AioServer:
         for stream in streams:
             await stream.ended()
         await channel.close(grace=None)
-
-
-async def _decided(channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> None:
-    while state in _UNDECIDED:
-        await channel.wait_for_state_change(state)
-        state = channel.get_state(try_to_connect=True)
 
 
 def _being_cancelled() -> bool:

@@ -1,0 +1,73 @@
+"""One endpoint: whatever is asked of it while its channel is given up or closed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import grpc
+import pytest
+
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.etcd.server import AioServer, ClosedError
+from rdzv_etcd.etcd.stubs import load
+from tests.etcd.tools import run
+
+TURNS = 12
+"""Of the loop, after which everything waits for the server."""
+
+Asked = Callable[[AioServer], Awaitable[Any]]
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    """A server that takes connections and says nothing, so that nothing is decided."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
+
+
+async def ready(server: AioServer) -> bool:
+    return await server.ready(0.2)
+
+
+async def unary(server: AioServer) -> object:
+    request = load().RangeRequest(key=b"k")
+    return await server.unary("Range", request, timeout_s=0.2, metadata=())
+
+
+async def read(server: AioServer) -> object:
+    stream = server.stream("Watch", metadata=())
+    stream.send(load().WatchRequest())
+    return await stream.read()
+
+
+@pytest.mark.parametrize("asked", [ready, unary, read])
+@pytest.mark.parametrize("turns", range(TURNS))
+def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
+    target: str, asked: Asked, turns: int
+) -> None:
+    """Others would end the watch or the call, for which this is one endpoint among several."""
+
+    async def outcome(ended: Callable[[AioServer], Awaitable[None]]) -> object:
+        server = AioServer(target, target, lambda: None, SystemClock())
+        task = asyncio.ensure_future(asked(server))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await ended(server)
+        answers = await asyncio.gather(task, return_exceptions=True)
+        await server.close()
+        return answers[0]
+
+    async def scenario() -> None:
+        renewed = await outcome(AioServer.renew)
+        closed = await outcome(AioServer.close)
+        assert isinstance(closed, ClosedError)
+        if asked is ready:
+            assert renewed is False  # it has waited for the next channel
+        else:
+            assert isinstance(renewed, (ClosedError, grpc.aio.AioRpcError))
+
+    run(scenario())
