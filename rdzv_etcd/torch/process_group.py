@@ -7,9 +7,14 @@ but whether its members are still there.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import faulthandler
+import functools
 import json
 import logging
+import os
 import socket
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -26,7 +31,9 @@ from torch.distributed.constants import default_pg_timeout
 
 from rdzv_etcd import Expelled, Left, Lost, MovedOn, World
 from rdzv_etcd.errors import MisuseError
+from rdzv_etcd.torch.connecting import Connecting
 from rdzv_etcd.torch.connections import Connections
+from rdzv_etcd.torch.stuck import in_a_collective
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
 _log = logging.getLogger("rdzv_etcd")
@@ -34,9 +41,8 @@ _log = logging.getLogger("rdzv_etcd")
 _OURS = ("store", "init_method", "rank", "world_size")
 """Arguments of torch's ``init_process_group`` that the world answers."""
 
-_CONNECT = timedelta(seconds=5)
-"""How long gloo may take on a member to find out its address. It waits five times this for the
-connection of one that died just when it was to be made; nothing else ends that wait."""
+_CONNECT_S = 5.0
+"""How long gloo may take to connect in a world that is over: to one that died just then."""
 
 _REACH_S = 10.0
 """How long the store's host may take to accept a connection."""
@@ -46,6 +52,9 @@ _SILENT_S = 10.0
 
 _GRACE_S = 30.0
 """How long a collective may go on in a world that is over, but of which nobody is gone."""
+
+_HELD_S = 15.0
+"""How long one may go on when its connections are ended; said at WARNING after a third of it."""
 
 _KEYS = "rdzv_etcd/"
 """What we keep in the store beside torch."""
@@ -80,7 +89,9 @@ def init_process_group(
     and every collective that waits for it fail at once, whether or not its host says a word: a
     thread waits for the world's end, and ends the process group's connections (gloo) or aborts it
     (NCCL). Only for a member that dies in the very moment in which gloo connects to it, that takes
-    25 s. If the world is over for another reason, a collective may go on for 30 s.
+    5 s. If the world is over for another reason, a collective may go on for 30 s. A large send
+    that was under way to a host that has fallen silent is never freed by gloo (torch 2.13): after
+    15 s the process is ended, with ``os.EX_TEMPFAIL``, and an error in its log.
 
     Raises :class:`RuntimeError` (as a rule ``torch.distributed.DistError``, which is one) when a
     member is gone, and :class:`~rdzv_etcd.errors.MisuseError`.
@@ -91,26 +102,31 @@ def init_process_group(
     destroy_process_group()
     _let_go()
     connections = _current = Connections(world.master.port)
+    connecting = Connecting()
     threading.Thread(
-        target=_end_with, args=(world, connections), name="rdzv-etcd-process-group", daemon=True
+        target=_end_with,
+        args=(world, connections, connecting),
+        name="rdzv-etcd-process-group",
+        daemon=True,
     ).start()
     limit = default_pg_timeout if timeout is None else timeout
-    # Other backends have no such wait, and keep the limit that they are made with.
-    is_gloo = backend is None or "gloo" in backend.lower()
     try:
         store = open_store(world, limit)
         _await_all(store, world, limit)
         connections.gloo_begins()
-        dist.init_process_group(
+        make = functools.partial(
+            dist.init_process_group,
             backend,
             store=store,
             rank=world.rank,
             world_size=world.size,
-            timeout=min(_CONNECT, limit) if is_gloo else timeout,
+            timeout=timeout,
             **options,
         )
-        if is_gloo:
-            distributed_c10d._set_pg_timeout(limit)
+        if backend is None or "gloo" in backend.lower():
+            connecting.run(make)
+        else:  # others have no such wait, and may care for the thread
+            make()
         _learn_places(connections, store, world)
     except BaseException:
         destroy_process_group()
@@ -210,7 +226,7 @@ def _learn_places(connections: Connections, store: TCPStore, world: World) -> No
     )
 
 
-def _end_with(world: World, connections: Connections) -> None:
+def _end_with(world: World, connections: Connections, connecting: Connecting) -> None:
     """End the process group's collectives when members of the world are gone; runs in a thread
     until the world is over, which it is at the latest when this node has joined another."""
     world.wait_over()
@@ -219,16 +235,47 @@ def _end_with(world: World, connections: Connections) -> None:
         return
     connections.end()
     over_s = time.monotonic()
-    said = False
     while not connections.wait_made(0.1):  # a socket that is opened only now sends no event
         connections.end()
-        if not said and time.monotonic() - over_s > _SILENT_S:
-            said = True
-            _log.warning("%r is over, but gloo still waits for a connection", world)
+        if time.monotonic() - over_s > _CONNECT_S:
+            connecting.give_up()
     connections.end()
     with _ending:
-        if _current is connections:
-            _abort()
+        aborted = _current is connections and _abort()
+    if not aborted:
+        _see_out(world, connections)
+
+
+def _see_out(world: World, connections: Connections) -> None:
+    """Wait for the end of the process group, and end the process if gloo makes that impossible."""
+    in_since_s: float | None = None
+    said = False
+    while not connections.wait_closed(1.0):  # a thread that goes into gloo sends no event
+        now_s = time.monotonic()
+        if not in_a_collective():
+            in_since_s = None
+            continue
+        if in_since_s is None:
+            in_since_s = now_s
+        elif now_s - in_since_s > _HELD_S:
+            _log.error(
+                "%r is over and its connections are ended, but gloo holds a collective for %.0f s: "
+                "this process ends, with exit code %d, as nothing else frees it, and the others go "
+                "on without it. Start it again",
+                *(world, now_s - in_since_s, os.EX_TEMPFAIL),
+            )
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                faulthandler.dump_traceback()
+            os._exit(os.EX_TEMPFAIL)
+        elif not said and now_s - in_since_s > _HELD_S / 3:
+            said = True
+            _log.warning(
+                "%r is over and its connections are ended, but a collective goes on: a send of "
+                "gloo's whose peer is gone may not end. If it does not within %g s, this process "
+                "ends, so that the others do not wait for it",
+                *(world, _HELD_S * 2 / 3),
+            )
 
 
 def _abort() -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -42,6 +44,11 @@ def slow_member(etcd: str, job: str, delay_s: float) -> float:
             if world.rank == 1:
                 time.sleep(delay_s)  # it is slow
             dist.all_reduce(value)
+            if world.rank == 1:
+                time.sleep(delay_s)
+                dist.send(value, 0)
+            else:
+                dist.recv(value, 1)
             world.barrier("done")
             results.append(value.item())
             group.finish()
@@ -168,6 +175,56 @@ def other_exchange(etcd: str, job: str) -> str:
         finally:
             world.barrier("done")
     return ""
+
+
+_LARGE = 1 << 26
+"""Numbers: no connection has room for so many."""
+
+
+def stopped_receiver(etcd: str, job: str, stopped: Path) -> None:
+    """It is ready to receive when it stops."""
+    with rdzv_etcd.connect(etcd, job=job, nodes=2, lease_ttl=2, rank_key="b") as group:
+        rdzv_etcd.torch.init_process_group(group.join(), "gloo")
+        dist.irecv(torch.empty(_LARGE), 0)
+        stopped.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def sender(etcd: str, job: str, stopped: Path, log: Path) -> None:
+    """It sends more than there is room for to a member that has stopped."""
+    logging.basicConfig(filename=log)
+
+    def train(_world: World) -> None:
+        while not stopped.exists():
+            time.sleep(0.02)  # files send no event
+        dist.send(torch.zeros(_LARGE), 1)
+
+    with rdzv_etcd.connect(etcd, job=job, nodes=2, lease_ttl=2, rank_key="a") as group:
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+
+
+def dying_while_connecting(etcd: str, job: str) -> None:
+    """The other member is about to connect to it when it dies."""
+    dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    with rdzv_etcd.connect(etcd, job=job, nodes=(1, 2), last_call_timeout=60) as group:
+        rdzv_etcd.torch.init_process_group(group.join(), "gloo")
+
+
+def survivor(etcd: str, job: str) -> list[int]:
+    """The sizes of its worlds until it is alone."""
+    sizes: list[int] = []
+
+    def train(world: World) -> None:
+        sizes.append(world.size)
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        assert value.item() == world.size
+        if world.size == 1:
+            group.finish()
+
+    with rdzv_etcd.connect(etcd, job=job, nodes=(1, 2), last_call_timeout=60) as group:
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+    return sizes
 
 
 class Counted:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd import World
 from rdzv_etcd.errors import MisuseError, SettingsError
 from rdzv_etcd.torch.connections import Connections
+from rdzv_etcd.torch.stuck import in_a_collective
 from tests.in_process import scenes
-from tests.in_process.processes import LIMIT_S, context, running_job
+from tests.in_process.processes import LIMIT_S, Job, Member, context, running_job
+from tests.library.nodes import wait_until
 from tests.support.gloo_threads import none_left_behind
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
@@ -77,15 +83,78 @@ def test_a_silent_member_is_gone_on_without_and_comes_back(
             lambda: all(m.last["world_size"] == 2 for m in others if m.last),
         )
         stopped.send(signal.SIGCONT)
+        if not comes_back(job, stopped, moment_s):
+            assert "gloo holds a collective" in stopped.output
+            stopped.killed = True
+            job.add()
         job.await_steps(moment_s, size=3)
         job.await_steps(time.monotonic())
-        assert all(member.process.is_alive() for member in job.members)
+        assert all(member.process.is_alive() for member in job.alive)
 
 
+def comes_back(job: Job, stopped: Member, moment_s: float) -> bool:
+    """Whether it makes a step again. gloo's sends may be lost at the end of a connection, and then
+    nothing frees it (one in a hundred): it ends."""
+    job.await_(
+        "a step of it, or its end",
+        lambda: (
+            stopped.process.exitcode is not None
+            or (stopped.last is not None and stopped.last["time"] > moment_s)
+        ),
+    )
+    assert stopped.process.exitcode in (None, os.EX_TEMPFAIL)
+    return stopped.process.exitcode is None
+
+
+@pytest.mark.slow
+def test_a_process_that_gloo_never_frees_ends_and_says_so(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    stopped, log = tmp_path / "stopped", tmp_path / "log"
+    with playing(
+        tmp_path,
+        (scenes.stopped_receiver, etcd_server.endpoint, job_id, stopped),
+        (scenes.sender, etcd_server.endpoint, job_id, stopped, log),
+    ) as (_, sender):
+        sender.join(LIMIT_S)
+        assert sender.exitcode == os.EX_TEMPFAIL
+    said = log.read_text()
+    assert said.count("but a collective goes on") == 1
+    assert "gloo holds a collective" in said
+
+
+@pytest.mark.slow
+def test_gloo_is_left_behind_where_it_waits_for_one_that_died(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """Nothing ends its wait for a connection, which would take two and a half hours."""
+    with playing(
+        tmp_path,
+        (scenes.dying_while_connecting, etcd_server.endpoint, job_id),
+        (scenes.survivor, etcd_server.endpoint, job_id),
+    ) as processes:
+        assert results(tmp_path, processes) == [[1]]
+
+
+def test_a_collective_is_seen_while_it_lasts() -> None:
+    """Also where nothing of torch's is called any more: only gloo's threads know."""
+    store = HashStore()
+    limit = timedelta(seconds=LIMIT_S)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: ProcessGroupGloo(store, rank, 2, limit), range(2)))
+    assert not in_a_collective()
+    first = groups[0].allreduce([torch.ones(1)])  # type: ignore[attr-defined]
+    wait_until("seen", in_a_collective)
+    groups[1].allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]
+    first.wait()
+    wait_until("over", lambda: not in_a_collective())
+
+
+@pytest.mark.slow
 def test_a_collective_may_take_longer_than_a_connection(
     etcd_server: EtcdServer, job_id: str, tmp_path: Path
 ) -> None:
-    call = (scenes.slow_member, etcd_server.endpoint, job_id, 4.0)
+    call = (scenes.slow_member, etcd_server.endpoint, job_id, 7.0)
     with playing(tmp_path, call, call) as processes:
         assert results(tmp_path, processes) == [6.0, 6.0]
 
