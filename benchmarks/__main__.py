@@ -7,10 +7,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from benchmarks.options import UnusableError
+from benchmarks.options import DefaultsHelp, UnusableError
 
 COMMANDS = {
     "latency": "from the last node's arrival to all nodes holding their ranks",
+    "peers": "the same of torchft, LM Resiliency and NVIDIA's extension, each as it installs",
     "agent": "what the plugin costs in the agent and in the workers",
     "store": "the stores' operations, and what torch's agents do with them",
     "recovery": "what a death, a signal, a newcomer or a crash costs a real job",
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(
+            name, help=summary, description=summary, formatter_class=DefaultsHelp
+        )
         if arguments[:1] == [name]:
             module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
             module.add_arguments(command)

@@ -26,10 +26,13 @@ _SLACK_S = 120.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backends", type=options.names(*BACKENDS), default=["etcd3", "c10d", NONE]
+        "--backends",
+        type=options.names(*BACKENDS),
+        default=["etcd3", "c10d", NONE],
+        help="which backends",
     )
-    parser.add_argument("--nodes", type=options.count, default=2)
-    parser.add_argument("--repeat", type=options.count, default=3)
+    parser.add_argument("--nodes", type=options.count, default=2, help="agents of the job")
+    parser.add_argument("--repeat", type=options.count, default=3, help="runs of each backend")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of idleness to observe")
     parser.add_argument("--poll", type=float, default=0.1, help="the agent's monitor interval")
     options.add_common_arguments(parser)

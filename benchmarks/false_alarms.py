@@ -66,8 +66,10 @@ ROWS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rows", type=options.names(*ROWS), default=list(ROWS))
-    parser.add_argument("--agents", type=options.count, default=3)
+    parser.add_argument(
+        "--rows", type=options.names(*ROWS), default=list(ROWS), help="which disturbances"
+    )
+    parser.add_argument("--agents", type=options.count, default=3, help="each on a host of its own")
     parser.add_argument("--seconds", type=options.count, default=600, help="of training per row")
     parser.add_argument("--conf", default="", help="for --rdzv-conf, such as peer_links=0")
     options.add_common_arguments(parser)
@@ -161,7 +163,7 @@ def _site(row: Row, args: argparse.Namespace) -> Iterator[Site]:
             agent = job.start(
                 f"node{number}",
                 place=Place(at.address, at.enter),
-                env={"GLOO_SOCKET_IFNAME": "eth0", "LOGLEVEL": "INFO"},
+                env={"GLOO_SOCKET_IFNAME": netns.DEVICE, "LOGLEVEL": "INFO"},
             )
             hosts[agent] = at
         yield Site(job, hosts, etcd, bridge, mute.getsockname()[:2])

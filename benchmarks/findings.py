@@ -70,6 +70,19 @@ def latency(document: Document) -> str:
     return f"{ours}, torch's fastest backend ({fastest}) in {took}"
 
 
+def peers(document: Document) -> str:
+    rounds = medians(document["results"], "seconds", "nodes", "backend")
+    nodes = max((nodes for nodes, system in rounds if system == OURS), default=None)
+    if nodes is None:
+        return "How long the nodes of different systems take to meet"
+    told = [
+        f"{system} {results.seconds(took)}"
+        for (size, system), took in sorted(rounds.items(), key=lambda item: item[1])
+        if size == nodes and system != BARE
+    ]
+    return f"To meet takes {nodes} nodes {', '.join(told)}"
+
+
 def recovery(document: Document) -> str:
     """Of kills, if there were any; a backend's range is over the cases."""
     samples: Sequence[Sample] = document["results"]

@@ -31,11 +31,15 @@ LAUNCH = ("rendezvous", "process_group", "first_allreduce")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backends", type=options.names(*BACKENDS), default=list(BACKENDS))
-    parser.add_argument("--nodes", type=options.numbers, default=[2, 4])
+    parser.add_argument(
+        "--backends", type=options.names(*BACKENDS), default=list(BACKENDS), help="which backends"
+    )
+    parser.add_argument("--nodes", type=options.numbers, default=[2, 4], help="sizes of the job")
     parser.add_argument("--workers", type=options.numbers, default=[1], help="per node")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--repeat", type=options.count, default=3)
+    parser.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="what ranks compute on"
+    )
+    parser.add_argument("--repeat", type=options.count, default=3, help="runs of each")
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="of etcd3, in s")
     parser.add_argument(
         "--limit", type=float, default=180.0, help="for the start, and after a kill"

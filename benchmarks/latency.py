@@ -39,13 +39,23 @@ COSTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=options.numbers, default=[2, 8, 32, 64, 128])
     parser.add_argument(
-        "--backends", type=options.names(*BACKENDS, BARE), default=[*BACKENDS, BARE]
+        "--nodes", type=options.numbers, default=[2, 8, 32, 64, 128], help="sizes of the world"
     )
-    parser.add_argument("--repeat", type=options.count, default=5)
+    parser.add_argument(
+        "--backends",
+        type=options.names(*BACKENDS, BARE),
+        default=[*BACKENDS, BARE],
+        help="which backends",
+    )
+    parser.add_argument("--repeat", type=options.count, default=5, help="rounds of each size")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one round")
-    parser.add_argument("--start", choices=("forkserver", "spawn"), default="forkserver")
+    parser.add_argument(
+        "--start",
+        choices=("forkserver", "spawn"),
+        default="forkserver",
+        help="how the nodes' processes are started",
+    )
     options.add_common_arguments(parser)
 
 
@@ -97,7 +107,7 @@ def measure(
     ranks = sorted(node.said["rank"] for node in runs)
     if ranks != list(range(nodes)):
         return {"failed": f"the ranks are {ranks}"}
-    return {**_times(runs), "loopback_bytes": sent, "etcd": spent.as_json(), **_costs(runs, spent)}
+    return {**times(runs), "loopback_bytes": sent, "etcd": spent.as_json(), **_costs(runs, spent)}
 
 
 def _participants(backend: str, nodes: int, server: BenchmarkEtcd) -> Make:
@@ -108,7 +118,7 @@ def _participants(backend: str, nodes: int, server: BenchmarkEtcd) -> Make:
     return MakeHandlerNode(backend, endpoint, job, nodes)
 
 
-def _times(runs: Sequence[Run]) -> dict[str, Any]:
+def times(runs: Sequence[Run]) -> dict[str, Any]:
     last_arrival_s = max(node.called_s for node in runs)
     return {
         "seconds": max(node.returned_s for node in runs) - last_arrival_s,

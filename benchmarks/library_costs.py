@@ -70,8 +70,10 @@ def node(pipe: Connection, endpoint: str, job: str, nodes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a group costs.")
     parser.add_argument("endpoint", help="of an etcd that nobody else uses: http://host:port")
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--idle", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--nodes", type=int, default=4, help="members of the group")
+    parser.add_argument(
+        "--idle", type=float, default=30.0, metavar="SECONDS", help="of idleness to observe"
+    )
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     job = f"costs-{time.time_ns()}"

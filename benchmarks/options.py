@@ -11,6 +11,17 @@ class UnusableError(Exception):
     """What was asked for cannot be measured here; the message says what is missing."""
 
 
+class DefaultsHelp(argparse.HelpFormatter):
+    """Help texts with their defaults, as they would be typed."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if default in (None, "", argparse.SUPPRESS) or isinstance(default, bool):
+            return action.help
+        typed = ",".join(map(str, default)) if isinstance(default, list) else str(default)
+        return f"{action.help} (default: {typed})".replace("%", "%%")
+
+
 def numbers(text: str) -> list[int]:
     """``2,8,32`` as positive numbers."""
     return [count(part) for part in text.split(",")]
@@ -64,5 +75,5 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def as_json(args: argparse.Namespace) -> dict[str, object]:
     """Return the settings of a run without paths of the machine."""
-    hidden = ("json", "plot", "etcd", "data", "command", "main")
+    hidden = ("json", "plot", "etcd", "data", "environments", "command", "main")
     return {name: value for name, value in vars(args).items() if name not in hidden}

@@ -40,8 +40,17 @@ Document = Mapping[str, Any]
 
 def draw_latency(document: Document) -> Figure:
     """Rounds over the number of nodes, a line per backend, a dot per round; both axes log."""
+    return _draw_rounds(document, findings.latency(document))
+
+
+def draw_peers(document: Document) -> Figure:
+    """The same, a line per system."""
+    return _draw_rounds(document, findings.peers(document))
+
+
+def _draw_rounds(document: Document, finding: str) -> Figure:
     figure, (axes,) = new_figure(
-        findings.latency(document),
+        finding,
         "From the last node's arrival until all hold their ranks; nodes are processes of one "
         "machine. Lines: medians, dots: rounds; both scales are logarithmic.",
         4.6,
@@ -414,6 +423,10 @@ _GROUP_TEXT: dict[str, Any] = {**_BAR_TEXT, "size": 8.5, "color": GREY, "style":
 
 def plot_latency(document: Document, path: Path) -> None:
     save(draw_latency(document), path)
+
+
+def plot_peers(document: Document, path: Path) -> None:
+    save(draw_peers(document), path)
 
 
 def plot_agent(document: Document, path: Path) -> None:

@@ -12,7 +12,8 @@ import contextlib
 import json
 import string
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from benchmarks import options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import (
+    HERE,
     IN_PROCESS,
     OWN_STORE,
     PHASES,
     JobError,
     JobOptions,
+    Place,
     TracedAgent,
     TracedJob,
     phases,
@@ -34,6 +37,8 @@ from benchmarks.plots import plot_recovery
 from benchmarks.recording import recording
 from benchmarks.timeline import NOBODY_LOST
 from rdzv_etcd import JobEvents
+from tests.support import netns
+from tests.support.bridge import FaultBridge
 from tests.support.processes import free_port
 
 NAME = "recovery"
@@ -44,6 +49,7 @@ V2_BACKENDS = ("etcd-v2", f"etcd-v2{OWN_STORE}", "etcd")
 CASES = {
     "member": "SIGKILL of a member",
     "rank0": "SIGKILL of rank 0",
+    "silent": "power or network lost by a member's host",
     "leader": "SIGKILL of the leader",
     "store-host": "SIGKILL of the store's or the embedded etcd's host",
     "sigterm": "SIGTERM of a member",
@@ -60,11 +66,15 @@ _ONLY = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backends", type=options.names(*BACKENDS), default=list(BACKENDS))
-    parser.add_argument("--cases", type=options.names(*CASES), default=list(CASES))
+    parser.add_argument(
+        "--backends", type=options.names(*BACKENDS), default=list(BACKENDS), help="which backends"
+    )
+    parser.add_argument(
+        "--cases", type=options.names(*CASES), default=list(CASES), help="what happens"
+    )
     parser.add_argument("--agents", type=options.count, default=3, help="before the event")
     parser.add_argument("--conf", default="", help="more of etcd3's, such as peer_links=0")
-    parser.add_argument("--repeat", type=options.count, default=3)
+    parser.add_argument("--repeat", type=options.count, default=3, help="runs of each case")
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="of etcd3, in s")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for one recovery")
     options.add_common_arguments(parser)
@@ -101,31 +111,56 @@ def _measure(
     case: str, backend: str, server: BenchmarkEtcd, args: argparse.Namespace
 ) -> dict[str, Any]:
     embeds = case == "store-host" and backend in _OURS
-    hosted = backend.startswith("c10d") or embeds
-    endpoint = f"127.0.0.1:{free_port()}" if hosted else server.target
     conf = {"lease_ttl": str(args.lease_ttl)} if backend in _OURS else {}
     if backend in _OURS:
         conf.update(part.split("=", 1) for part in filter(None, args.conf.split(",")))
     if embeds:
         conf.update(embed="1", embed_grace="5")
     nnodes = f"{args.agents - 1}:{args.agents}"
-    with (
-        tempfile.TemporaryDirectory(prefix="rdzv-bench-job-") as folder,
-        TracedJob(JobOptions(backend, endpoint, nnodes, conf=conf), Path(folder)) as job,
-    ):
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-bench-job-")))
+        if case == "silent":
+            if why_not := netns.why_not():
+                return {"failed": why_not}
+            places, hosts, way = stack.enter_context(_hosts(args.agents, server, folder))
+        else:
+            places, hosts, way = [HERE] * args.agents, [], server.target
+        hosted = backend.startswith("c10d") or embeds
+        endpoint = f"{places[-1].address}:{free_port()}" if hosted else way
+        job = stack.enter_context(
+            TracedJob(JobOptions(backend, endpoint, nnodes, conf=conf), folder)
+        )
         try:
-            agents, host = _start(job, case, args.agents)
+            agents, host = _start(job, case, places)
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
             return {"failed": f"start: {results.failure(error)}"}
+        cables = dict(zip(agents, hosts, strict=False))
         with _watched(job) if backend in _OURS else contextlib.nullcontext() as events:
             try:
-                event_s, running, victim = _hurt(case, job, agents, host, server)
+                event_s, running, victim = _hurt(case, job, agents, host, server, cables)
                 job.await_steps(running, after_s=event_s, limit_s=args.limit)
             except JobError as error:
                 return {"failed": results.failure(error)}
             seen = {} if events is None or case in NOBODY_LOST else _loss_known(events, event_s)
         return {**phases(running, event_s), **seen, "victim": victim}
+
+
+@contextlib.contextmanager
+def _hosts(
+    count: int, server: BenchmarkEtcd, folder: Path
+) -> Iterator[tuple[list[Place], list[netns.Host], str]]:
+    """Hosts that reach each other and etcd: places on them, the hosts, and etcd's endpoint there.
+
+    Only on a host of its own can an agent fall silent: otherwise its kernel goes on answering.
+    """
+    with contextlib.ExitStack() as stack:
+        network = netns.Network(folder, joined=True)
+        stack.callback(network.close)
+        address, _, port = server.target.rpartition(":")
+        bridge = stack.enter_context(FaultBridge((address, int(port)), host=network.gateway))
+        hosts = [network.add_host() for _ in range(count)]
+        yield [Place(host.address, host.enter) for host in hosts], hosts, bridge.target
 
 
 @contextlib.contextmanager
@@ -146,18 +181,22 @@ def _loss_known(events: JobEvents, event_s: float) -> dict[str, float]:
     return {}
 
 
-def _start(job: TracedJob, case: str, count: int) -> tuple[list[TracedAgent], TracedAgent | None]:
+def _start(
+    job: TracedJob, case: str, places: Sequence[Place]
+) -> tuple[list[TracedAgent], TracedAgent | None]:
     """Start the agents; return them and the one that hosts c10d's store.
 
     c10d gives rank 0 to the lowest process id, so its host is started last: as far as possible each
     case kills one role, not two.
     """
-    names = list(string.ascii_lowercase[: count - 1 if case == "node-added" else count])
+    count = len(places) - 1 if case == "node-added" else len(places)
+    names = list(string.ascii_lowercase[:count])
     is_c10d = job.options.is_c10d
     agents = []
-    for name in names:
+    for name, place in zip(names, places, strict=False):
         conf = {"is_host": str(name == names[-1]).lower()} if is_c10d else {}
-        agents.append(job.start(name, conf=conf))
+        env = {} if place is HERE else {"GLOO_SOCKET_IFNAME": netns.DEVICE}
+        agents.append(job.start(name, conf=conf, place=place, env=env))
     return agents, agents[-1] if is_c10d else None
 
 
@@ -167,6 +206,7 @@ def _hurt(
     agents: list[TracedAgent],
     host: TracedAgent | None,
     server: BenchmarkEtcd,
+    cables: Mapping[TracedAgent, netns.Host],
 ) -> tuple[float, list[TracedAgent], dict[str, Any]]:
     """Do what the case says; return the moment, who works on, and what the victim was."""
     if case == "node-added":
@@ -193,7 +233,12 @@ def _hurt(
         "hosts": victim is host,
     }
     actions = {"sigterm": victim.terminate, "worker-crash": victim.kill_worker}
-    event_s = actions.get(case, victim.kill)()
+    if case == "silent":
+        victim.expected_to_end = True  # it reaches nobody
+        event_s = time.monotonic()
+        cables[victim].cut()
+    else:
+        event_s = actions.get(case, victim.kill)()
     running = agents if case == "worker-crash" else [a for a in agents if a is not victim]
     return event_s, running, was
 

@@ -19,6 +19,7 @@ from benchmarks import (
     findings,
     gpu,
     latency,
+    peers,
     plots,
     recovery,
     results,
@@ -38,9 +39,15 @@ LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results.md")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--document", type=Path, default=ROOT / "docs" / "results.md", help="where all tables go"
+    )
+    parser.add_argument(
+        "--readme", type=Path, default=ROOT / "README.md", help="where a few figures go"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "benchmarks" / "results", help="the result files"
+    )
     parser.add_argument("--check", action="store_true", help="fail if one is out of date")
 
 
@@ -74,6 +81,7 @@ def render(folder: Path, document_folder: Path, *, draw: bool = True) -> str:
     """Return the part of docs/results.md for the files in ``folder``; draw their plots there."""
     sections: dict[str, tuple[Callable[[dict[str, Any]], str], Picture | None]] = {
         latency.NAME: (_latency, (plots.plot_latency, findings.latency)),
+        peers.NAME: (_peers, (plots.plot_peers, findings.peers)),
         recovery.NAME: (_recovery, (plots.plot_recovery, findings.recovery)),
         false_alarms.NAME: (_false_alarms, None),
         scale.NAME: (_scale, (plots.plot_scale, findings.scale)),
@@ -151,6 +159,27 @@ def _latency(document: dict[str, Any]) -> str:
         "**Latency**: from the last node's arrival to all nodes holding their ranks, a process per "
         f"node; median (maximum).\n\n{table(header, rows)}\n"
         f"What one round of `etcd3` costs per node:\n\n{costs}"
+    )
+
+
+def _peers(document: dict[str, Any]) -> str:
+    summary = peers.summarize(document)
+    sizes = sorted({nodes for _, nodes in summary})
+    versions = document["environment"]["peers"]
+    rows = []
+    for system in document["settings"]["systems"]:
+        cells = [_spread(summary.get((system, nodes), {})) for nodes in sizes]
+        version = versions.get(peers.PACKAGES.get(system))
+        name = "bare calls to etcd" if system == latency.BARE else f"`{system}`"
+        rows.append([f"{name} {version}" if version else name, *cells])
+    reasons = sorted({s["failed"] for s in document["results"] if "failed" in s})
+    note = f"\n{'; '.join(reasons)}.\n" if reasons else ""
+    return (
+        "**Other systems**, in the same way, at their own defaults: `torchft` is a quorum of all "
+        "at its lighthouse, `lm-resiliency` and `nvidia-resiliency-ext` are the handlers of their "
+        "agents, at a store in the first node. All of these are in the memory of one process and "
+        "end with it; a round of `etcd3` is on disk.\n\n"
+        f"{table(['', *(f'{nodes} nodes' for nodes in sizes)], rows)}{note}"
     )
 
 

@@ -36,15 +36,34 @@ _REVOKES_AT_ONCE = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=options.numbers, default=[256, 1024, 4096, 10_000])
-    parser.add_argument("--kinds", type=options.names(OURS, BARE), default=[OURS, BARE])
-    parser.add_argument("--phases", type=options.names(*PHASES), default=list(PHASES))
-    parser.add_argument("--repeat", type=options.count, default=1)
+    parser.add_argument(
+        "--nodes",
+        type=options.numbers,
+        default=[256, 1024, 4096, 10_000],
+        help="how many are simulated",
+    )
+    parser.add_argument(
+        "--kinds",
+        type=options.names(OURS, BARE),
+        default=[OURS, BARE],
+        help="the library, and the same calls with nothing around them",
+    )
+    parser.add_argument(
+        "--phases", type=options.names(*PHASES), default=list(PHASES), help="what is measured"
+    )
+    parser.add_argument("--repeat", type=options.count, default=1, help="runs of each size")
     parser.add_argument("--heads", type=options.count, default=16, help="real nodes that may lead")
     parser.add_argument("--processes", type=options.count, default=2, help="of simulated nodes")
     parser.add_argument("--connections", type=options.count, default=4, help="of each process")
-    parser.add_argument("--watches-per-stream", type=options.count, default=64)
-    parser.add_argument("--slice-nodes", type=options.count, default=128)
+    parser.add_argument(
+        "--watches-per-stream",
+        type=options.count,
+        default=64,
+        help="of simulated nodes, as a node's client shares them",
+    )
+    parser.add_argument(
+        "--slice-nodes", type=options.count, default=128, help="the option slice_nodes"
+    )
     parser.add_argument("--lease-ttl", type=options.count, default=10, help="seconds")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds; a lease's TTL at least")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one phase")

@@ -23,12 +23,21 @@ Samples = list[dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stores", type=options.names(*STORES), default=list(STORES))
+    parser.add_argument(
+        "--stores", type=options.names(*STORES), default=list(STORES), help="which stores"
+    )
     parser.add_argument("--count", type=options.count, default=200, help="of each single call")
     parser.add_argument("--batch", type=options.count, default=1000, help="keys in multi_…")
-    parser.add_argument("--writers", type=options.count, default=64)
+    parser.add_argument(
+        "--writers", type=options.count, default=64, help="threads that add to one counter"
+    )
     parser.add_argument("--adds", type=options.count, default=20, help="by each writer")
-    parser.add_argument("--agents", type=options.numbers, default=[64, 256, 1024, 4096])
+    parser.add_argument(
+        "--agents",
+        type=options.numbers,
+        default=[64, 256, 1024, 4096],
+        help="how many exchange their ranks",
+    )
     parser.add_argument("--processes", type=options.count, default=8, help="that hold the agents")
     parser.add_argument("--repeat", type=options.count, default=3, help="of what agents do")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one measurement")

@@ -59,8 +59,8 @@ class Connecting:
         except InvalidStateError:
             # It is torch's default process group now, in place of one that may be in use.
             _log.error(
-                "a process group that was given up, as a member was lost while gloo connected to "
-                "it, was made after all; this process ends, with exit code %d. Start it again",
+                "a process group that was given up while gloo connected was made after all, by a "
+                "member that was silent; this process ends, with exit code %d. Start it again",
                 os.EX_TEMPFAIL,
             )
             os._exit(os.EX_TEMPFAIL)

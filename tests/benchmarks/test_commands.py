@@ -6,6 +6,7 @@ No time is asserted: these tests show that the benchmarks work, not what they me
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import COMMANDS, main
 from benchmarks.jobs import IN_PROCESS, PHASES
 from benchmarks.report import BEGIN, END
 from benchmarks.scale import FIRST, IDLE, LEADER, ONE, TENTH, WrongWorldError, check_world, fit
 from benchmarks.scale import PHASES as PHASES_OF_SCALE
+from tests.support import netns
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -139,6 +141,47 @@ def test_recovery(tmp_path: Path, backend: str) -> None:
     (sample,) = document["results"]
     parts = sum(sample[phase] for phase in PHASES)
     assert sample["total"] == pytest.approx(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not())
+def test_recovery_from_a_silent_host(tmp_path: Path) -> None:
+    arguments = ["recovery", f"--backends={IN_PROCESS}", "--cases=silent", "--repeat=1"]
+    document = run(tmp_path, *arguments, "--lease-ttl=3")
+    assert failures(document) == []
+    (sample,) = document["results"]
+    assert 0 < sample["loss_known"] <= sample["total"]
+
+
+@pytest.mark.slow
+def test_peers(tmp_path: Path) -> None:
+    """Another system is measured, or it is said that it does not install here."""
+    arguments = ["peers", "--nodes=2", "--repeat=1", "--systems=etcd3,torchft"]
+    document = run(tmp_path, *arguments)
+    ours, other = document["results"]
+    assert ours["seconds"] > 0
+    if "failed" in other:
+        assert other["failed"].startswith("torchft-nightly does not install: ")
+    else:
+        assert other["seconds"] > 0
+        assert document["environment"]["peers"]["torchft-nightly"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained_with_its_default(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    # An option whose text is on the next line is followed by more blanks than one without any.
+    said = re.sub(r"\n {10,}", "  ", capsys.readouterr().out.partition("options:\n")[2])
+    for line in said.splitlines():
+        name, _, text = line.strip().partition("  ")
+        assert text.strip(), f"{command} {name} is not explained"
+    if command != "report":
+        assert "--data DATA" in said
+        assert "(default: /var/tmp)" in said
 
 
 @pytest.mark.slow

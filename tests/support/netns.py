@@ -22,6 +22,8 @@ from tests.support.processes import spawn
 
 _START_LIMIT_S = 10.0
 _BRIDGE = "switch"
+DEVICE = "eth0"
+"""The network device of every host."""
 
 
 def why_not() -> str:
@@ -86,7 +88,7 @@ class Host:
         self._namespace = _Namespace(network.folder)
         self._at_switch = network.switch
         self.enter, self.run = self._namespace.enter, self._namespace.run
-        to_host = ("type", "veth", "peer", "name", "eth0", "netns", self._namespace.pid)
+        to_host = ("type", "veth", "peer", "name", DEVICE, "netns", self._namespace.pid)
         if self._at_switch is None:
             _ip("link", "add", self.link, *to_host)
             _ip("addr", "add", network.gateway, "peer", self.address, "dev", self.link)
@@ -96,8 +98,8 @@ class Host:
             self._at_switch.run("ip", "link", "set", self.link, "master", _BRIDGE)
             own = [f"{self.address}/24"]
         self.heal()
-        self.run("ip", "addr", "add", *own, "dev", "eth0")
-        self.run("ip", "link", "set", "eth0", "up")
+        self.run("ip", "addr", "add", *own, "dev", DEVICE)
+        self.run("ip", "link", "set", DEVICE, "up")
         self.run("ip", "link", "set", "lo", "up")
 
     def cut(self) -> None:
