@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import latency, recovery, results, scale
+from benchmarks.jobs import IN_PROCESS
 
 BACKENDS = ("etcd3", "c10d", "etcd-v2")
 JOINING = 64
 MANY = 10_000
 DEATHS = {
     "member": "training again after a node was killed",
+    "silent": "… after a node's host fell silent",
     "store-host": "… after the store's or the embedded etcd's host was killed",
     "sigterm": "… after a node got `SIGTERM`",
 }
@@ -31,6 +33,10 @@ def figures(folder: Path) -> list[list[str]]:
     def joining(backend: str) -> str:
         return results.seconds(joined.get((backend, JOINING), {}).get("median"))
 
+    def in_process(backend: str) -> str:
+        row = recovered.get(("member", IN_PROCESS)) if backend == BACKENDS[0] else None
+        return _recovered(row, settings)
+
     def many(backend: str) -> str:
         ours = formed.get((scale.OURS, scale.FIRST, MANY), {}) if backend == BACKENDS[0] else {}
         return results.seconds(ours.get("seconds"))
@@ -42,6 +48,7 @@ def figures(folder: Path) -> list[list[str]]:
             [what, *(_recovered(recovered.get((case, backend)), settings) for backend in BACKENDS)]
             for case, what in DEATHS.items()
         ),
+        ["… after a kill, in processes that go on themselves", *map(in_process, BACKENDS)],
         [f"{MANY:,} simulated nodes hold their ranks", *map(many, BACKENDS)],
     ]
 

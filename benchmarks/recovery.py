@@ -135,6 +135,8 @@ def _measure(
             job.await_steps(agents, after_s=0.0, limit_s=START_LIMIT_S, steps=20)
         except JobError as error:
             return {"failed": f"start: {results.failure(error)}"}
+        if case == "silent":
+            time.sleep(args.lease_ttl)  # see _hosts
         cables = dict(zip(agents, hosts, strict=False))
         with _watched(job) if backend in _OURS else contextlib.nullcontext() as events:
             try:
@@ -152,7 +154,9 @@ def _hosts(
 ) -> Iterator[tuple[list[Place], list[netns.Host], str]]:
     """Hosts that reach each other and etcd: places on them, the hosts, and etcd's endpoint there.
 
-    Only on a host of its own can an agent fall silent: otherwise its kernel goes on answering.
+    Only on a host of its own can an agent fall silent: otherwise its kernel goes on answering. The
+    job works for a lease first: until then a leader of ours cannot know that there was no outage of
+    etcd just before it came, and waits for the lease.
     """
     with contextlib.ExitStack() as stack:
         network = netns.Network(folder, joined=True)
