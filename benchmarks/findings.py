@@ -76,11 +76,11 @@ def peers(document: Document) -> str:
     if nodes is None:
         return "How long the nodes of different systems take to meet"
     told = [
-        f"{system} {results.seconds(took)}"
+        f"{results.seconds(took)} with {system}"
         for (size, system), took in sorted(rounds.items(), key=lambda item: item[1])
         if size == nodes and system != BARE
     ]
-    return f"To meet takes {nodes} nodes {', '.join(told)}"
+    return f"{nodes} nodes meet within {', '.join(told)}"
 
 
 def recovery(document: Document) -> str:
