@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import options, results
+from benchmarks import findings, options, results
 from benchmarks.bare import MakeBareNode
 from benchmarks.environment import describe
 from benchmarks.etcd_server import (
@@ -104,10 +104,10 @@ def measure(
             fleet.finish(limit_s)
     except FleetError as error:
         return {"failed": results.failure(error)}
-    ranks = sorted(node.said["rank"] for node in runs)
-    if ranks != list(range(nodes)):
-        return {"failed": f"the ranks are {ranks}"}
-    return {**times(runs), "loopback_bytes": sent, "etcd": spent.as_json(), **_costs(runs, spent)}
+    sample = times(runs)
+    if "failed" in sample:
+        return sample
+    return {**sample, "loopback_bytes": sent, "etcd": spent.as_json(), **_costs(runs, spent)}
 
 
 def _participants(backend: str, nodes: int, server: BenchmarkEtcd) -> Make:
@@ -119,6 +119,10 @@ def _participants(backend: str, nodes: int, server: BenchmarkEtcd) -> Make:
 
 
 def times(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what a round has taken, or how it failed if it is none."""
+    ranks = sorted(node.said["rank"] for node in runs)
+    if ranks != list(range(len(runs))):
+        return {"failed": f"the ranks are {ranks}"}
     last_arrival_s = max(node.called_s for node in runs)
     return {
         "seconds": max(node.returned_s for node in runs) - last_arrival_s,
@@ -147,11 +151,10 @@ def _loopback_bytes() -> int:
 
 def summarize(document: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     """Return per backend and size the statistics of the rounds and the median costs per node."""
-    grouped: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for sample in document["results"]:
-        grouped.setdefault((sample["backend"], sample["nodes"]), []).append(sample)
     summary = {}
-    for (backend, nodes), samples in grouped.items():
+    for (backend, nodes), samples in findings.grouped(
+        document["results"], "backend", "nodes"
+    ).items():
         good = [sample for sample in samples if "failed" not in sample]
         row: dict[str, Any] = {"failed": len(samples) - len(good), "rounds": len(good)}
         if good:

@@ -14,21 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from benchmarks.fleet import Participant
+
 _LIMIT = timedelta(seconds=300)
-
-
-class Node(Protocol):
-    """As :class:`benchmarks.fleet.Participant`."""
-
-    def prepare(self) -> None: ...
-
-    def run(self) -> dict[str, Any]: ...
-
-    def finish(self) -> None: ...
 
 
 @dataclass
@@ -87,32 +79,32 @@ class _HandlerNode:
     def finish(self) -> None:
         """Nothing: the processes end at once, and with them what they hold."""
 
-    @property
-    def _is_host(self) -> str:
-        return "true" if self.index == 0 else "false"
+    def _parameters(self, kind: Callable[..., Any], backend: str, **config: object) -> Any:
+        is_host = "true" if self.index == 0 else "false"
+        where = (self.endpoint, self.job, self.nodes, self.nodes, "127.0.0.1")
+        return kind(backend, *where, is_host=is_host, **config)
 
 
 class LmResiliencyNode(_HandlerNode):
     """An agent of torchrun's with LM Resiliency's backend; each thinks it has a host of its own."""
 
     def _make(self) -> Any:
-        folder = Path(tempfile.mkdtemp(prefix="rdzv-bench-lm-"))  # for its owner only, as it wants
+        self._folder = tempfile.TemporaryDirectory(prefix="rdzv-bench-lm-")  # its owner's alone
+        folder = Path(self._folder.name)
         machine = folder / "machine-id"
         machine.write_text(uuid.uuid4().hex + "\n")
         os.environ["LM_RESILIENCY_MACHINE_ID_PATH"] = str(machine)
-        parameters = RendezvousParameters(
+        parameters = self._parameters(
+            RendezvousParameters,
             "lm_resiliency",
-            self.endpoint,
-            self.job,
-            self.nodes,
-            self.nodes,
-            "127.0.0.1",
-            is_host=self._is_host,
             lm_resiliency_restart_context_path=str(folder / "context.json"),
         )
         # What its entry point names; torch 2.13 calls that without parameters, and does not get it.
         torchrun = importlib.import_module("lm_resiliency.integrations.torchrun")
         return torchrun.create_rendezvous_handler(parameters)
+
+    def finish(self) -> None:
+        self._folder.cleanup()
 
 
 class FtLauncherNode(_HandlerNode):
@@ -123,14 +115,9 @@ class FtLauncherNode(_HandlerNode):
         launcher = importlib.import_module(f"{extension}.launcher")
         launcher._register_ft_rdzv_handler()
         rendezvous = importlib.import_module(f"{extension}._torch_elastic_compat.rendezvous")
-        parameters = rendezvous.RendezvousParameters(
+        parameters = self._parameters(
+            rendezvous.RendezvousParameters,
             "c10d",
-            self.endpoint,
-            self.job,
-            self.nodes,
-            self.nodes,
-            "127.0.0.1",
-            is_host=self._is_host,
             upscaling_enabled=True,  # as its launcher sets it
             timeout="900",
         )
@@ -146,11 +133,11 @@ class MakePeerNode:
     job: str
     nodes: int
 
-    def __call__(self, index: int) -> Node:
+    def __call__(self, index: int) -> Participant:
         return NODES[self.system](self.endpoint, self.job, self.nodes, index)
 
 
-NODES: dict[str, Callable[[str, str, int, int], Node]] = {
+NODES: dict[str, Callable[[str, str, int, int], Participant]] = {
     "torchft": QuorumNode,
     "lm-resiliency": LmResiliencyNode,
     "nvidia-resiliency-ext": FtLauncherNode,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rdzv_etcd
-from benchmarks import options, results
+from benchmarks import findings, options, results
 from benchmarks.environment import describe
 from benchmarks.etcd_server import BenchmarkEtcd, choose_binary, no_v2, running_etcd, speaks_v2
 from benchmarks.jobs import (
@@ -258,11 +258,8 @@ def _leader(job: TracedJob, agents: list[TracedAgent], server: BenchmarkEtcd) ->
 
 def summarize(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return per case and backend the median of each phase, and why it failed if it did."""
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for sample in document["results"]:
-        grouped.setdefault((sample["case"], sample["backend"]), []).append(sample)
     summary = {}
-    for key, samples in grouped.items():
+    for key, samples in findings.grouped(document["results"], "case", "backend").items():
         good = [sample for sample in samples if "failed" not in sample]
         row: dict[str, Any] = {
             "runs": len(samples),
