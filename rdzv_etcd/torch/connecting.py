@@ -10,18 +10,13 @@ Knows threads; knows nothing of sockets or worlds.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
 import torch.distributed as dist
 
-_log = logging.getLogger("rdzv_etcd")
-
-THREAD = "rdzv-etcd-connecting"
-"""The name of the threads in which torch's call is made."""
+from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
 
 
 class Connecting:
@@ -35,11 +30,8 @@ class Connecting:
 
         Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
         """
-        threading.Thread(target=self._run, args=(make,), name=THREAD, daemon=True).start()
-        try:
-            self._outcome.result()
-        finally:  # an interrupt gives it up as well
-            self.give_up()
+        threading.Thread(target=self._run, args=(make,), name=LEFT_BEHIND, daemon=True).start()
+        self._outcome.result()
 
     def give_up(self) -> None:
         """Let :meth:`run` raise. Does nothing if it has returned."""
@@ -58,9 +50,7 @@ class Connecting:
             self._outcome.set_result(None)
         except InvalidStateError:
             # It is torch's default process group now, in place of one that may be in use.
-            _log.error(
+            end_process(
                 "a process group that was given up while gloo connected was made after all, by a "
-                "member that was silent; this process ends, with exit code %d. Start it again",
-                os.EX_TEMPFAIL,
+                "member that was silent"
             )
-            os._exit(os.EX_TEMPFAIL)

@@ -7,14 +7,10 @@ but whether its members are still there.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import faulthandler
 import functools
 import json
 import logging
-import os
 import socket
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -33,7 +29,7 @@ from rdzv_etcd import Expelled, Left, Lost, MovedOn, World
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.torch.connecting import Connecting
 from rdzv_etcd.torch.connections import Connections
-from rdzv_etcd.torch.stuck import in_a_collective
+from rdzv_etcd.torch.stuck import Wait, collectives, end_process
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
 _log = logging.getLogger("rdzv_etcd")
@@ -53,8 +49,9 @@ _SILENT_S = 10.0
 _GRACE_S = 30.0
 """How long a collective may go on in a world that is over, but of which nobody is gone."""
 
-_HELD_S = 15.0
-"""How long one may go on when its connections are ended; said at WARNING after a third of it."""
+_HELD_LOOKS = 15
+"""So often, once a second, one may be seen in the same wait when its connections are ended; said at
+WARNING after a third of it. By the clock, this process may have been stopped meanwhile."""
 
 _KEYS = "rdzv_etcd/"
 """What we keep in the store beside torch."""
@@ -248,33 +245,26 @@ def _end_with(world: World, connections: Connections, connecting: Connecting) ->
 
 def _see_out(world: World, connections: Connections) -> None:
     """Wait for the end of the process group, and end the process if gloo makes that impossible."""
-    in_since_s: float | None = None
-    said = False
+    held: frozenset[Wait] = frozenset()
+    looks = 0
     while not connections.wait_closed(1.0):  # a thread that goes into gloo sends no event
-        now_s = time.monotonic()
-        if not in_a_collective():
-            in_since_s = None
-            continue
-        if in_since_s is None:
-            in_since_s = now_s
-        elif now_s - in_since_s > _HELD_S:
-            _log.error(
-                "%r is over and its connections are ended, but gloo holds a collective for %.0f s: "
-                "this process ends, with exit code %d, as nothing else frees it, and the others go "
-                "on without it. Start it again",
-                *(world, now_s - in_since_s, os.EX_TEMPFAIL),
+        now = collectives()
+        held &= now
+        looks += 1
+        if not held:
+            held, looks = now, 0
+        elif looks > _HELD_LOOKS:
+            end_process(
+                f"{world!r} is over and its connections are ended, but gloo holds a collective, "
+                f"seen {looks} times, a second apart, and nothing frees it; the others go on "
+                "without this node"
             )
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-                faulthandler.dump_traceback()
-            os._exit(os.EX_TEMPFAIL)
-        elif not said and now_s - in_since_s > _HELD_S / 3:
-            said = True
+        elif looks == _HELD_LOOKS // 3:
             _log.warning(
                 "%r is over and its connections are ended, but a collective goes on: a send of "
-                "gloo's whose peer is gone may not end. If it does not within %g s, this process "
+                "gloo's whose peer is gone may not end. If it does not within %d s, this process "
                 "ends, so that the others do not wait for it",
-                *(world, _HELD_S * 2 / 3),
+                *(world, _HELD_LOOKS - looks),
             )
 
 

@@ -28,7 +28,7 @@ import rdzv_etcd.torch
 from rdzv_etcd import World
 from rdzv_etcd.errors import MisuseError, SettingsError
 from rdzv_etcd.torch.connections import Connections
-from rdzv_etcd.torch.stuck import in_a_collective
+from rdzv_etcd.torch.stuck import collectives
 from tests.in_process import scenes
 from tests.in_process.processes import LIMIT_S, Job, Member, context, running_job
 from tests.library.nodes import wait_until
@@ -94,7 +94,7 @@ def test_a_silent_member_is_gone_on_without_and_comes_back(
 
 def comes_back(job: Job, stopped: Member, moment_s: float) -> bool:
     """Whether it makes a step again. gloo's sends may be lost at the end of a connection, and then
-    nothing frees it (one in a hundred): it ends."""
+    nothing frees it (1 in 50): it ends."""
     job.await_(
         "a step of it, or its end",
         lambda: (
@@ -142,12 +142,23 @@ def test_a_collective_is_seen_while_it_lasts() -> None:
     limit = timedelta(seconds=LIMIT_S)
     with ThreadPoolExecutor(2) as pool:
         groups = list(pool.map(lambda rank: ProcessGroupGloo(store, rank, 2, limit), range(2)))
-    assert not in_a_collective()
-    first = groups[0].allreduce([torch.ones(1)])  # type: ignore[attr-defined]
-    wait_until("seen", in_a_collective)
-    groups[1].allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]
+    assert not collectives()
+
+    def begin(rank: int) -> dist.Work:
+        return groups[rank].allreduce([torch.ones(1)])  # type: ignore[attr-defined, no-any-return]
+
+    first = begin(0)
+    wait_until("seen", collectives)
+    held = collectives()
+    assert held & collectives()  # the same wait
+    begin(1).wait()
     first.wait()
-    wait_until("over", lambda: not in_a_collective())
+    wait_until("over", lambda: not collectives())
+    second = begin(0)
+    wait_until("seen again", collectives)
+    assert not held & collectives()  # whoever makes one after the other is not held
+    begin(1).wait()
+    second.wait()
 
 
 @pytest.mark.slow
