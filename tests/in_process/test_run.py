@@ -136,6 +136,48 @@ def test_gloo_is_left_behind_where_it_waits_for_one_that_died(
         assert results(tmp_path, processes) == [[1]]
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, time, traceback
+from rdzv_etcd.torch.connecting import Connecting
+
+interrupted = threading.Event()
+def is_waited_for():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return "result" in [one.name for one in traceback.extract_stack(frame)]
+def make():
+    while not is_waited_for():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)  # Python raises it in the main thread
+    interrupted.wait()
+try:
+    Connecting().run(make)
+except KeyboardInterrupt:
+    interrupted.set()
+for thread in threading.enumerate():
+    if thread.name == "rdzv-etcd-connecting":
+        thread.join()
+print("went on")
+"""
+STREAMLESS = """
+import sys
+from rdzv_etcd.torch.stuck import end_process
+
+sys.stdout = sys.stderr = None
+end_process("for a test")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"), [(INTERRUPTED, 0, "went on\n"), (STREAMLESS, os.EX_TEMPFAIL, "")]
+)
+def test_only_what_has_to_end_the_process_does(script: str, code: int, said: str) -> None:
+    """Not an interrupt while gloo connects, which then does; but one without any streams."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (code, said), done.stderr
+
+
 def test_a_collective_is_seen_while_it_lasts() -> None:
     """Also where nothing of torch's is called any more: only gloo's threads know."""
     store = HashStore()
