@@ -22,7 +22,7 @@ class OurClients:
         from rdzv_etcd.group.loop_thread import LoopHold  # noqa: PLC0415
         from rdzv_etcd.group.round_store import RoundStore  # noqa: PLC0415
         from rdzv_etcd.schema.keys import JobKeys  # noqa: PLC0415
-        from rdzv_etcd.settings.definitions import Connection, Endpoint  # noqa: PLC0415
+        from rdzv_etcd.settings.connection import Connection, Endpoint  # noqa: PLC0415
         from rdzv_etcd.torch_plugin.torch_store import EtcdStore  # noqa: PLC0415
 
         host, _, port = endpoint.rpartition(":")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.core.model import display_name, display_names
+from rdzv_etcd.core.names import display_name, display_names
 from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError
 from rdzv_etcd.text import LINE, SHOWN, shown
 

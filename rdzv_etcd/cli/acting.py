@@ -18,7 +18,8 @@ from rdzv_etcd.cli.job_view import connected, jobs_under, read_all
 from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
-from rdzv_etcd.core.model import Closure, Control, Ended, display_names
+from rdzv_etcd.core.model import Closure, Control, Ended
+from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.group.leaving import RUNS_REMEMBERED

@@ -19,7 +19,7 @@ from rdzv_etcd.core.events import (
     WorldOver,
 )
 from rdzv_etcd.core.job_state import JobState
-from rdzv_etcd.core.model import display_name, names_apart
+from rdzv_etcd.core.names import display_name, names_apart
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.text import shown
 

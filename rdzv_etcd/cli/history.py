@@ -19,7 +19,8 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.job_view import connected, read_all
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import closed_text
-from rdzv_etcd.core.model import Control, display_name, reason_to_leave
+from rdzv_etcd.core.model import Control, reason_to_leave
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema.control import control_from

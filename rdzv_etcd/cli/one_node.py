@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from rdzv_etcd.cli.job_view import read_all
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.model import display_name
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd, Event, Watch
 from rdzv_etcd.schema.keys import JobKeys

@@ -12,7 +12,8 @@ from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.gate import must_cool_down
 from rdzv_etcd.core.job_state import settings_of, spares_in
-from rdzv_etcd.core.model import Change, Control, Round, display_name, is_unknown
+from rdzv_etcd.core.model import Change, Control, Round
+from rdzv_etcd.core.names import display_name, is_unknown
 from rdzv_etcd.core.wait_text import kept_out, needed
 from rdzv_etcd.etcd.inspection import LeaseLeft
 from rdzv_etcd.settings import JobSettings

@@ -14,7 +14,7 @@ from rdzv_etcd.cli.job_view import JobView, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.core.gate import must_cool_down
-from rdzv_etcd.core.model import names_apart
+from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.schema.keys import JobKeys

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rdzv_etcd.core.model import Control, Nodes, Presence, is_unknown
+from rdzv_etcd.core.model import Control, Nodes, Presence
+from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.settings import JobSettings
 
 

@@ -9,7 +9,8 @@ from itertools import islice
 
 from rdzv_etcd.core.accusations import lost_from_s
 from rdzv_etcd.core.census import take_census
-from rdzv_etcd.core.model import Change, Control, Nodes, Round, is_unknown, left_because
+from rdzv_etcd.core.model import Change, Control, Nodes, Round, left_because
+from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.text import shown
 
 NAMES_IN_CHANGE = 32

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rdzv_etcd.core.accusations import may_answer_until_s
 from rdzv_etcd.core.census import Census, take_census
-from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, display_names, left_because
+from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, left_because
+from rdzv_etcd.core.names import display_names
 from rdzv_etcd.core.ranks import assign_ranks
 from rdzv_etcd.core.wait_text import needed
 from rdzv_etcd.settings import JobSettings

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Control, Drain, display_name
+from rdzv_etcd.core.model import Control, Drain
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.text import shown
 
 _REASON = 500

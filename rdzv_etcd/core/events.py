@@ -13,7 +13,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from rdzv_etcd.core.job_state import JobState
-from rdzv_etcd.core.model import Change, Control, Ended, Nodes, is_unknown, reason_to_leave
+from rdzv_etcd.core.model import Change, Control, Ended, Nodes, reason_to_leave
+from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.core.over import WorldChange, change_of, end_of
 
 

@@ -8,15 +8,8 @@ from enum import Enum
 from types import MappingProxyType
 
 from rdzv_etcd.core.census import Census, take_census
-from rdzv_etcd.core.model import (
-    Closure,
-    Control,
-    NodeInfo,
-    Nodes,
-    Presence,
-    display_name,
-    is_unknown,
-)
+from rdzv_etcd.core.model import Closure, Control, NodeInfo, Nodes, Presence
+from rdzv_etcd.core.names import display_name, is_unknown
 from rdzv_etcd.core.over import WorldChange, change_of
 from rdzv_etcd.settings import JobSettings
 

@@ -9,7 +9,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from zlib import crc32
@@ -392,8 +392,6 @@ class Nodes:
         return self.gone.get(node_id, self.since_s)
 
 
-_NOBODY = "nobody~"
-_SHOWN_NAME = 100
 _SHOWN_REASON = 100
 _SHOWN_HOW = 200
 _LEFT = f"{Loss.LEFT.value}: "
@@ -410,33 +408,3 @@ def reason_to_leave(how: str) -> str | None:
     if how == Loss.LEFT.value:
         return how
     return how.removeprefix(_LEFT) if how.startswith(_LEFT) else None
-
-
-def unknown_member(rank: int) -> str:
-    """Stand in for a member whose slice is not there: a name that no node has."""
-    return f"{_NOBODY}{rank}"
-
-
-def is_unknown(node_id: str) -> bool:
-    return node_id.startswith(_NOBODY) and node_id.removeprefix(_NOBODY).isdecimal()
-
-
-def display_name(node_id: str) -> str:
-    """The part of a node id that people know: its host name."""
-    return shown(node_id.split("~", 1)[0], _SHOWN_NAME)
-
-
-def names_apart(*node_ids: str) -> list[str]:
-    """Their host names; where those are ambiguous with the pid, or the whole ids."""
-    for parts in (1, 2, 3):
-        names = ["~".join(node_id.split("~")[:parts]) for node_id in node_ids]
-        if len(set(names)) == len(names):
-            break
-    return [shown(name, _SHOWN_NAME) for name in names]
-
-
-def display_names(node_ids: Sequence[str]) -> str:
-    """Host names for a log line; where they are ambiguous with the pid, or the whole id."""
-    limit = 8
-    more = f" and {len(node_ids) - limit} more" if len(node_ids) > limit else ""
-    return ", ".join(names_apart(*node_ids[:limit])) + more

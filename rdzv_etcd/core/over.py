@@ -7,15 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.model import (
-    Change,
-    Closure,
-    Control,
-    display_name,
-    display_names,
-    left_because,
-    reason_to_leave,
-)
+from rdzv_etcd.core.model import Change, Closure, Control, left_because, reason_to_leave
+from rdzv_etcd.core.names import display_name, display_names
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.text import shown
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rdzv_etcd.core.model import Change, Round, display_name, reason_to_leave
+from rdzv_etcd.core.model import Change, Round, reason_to_leave
+from rdzv_etcd.core.names import display_name
 
 QUIET_S = 60.0
 """A node that has answered an accusation is not accused again for so long by the same one."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rdzv_etcd.core.model import Slices, unknown_member
+from rdzv_etcd.core.model import Slices
+from rdzv_etcd.core.names import unknown_member
 
 
 def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:

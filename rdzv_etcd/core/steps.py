@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Closure, Control, Drain, Round, display_name
+from rdzv_etcd.core.model import Closure, Control, Drain, Round
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.settings import JobSettings
 
 # --- the join under way ---------------------------------------------------------------------------

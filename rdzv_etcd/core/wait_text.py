@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger, display_name, display_names
+from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger
+from rdzv_etcd.core.names import display_name, display_names
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 

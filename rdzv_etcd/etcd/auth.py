@@ -16,7 +16,7 @@ from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import Server
-from rdzv_etcd.settings.definitions import Credentials
+from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.secrets import read_again
 
 _log = logging.getLogger("rdzv_etcd")

@@ -35,7 +35,7 @@ from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.etcd.watch_stream import WatchStreams
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.settings.hosts import is_loopback
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from rdzv_etcd.errors import EtcdTlsError, SettingsError
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.settings.definitions import Tls
+from rdzv_etcd.settings.connection import Tls
 
 # Where distributions keep their bundle when OpenSSL's compiled-in path does not exist here (as in
 # relocatable Python builds). Source: Go's crypto/x509/root_linux.go

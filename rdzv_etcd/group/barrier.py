@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from rdzv_etcd.arguments import check_name, seconds
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import display_names
+from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,

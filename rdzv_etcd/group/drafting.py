@@ -18,7 +18,7 @@ from rdzv_etcd.core.rank_slices import slices_for
 from rdzv_etcd.core.wait_text import kept_out
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.job_lease import PreparedLease
-from rdzv_etcd.settings.definitions import MAX_EPOCH_CLAIM
+from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM
 from rdzv_etcd.text import shown
 
 _AUDITED = 32

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from rdzv_etcd.arguments import check_name
 from rdzv_etcd.core.elections import Fence, base_after, leader_of, next_before, term_of
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import display_name
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import (
     ElectionTimeoutError,

@@ -8,7 +8,7 @@ from functools import partial
 
 from rdzv_etcd.arguments import Bytes, as_bytes, seconds
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import display_names
+from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
     EtcdError,

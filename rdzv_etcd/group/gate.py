@@ -13,7 +13,8 @@ from collections.abc import Coroutine
 
 from rdzv_etcd.clock import abandon
 from rdzv_etcd.core.gate import must_cool_down, one_more
-from rdzv_etcd.core.model import GateFailures, display_name
+from rdzv_etcd.core.model import GateFailures
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import (
     EtcdError,
@@ -34,7 +35,7 @@ from rdzv_etcd.group.gate_check import (
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.schema import health_requests
 from rdzv_etcd.schema.values import decode_gate, decode_key
-from rdzv_etcd.settings.definitions import gate_words
+from rdzv_etcd.settings.checks import gate_words
 from rdzv_etcd.text import shown
 
 _TRIES = 3

@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
-from rdzv_etcd.settings.definitions import MAX_ID
+from rdzv_etcd.settings.limits import MAX_ID
 from rdzv_etcd.text import shown
 
 JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"

@@ -22,7 +22,8 @@ from rdzv_etcd.core.events import (
     view_after,
 )
 from rdzv_etcd.core.job_state import JobState, job_state
-from rdzv_etcd.core.model import Control, Nodes, Round, is_unknown
+from rdzv_etcd.core.model import Control, Nodes, Round
+from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.errors import EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd, GetResult, WatchBatch
 from rdzv_etcd.group.pages import read_pages, with_members

@@ -7,14 +7,8 @@ import contextlib
 import math
 
 from rdzv_etcd.core.member import Member, Phase, Seat
-from rdzv_etcd.core.model import (
-    Closure,
-    Leader,
-    NodeInfo,
-    Round,
-    display_name,
-    display_names,
-)
+from rdzv_etcd.core.model import Closure, Leader, NodeInfo, Round
+from rdzv_etcd.core.names import display_name, display_names
 from rdzv_etcd.core.steps import (
     Arrive,
     End,

@@ -14,14 +14,8 @@ from rdzv_etcd.core.closing import Close, KeepWaiting
 from rdzv_etcd.core.leading import Times, leader_step
 from rdzv_etcd.core.losses import MemberLoss, losses
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.model import (
-    Change,
-    Control,
-    Leader,
-    Nodes,
-    display_name,
-    left_because,
-)
+from rdzv_etcd.core.model import Change, Control, Leader, Nodes, left_because
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.over import Waiting
 from rdzv_etcd.core.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.errors import (

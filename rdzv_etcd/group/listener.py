@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.definitions import Endpoint
+from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.settings.hosts import is_loopback, is_ours
 
 _log = logging.getLogger(__name__)

@@ -17,9 +17,10 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError
+from rdzv_etcd.group.loop_call import LoopCall
 
 T = TypeVar("T")
 
@@ -29,11 +30,6 @@ CANCEL_GRACE_S = 2.0
 """How long an interrupted or timed-out call waits for its cancelled coroutine to tidy up."""
 STOP_GRACE_S = 5.0
 """How long the last release waits for cancelled tasks before it gives them up."""
-
-_SIGNAL_DELAY_S = 0.5
-"""The main thread, which alone runs Python's signal handlers, looks this often whether there was a
-signal while it waits. One that comes just before the wait begins, or to another thread, does not
-interrupt it; only then is its handler called this late."""
 
 THREAD_NAME = "rdzv-etcd"
 
@@ -102,7 +98,7 @@ class LoopHold:
         wait for either."""
         if not (self._thread.is_foreign or self._released):
             with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
-                self._thread.begin(_Call(work, then))
+                self._thread.begin(LoopCall(work, then))
                 return
         work.close()
         if then is not None:
@@ -156,7 +152,7 @@ class LoopHold:
         the loop thread stops meanwhile.
         """
         thread = self._usable(coro)
-        call = _Call(coro)
+        call = LoopCall(coro)
         try:
             thread.begin(call)
             finished = call.wait(timeout_s)
@@ -180,7 +176,7 @@ class LoopHold:
         """
         thread = self._usable(coro)
         ended, tell = told_from_a_thread()
-        call = _Call(coro, tell)
+        call = LoopCall(coro, tell)
         try:
             thread.begin(call)
             await asyncio.wait({ended})
@@ -220,66 +216,6 @@ def told_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
     return told, tell
 
 
-class _Call(Generic[T]):
-    """One coroutine on its way through the loop, and a latch that opens when it has ended."""
-
-    def __init__(
-        self, coro: Coroutine[Any, Any, T], tell: Callable[[], None] | None = None
-    ) -> None:
-        """``tell`` is called on the loop's thread when the coroutine has ended."""
-        self.coro = coro
-        self._tell = tell
-        self.task: asyncio.Task[T] | None = None
-        self._opened = False
-        # A bare lock is the cheapest latch to wait on, and signals interrupt the wait.
-        self._latch = threading.Lock()
-        self._latch.acquire()
-
-    def open(self) -> None:
-        """Let the waiter go; idempotent, called only by the loop's thread."""
-        if not self._opened:
-            self._opened = True
-            self._latch.release()
-            if self._tell is not None:
-                self._tell()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Block until the latch is open; tell whether it is. Interruptible by signals."""
-        left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
-        in_main_thread = threading.get_ident() == threading.main_thread().ident
-        # Hundreds of other threads that looked as often would keep the interpreter to themselves.
-        at_once_s = _SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
-        while not self._latch.acquire(timeout=min(left_s, at_once_s)):
-            left_s -= at_once_s
-            if left_s <= 0:
-                return False
-        self._latch.release()
-        return True
-
-    @property
-    def has_outcome(self) -> bool:
-        """Whether the coroutine returned or raised something of its own."""
-        return self.task is not None and self.task.done() and not self.task.cancelled()
-
-    def result(self) -> T:
-        if self.task is None or not self.task.done() or self.task.cancelled():
-            raise RuntimeError("the call was cancelled because its LoopHold was stopped")
-        error = self.task.exception()
-        if isinstance(error, RdzvEtcdError):
-            # Who works on the loop may keep the error. With the caller's frames in its traceback it
-            # would keep the caller, too, such as a group that is dropped now and should leave.
-            raise error.copy()
-        return self.task.result()
-
-    def log_failure(self) -> None:
-        """Log the error of a coroutine that nobody waits for any more."""
-        if not self.has_outcome or self.task is None:
-            return
-        error = self.task.exception()
-        if error is not None:
-            _log.error("the interrupted call %r failed", self.coro, exc_info=error)
-
-
 class _LoopThread:
     """The thread, its loop, and the calls under way in it."""
 
@@ -287,7 +223,7 @@ class _LoopThread:
         self.pid = os.getpid()
         self.holds = 0
         self._loop = asyncio.new_event_loop()
-        self._calls: set[_Call[Any]] = set()
+        self._calls: set[LoopCall[Any]] = set()
         self._stop_wanted = False
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name=THREAD_NAME, daemon=True)
@@ -302,7 +238,7 @@ class _LoopThread:
     def is_current(self) -> bool:
         return threading.get_ident() == self._thread.ident
 
-    def begin(self, call: _Call[Any]) -> None:
+    def begin(self, call: LoopCall[Any]) -> None:
         self._calls.add(call)
         try:
             self._loop.call_soon_threadsafe(self._start, call)
@@ -311,7 +247,7 @@ class _LoopThread:
             call.coro.close()
             raise RuntimeError("the LoopHold has been stopped") from error
 
-    def cancel(self, call: _Call[Any]) -> None:
+    def cancel(self, call: LoopCall[Any]) -> None:
         """Ask the loop to cancel ``call``; harmless if it has ended or never began."""
         with contextlib.suppress(RuntimeError):  # a closed loop has abandoned all its calls
             self._loop.call_soon_threadsafe(self._cancel, call)
@@ -333,24 +269,24 @@ class _LoopThread:
 
     # -- on the loop's thread ---------------------------------------------------------------------
 
-    def _start(self, call: _Call[Any]) -> None:
+    def _start(self, call: LoopCall[Any]) -> None:
         if self._stopping:
             self._abandon(call)
             return
         call.task = self._loop.create_task(call.coro)
         call.task.add_done_callback(lambda _: self._ended(call))
 
-    def _cancel(self, call: _Call[Any]) -> None:
+    def _cancel(self, call: LoopCall[Any]) -> None:
         if call.task is not None:
             call.task.cancel()
         else:  # the interruption came before _start was scheduled, so it never will be
             self._abandon(call)
 
-    def _ended(self, call: _Call[Any]) -> None:
+    def _ended(self, call: LoopCall[Any]) -> None:
         self._calls.discard(call)
         call.open()
 
-    def _abandon(self, call: _Call[Any]) -> None:
+    def _abandon(self, call: LoopCall[Any]) -> None:
         self._calls.discard(call)
         if call.task is None:
             call.coro.close()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.model import Accusation, NodeInfo, names_apart
+from rdzv_etcd.core.model import Accusation, NodeInfo
+from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.core.peer_ring import (
     follows_loss,
     how_gone,

@@ -10,7 +10,8 @@ the key is gone (somebody deleted it), no keep-alive tells, and a waiting node w
 from __future__ import annotations
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Accusation, NodeInfo, names_apart
+from rdzv_etcd.core.model import Accusation, NodeInfo
+from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.core.steps import Recovery, decide_recovery
 from rdzv_etcd.errors import EtcdError, StateCorruptError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind, KeyValue

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
+from rdzv_etcd.core.model import Accusation, NodeInfo
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.peer_ring import how_reported
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.group.context import NodeContext

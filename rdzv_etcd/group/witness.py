@@ -11,7 +11,8 @@ from functools import partial
 
 from rdzv_etcd.core.accusations import answer_grace_s
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Accusation, NodeInfo, display_name
+from rdzv_etcd.core.model import Accusation, NodeInfo
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.peer_ring import Mistakes
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, StateCorruptError
 from rdzv_etcd.etcd.api import KeyValue

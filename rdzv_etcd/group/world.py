@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import display_name
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers

@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Closure, display_name
+from rdzv_etcd.core.model import Closure
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import (

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.settings.definitions import MAX_NODES
+from rdzv_etcd.settings.limits import MAX_NODES
 from rdzv_etcd.text import shown
 
 VERSION = 1

@@ -14,21 +14,11 @@ from enum import Enum
 from typing import TypeVar
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.definitions import (
-    DEFAULT_PREFIX,
-    MAX_EPOCH_CLAIM,
-    AfterEnd,
-    Connection,
-    Credentials,
-    JobSettings,
-    Log,
-    Orphans,
-    Settings,
-    Timing,
-    Tls,
-)
+from rdzv_etcd.settings.connection import Connection, Credentials, Tls
+from rdzv_etcd.settings.definitions import AfterEnd, JobSettings, Log, Orphans, Settings, Timing
 from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
 from rdzv_etcd.settings.given import Given
+from rdzv_etcd.settings.limits import DEFAULT_PREFIX, MAX_EPOCH_CLAIM
 from rdzv_etcd.settings.secrets import read_secret
 from rdzv_etcd.text import shown
 

@@ -1,147 +1,28 @@
-"""Frozen settings, validated whole when they are made. Knows numbers and limits, no I/O."""
+"""What a job and a node are set to; frozen, validated whole when made. No I/O."""
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.checks import check_metrics_file, check_short, checked_data, gate_words
+from rdzv_etcd.settings.connection import Connection
 from rdzv_etcd.settings.fields import Kind, check_numbers, option
+from rdzv_etcd.settings.limits import (
+    DEFAULT_PREFIX,
+    DEFAULT_SLICE_NODES,
+    MAX_EPOCH_CLAIM,
+    MAX_HISTORY,
+    MAX_HOST,
+    MAX_ID,
+    MAX_NODES,
+    MAX_RANK_KEY,
+    MAX_SLICE_NODES,
+)
 from rdzv_etcd.text import shown
-
-DEFAULT_PREFIX = "/rdzv_etcd"
-DEFAULT_SLICE_NODES = 128
-MAX_EPOCH_CLAIM = 2**53
-"""No node may say that it knows of a higher epoch: microseconds until the year 2255, and exact in
-every program that reads JSON."""
-MAX_SLICE_NODES = 1024
-"""More names in one value would not help anybody; etcd limits a request to 1.5 MiB."""
-MAX_NODES = 1_000_000
-"""More than any job has; every number in etcd that counts nodes is checked against it."""
-MAX_HISTORY = 1000
-"""Rounds: eight megabytes of etcd at most, and keys that the leader can read at once."""
-MAX_ID = 1000
-"""Characters of a job id and of a prefix: they are part of every key."""
-MAX_RANK_KEY = 1000
-"""Characters of a rank key: every node that leads reads all of them."""
-MAX_DATA = 4096
-"""Bytes of a node's data as JSON: every node that leads reads those of all."""
-MAX_DATA_DEPTH = 32
-"""Lists and dicts in each other in a node's data: how deep a reader can go is another's setting."""
-MAX_HOST = 255
-"""Characters of a host's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One etcd member's client address."""
-
-    host: str
-    port: int = 2379
-
-    @property
-    def target(self) -> str:
-        """``host:port``, an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """TLS towards etcd. Without ``ca_cert`` the system's roots are trusted."""
-
-    ca_cert: Path | None = option(
-        "ca_cert",
-        Kind.FILE,
-        "CA certificates (PEM) that etcd's certificate is checked against.",
-        default=None,
-        shown="the system's roots",
-        aliases=("cacert",),
-    )
-    cert: Path | None = option(
-        "cert",
-        Kind.FILE,
-        "Client certificate (PEM); may contain its key as well.",
-        default=None,
-        shown="none",
-        aliases=("ssl_cert",),
-    )
-    key: Path | None = option(
-        "key",
-        Kind.FILE,
-        "Key of the client certificate (PEM).",
-        default=None,
-        shown="in `cert`",
-        aliases=("ssl_cert_key",),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """User and password; kept out of ``repr`` so that they stay out of logs."""
-
-    user: str
-    password: str = field(repr=False)
-    user_file: Path | None = option(
-        "user_file",
-        Kind.FILE,
-        "File that holds the etcd user's name; read again whenever a token is renewed.",
-        default=None,
-        shown="`$RDZV_ETCD_USER`",
-        compare=False,
-    )
-    password_file: Path | None = option(
-        "password_file",
-        Kind.FILE,
-        "File that holds the etcd user's password; read again whenever a token is renewed.",
-        default=None,
-        shown="`$RDZV_ETCD_PASSWORD`",
-        compare=False,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """How to reach one etcd cluster."""
-
-    endpoints: tuple[Endpoint, ...] = (Endpoint("localhost"),)
-    tls: Tls | None = None
-    """``None``: plain http."""
-    credentials: Credentials | None = None
-    request_timeout_s: float = option(
-        "request_timeout",
-        Kind.SECONDS,
-        "Bounds one request to etcd with its retries.",
-        default=60.0,
-        aliases=("read_timeout",),
-    )
-    connect_timeout_s: float = option(
-        "connect_timeout",
-        Kind.SECONDS,
-        "Bounds the very first contact with etcd, so that a wrong endpoint is reported quickly.",
-        default=10.0,
-    )
-    allow_plain_password: bool = option(
-        "allow_plain_password",
-        Kind.FLAG,
-        "Send the password over plain http to an etcd on another machine, too; otherwise that is "
-        "refused.",
-        default=False,
-    )
-
-    def __post_init__(self) -> None:
-        if not self.endpoints:
-            raise SettingsError(
-                "no etcd endpoint was given (--rdzv-endpoint host:2379[,host:2379])"
-            )
-        check_numbers(self)
-
-    def __str__(self) -> str:
-        scheme = "https" if self.tls is not None else "http"
-        return ",".join(f"{scheme}://{endpoint.target}" for endpoint in self.endpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,13 +362,13 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
-        _require_short("the job id (--rdzv-id)", self.job_id, MAX_ID)
-        _require_short("etcd_prefix", self.prefix, MAX_ID)
-        _require_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
-        _require_short("--local-addr", self.local_addr or "", MAX_HOST)
+        check_short("the job id (--rdzv-id)", self.job_id, MAX_ID)
+        check_short("etcd_prefix", self.prefix, MAX_ID)
+        check_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
+        check_short("--local-addr", self.local_addr or "", MAX_HOST)
         gate_words(self.gate_command)
-        _check_metrics_file(self.metrics_file)
-        object.__setattr__(self, "data", _checked_data(self.data))
+        check_metrics_file(self.metrics_file)
+        object.__setattr__(self, "data", checked_data(self.data))
         if not 0 <= self.epoch_floor <= MAX_EPOCH_CLAIM:
             raise SettingsError(
                 f"epoch_floor is {shown(self.epoch_floor, 50)}; it must be from 0 to "
@@ -502,68 +383,3 @@ class Settings:
         if self.peer_silence_s is None:
             return 0.3 * self.timing.lease_ttl_s
         return self.peer_silence_s
-
-
-def gate_words(command: str | None) -> list[str]:
-    """Split a gate's command into the program and its arguments; raises SettingsError."""
-    if command is None:
-        return []
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise SettingsError(f"gate_command={shown(command)!r} cannot be split: {error}") from None
-    if not words or "\0" in command:
-        raise SettingsError(f"gate_command={shown(command)!r} names no program")
-    return words
-
-
-def _check_metrics_file(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix != ".prom" or "\0" in str(path):
-        raise SettingsError(
-            f"metrics_file is {shown(repr(str(path)))}; its name must end in .prom: the text-file "
-            "collector reads no others, and what is there already is replaced"
-        )
-
-
-def _checked_data(data: object) -> dict[str, object]:
-    """Return a copy; raise SettingsError unless the others would read exactly this."""
-    if isinstance(data, Mapping):
-        data = dict(data)
-    if _is_deeper(data, MAX_DATA_DEPTH):
-        raise SettingsError(
-            f"data has lists or dicts in each other more than {MAX_DATA_DEPTH} deep; not every "
-            "other node could read that"
-        )
-    try:
-        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-        read = json.loads(text)
-        same = read == data
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SettingsError(f"data cannot be written as JSON: {error}") from error
-    if not isinstance(data, dict) or not same:
-        raise SettingsError(
-            f"data is {shown(repr(data), 100)}; it must be a dict with texts as keys, and with "
-            "texts, numbers, booleans, None, lists and such dicts as values"
-        )
-    if len(text) > MAX_DATA:
-        raise SettingsError(
-            f"data has {len(text)} bytes as JSON; it must have at most {MAX_DATA}: what is larger "
-            "can be exchanged once the world is formed"
-        )
-    copied: dict[str, object] = read
-    return copied
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
-        return False
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in value)
-
-
-def _require_short(name: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise SettingsError(f"{name} has {len(text)} characters; it must have at most {most}")

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.definitions import Endpoint
+from rdzv_etcd.settings.connection import Endpoint
 
 DEFAULT_PORT = 2379
 _OPTION = "--rdzv-endpoint"

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.settings.definitions import (
-    Connection,
-    Credentials,
-    JobSettings,
-    Settings,
-    Timing,
-    Tls,
-)
+from rdzv_etcd.settings.connection import Connection, Credentials, Tls
+from rdzv_etcd.settings.definitions import JobSettings, Settings, Timing
 from rdzv_etcd.settings.fields import Kind, Option, options_of
 
 _PROTOCOL = Option(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.definitions import Credentials
+from rdzv_etcd.settings.connection import Credentials
 
 _from_pipes: dict[tuple[int, int], str] = {}
 """What was in a pipe, by its device and inode: it can be read only once in a process."""

@@ -27,7 +27,7 @@ from rdzv_etcd.etcd.api import (
     prefix_end,
 )
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryEtcd
 from tests.contract.lab import aiter_of, soon
 from tests.support.servers import EtcdBinary, EtcdServer

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv_etcd.core.census import take_census
-from rdzv_etcd.core.model import Slices, is_unknown
+from rdzv_etcd.core.model import Slices
+from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.core.rank_slices import assemble, cut, slices_for
 from tests.core.scenes import Scene
 

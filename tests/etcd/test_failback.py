@@ -14,7 +14,7 @@ from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.watch import EtcdWatch
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.test_watch import names
 from tests.etcd.test_watch_streams import streams_begun
 from tests.etcd.tools import (

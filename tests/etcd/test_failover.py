@@ -11,7 +11,7 @@ import pytest
 from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError
 from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.tools import (
     LIMIT_S,
     PREFIX,

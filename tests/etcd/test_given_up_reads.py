@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.etcd.codec import Codec
-from rdzv_etcd.settings.definitions import Credentials
+from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 before = dict(os.environ)
 from rdzv_etcd.errors import EtcdTlsError, EtcdUnavailableError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.settings.definitions import Connection, Endpoint, Tls
+from rdzv_etcd.settings.connection import Connection, Endpoint, Tls
 
 async def contact(port, tls, error):
     client = EtcdClient(Connection((Endpoint("127.0.0.1", port),), tls, connect_timeout_s=2))
@@ -33,7 +33,7 @@ CHILDREN = """
 import asyncio, multiprocessing, os, subprocess, sys, threading
 from rdzv_etcd.etcd import api
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 
 def nothing():
     pass

@@ -13,7 +13,7 @@ import pytest
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, InvalidRequestError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.tools import InOrder, run
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.settings.definitions import Tls
+from rdzv_etcd.settings.connection import Tls
 from tests.etcd.tools import LIMIT_S, client_of, connection, put, run
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import EtcdServer

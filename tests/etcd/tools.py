@@ -17,7 +17,7 @@ from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd import api
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
-from rdzv_etcd.settings.definitions import Connection, Credentials, Endpoint, Tls
+from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls
 from tests.support.servers import EtcdServer
 
 T = TypeVar("T")

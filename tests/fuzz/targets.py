@@ -31,7 +31,7 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.store_values import StoreKeys, content_of, number_of
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.config import settings_from_config
-from rdzv_etcd.settings.definitions import Tls
+from rdzv_etcd.settings.connection import Tls
 from rdzv_etcd.settings.endpoints import parse_endpoints
 from rdzv_etcd.settings.options import NAMES
 from tests.fuzz.mutate import NASTY, nasty_bytes, nasty_json, nasty_text

@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.schema import values
-from rdzv_etcd.settings.definitions import MAX_EPOCH_CLAIM
+from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
 
 HOUR_S = 3600.0

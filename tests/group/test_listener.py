@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.group.listener import bind_listener, loopback_problem
-from rdzv_etcd.settings.definitions import Endpoint
+from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
 LOCAL = (Endpoint("127.0.0.1"),)

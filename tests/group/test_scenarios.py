@@ -22,7 +22,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.api import Delete, Put, Txn
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Grant

@@ -24,7 +24,7 @@ from rdzv_etcd.group.draining import request_drain
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
-from rdzv_etcd.settings.definitions import gate_words
+from rdzv_etcd.settings.checks import gate_words
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round, is_unknown
+from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round
+from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.definitions import AfterEnd

@@ -21,7 +21,8 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
-from rdzv_etcd.settings.definitions import DEFAULT_SLICE_NODES, AfterEnd
+from rdzv_etcd.settings.definitions import AfterEnd
+from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from rdzv_etcd.testing.peers import MemoryPeer, PeerSwitch
 from rdzv_etcd.testing.requests import Revoke

@@ -14,7 +14,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
-from rdzv_etcd.settings.definitions import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.support.leaks import LeakCheck

@@ -12,7 +12,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.group.listener import Listener, bind_listener
-from rdzv_etcd.settings.definitions import Endpoint
+from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
 LIMIT = timedelta(seconds=60)

@@ -8,7 +8,8 @@ from rdzv_etcd.cli.doctor.facts import Check, Facts, Finding, fail, ok, warn
 from rdzv_etcd.cli.job_view import JobView
 from rdzv_etcd.cli.report import closed_text, gate_text, report_on, some, who_is_kept_out
 from rdzv_etcd.core.job_state import settings_of
-from rdzv_etcd.core.model import NodeInfo, display_name
+from rdzv_etcd.core.model import NodeInfo
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.wait_text import needed
 from rdzv_etcd.settings import is_default_job_id
 from rdzv_etcd.settings.hosts import is_loopback_address

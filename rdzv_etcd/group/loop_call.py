@@ -1,0 +1,80 @@
+"""One call from any thread to the event-loop thread. Knows threads, asyncio and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from rdzv_etcd.errors import RdzvEtcdError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_SIGNAL_DELAY_S = 0.5
+"""The main thread, which alone runs Python's signal handlers, looks this often whether there was a
+signal while it waits. One that comes just before the wait begins, or to another thread, does not
+interrupt it; only then is its handler called this late."""
+
+
+class LoopCall(Generic[T]):
+    """One coroutine on its way through the loop, and a latch that opens when it has ended."""
+
+    def __init__(
+        self, coro: Coroutine[Any, Any, T], tell: Callable[[], None] | None = None
+    ) -> None:
+        """``tell`` is called on the loop's thread when the coroutine has ended."""
+        self.coro = coro
+        self._tell = tell
+        self.task: asyncio.Task[T] | None = None
+        self._opened = False
+        # A bare lock is the cheapest latch to wait on, and signals interrupt the wait.
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def open(self) -> None:
+        """Let the waiter go; idempotent, called only by the loop's thread."""
+        if not self._opened:
+            self._opened = True
+            self._latch.release()
+            if self._tell is not None:
+                self._tell()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until the latch is open; tell whether it is. Interruptible by signals."""
+        left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
+        in_main_thread = threading.get_ident() == threading.main_thread().ident
+        # Hundreds of other threads that looked as often would keep the interpreter to themselves.
+        at_once_s = _SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
+        while not self._latch.acquire(timeout=min(left_s, at_once_s)):
+            left_s -= at_once_s
+            if left_s <= 0:
+                return False
+        self._latch.release()
+        return True
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether the coroutine returned or raised something of its own."""
+        return self.task is not None and self.task.done() and not self.task.cancelled()
+
+    def result(self) -> T:
+        if self.task is None or not self.task.done() or self.task.cancelled():
+            raise RuntimeError("the call was cancelled because its LoopHold was stopped")
+        error = self.task.exception()
+        if isinstance(error, RdzvEtcdError):
+            # Who works on the loop may keep the error. With the caller's frames in its traceback it
+            # would keep the caller, too, such as a group that is dropped now and should leave.
+            raise error.copy()
+        return self.task.result()
+
+    def log_failure(self) -> None:
+        """Log the error of a coroutine that nobody waits for any more."""
+        if not self.has_outcome or self.task is None:
+            return
+        error = self.task.exception()
+        if error is not None:
+            _log.error("the interrupted call %r failed", self.coro, exc_info=error)
