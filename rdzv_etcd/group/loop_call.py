@@ -8,16 +8,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from rdzv_etcd.clock import SIGNAL_DELAY_S
 from rdzv_etcd.errors import RdzvEtcdError
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-_SIGNAL_DELAY_S = 0.5
-"""The main thread, which alone runs Python's signal handlers, looks this often whether there was a
-signal while it waits. One that comes just before the wait begins, or to another thread, does not
-interrupt it; only then is its handler called this late."""
 
 
 class LoopCall(Generic[T]):
@@ -48,7 +44,7 @@ class LoopCall(Generic[T]):
         left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
         in_main_thread = threading.get_ident() == threading.main_thread().ident
         # Hundreds of other threads that looked as often would keep the interpreter to themselves.
-        at_once_s = _SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
+        at_once_s = SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
         while not self._latch.acquire(timeout=min(left_s, at_once_s)):
             left_s -= at_once_s
             if left_s <= 0:

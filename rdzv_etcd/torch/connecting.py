@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 
 import torch.distributed as dist
 
+from rdzv_etcd.clock import SIGNAL_DELAY_S
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
 
 
@@ -26,11 +27,14 @@ class Connecting:
         self._outcome: Future[None] = Future()
 
     def run(self, make: Callable[[], None]) -> None:
-        """Make the process group. Blocks until it is made, cannot be, or is given up.
+        """Make the process group. Blocks until it is made, cannot be, or is given up;
+        signal handlers run meanwhile.
 
         Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
         """
         threading.Thread(target=self._run, args=(make,), name=LEFT_BEHIND, daemon=True).start()
+        while not wait([self._outcome], SIGNAL_DELAY_S).done:
+            pass  # Python looks for signals
         self._outcome.result()
 
     def give_up(self) -> None:

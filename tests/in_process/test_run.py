@@ -137,17 +137,19 @@ def test_gloo_is_left_behind_where_it_waits_for_one_that_died(
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time, traceback
+import signal, sys, threading, time, traceback
 from rdzv_etcd.torch.connecting import Connecting
 
 interrupted = threading.Event()
 def is_waited_for():
     frame = sys._current_frames()[threading.main_thread().ident]
-    return "result" in [one.name for one in traceback.extract_stack(frame)]
+    names = {one.name for one in traceback.extract_stack(frame)}
+    return "wait" in names and "start" not in names
 def make():
     while not is_waited_for():
         time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)  # Python raises it in the main thread
+    # It does not interrupt the wait of the main thread, in which Python raises it.
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
     interrupted.wait()
 try:
     Connecting().run(make)
