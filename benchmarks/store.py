@@ -49,31 +49,34 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     v2 = speaks_v2(binary)
     environment = describe(etcd_version=binary.version, data=args.data, fsync=args.fsync)
     with running_etcd(binary, args.data, fsync=args.fsync, v2=v2) as server:
-        parts = [(kind, measure) for measure in _measurements(args) for kind in args.stores]
+        parts = [(kind, *each) for each in _measurements(args) for kind in args.stores]
         with recording(
             args, NAME, environment, len(parts), show=print_summary, plot=plot_store
         ) as record:
-            for kind, measure in parts:
+            for kind, what, measure in parts:
+                part = f"{what}, {kind}"
                 if kind == TORCH_ETCD and not v2:
-                    record.add(kind, {"store": kind, "failed": no_v2(binary)})
+                    record.add(part, {"store": kind, "failed": no_v2(binary)})
                     continue
                 endpoint = f"127.0.0.1:{free_port()}" if kind == TCP else server.target
                 job = f"job-{uuid.uuid4().hex[:8]}"
-                record.add(kind, *measure(Where(kind, endpoint, job, args.limit)))
+                record.add(part, *measure(Where(kind, endpoint, job, args.limit)))
     return record.document
 
 
-def _measurements(args: argparse.Namespace) -> list[Callable[[Where], Samples]]:
-    measurements: list[Callable[[Where], Samples]] = [
-        functools.partial(_operations, args.count, args.batch),
-        functools.partial(_waiting, args.count),
-        functools.partial(_adding, args.writers, args.adds),
+def _measurements(args: argparse.Namespace) -> list[tuple[str, Callable[[Where], Samples]]]:
+    """What each is called, and what does it."""
+    measurements: list[tuple[str, Callable[[Where], Samples]]] = [
+        ("single calls", functools.partial(_operations, args.count, args.batch)),
+        ("wait", functools.partial(_waiting, args.count)),
+        (f"add, {args.writers} writers", functools.partial(_adding, args.writers, args.adds)),
     ]
     for _ in range(args.repeat):
         for agents in args.agents:
             for what in ("exchange", "barrier"):
                 processes = min(args.processes, agents)
-                measurements.append(functools.partial(_agents, what, agents, processes))
+                measure = functools.partial(_agents, what, agents, processes)
+                measurements.append((f"{what}, {agents:,} agents", measure))
     return measurements
 
 
