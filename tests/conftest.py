@@ -19,7 +19,7 @@ import pytest
 
 # First of all that loads gRPC, so that it is set up as in an agent: tests fork, too.
 import rdzv_etcd.etcd.grpc_start  # noqa: F401
-from tests.support import suite, versions
+from tests.support import late_starts, suite, versions
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck
 from tests.support.servers import (
@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     suite.guard_skips(config)
+    late_starts.ask_for_them()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.gloo_threads import python_path
+from tests.support.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ROOT / "examples" / "launchers"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.examples.programs import LAUNCHERS, ROOT, Program, Programs
 from tests.library.nodes import wait_until
-from tests.support.gloo_threads import python_path
+from tests.support.python_path import python_path
 from tests.support.servers import EtcdServer
 
 FAILS = """

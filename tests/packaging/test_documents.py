@@ -23,6 +23,7 @@ from rdzv_etcd.cli.app import app
 from rdzv_etcd.schema import keys
 from rdzv_etcd.settings.options import options_table
 from tests.support.markdown import ROOT, Document, documents
+from tests.support.python_path import python_path
 from tests.support.servers import EtcdServer
 
 README = Document(ROOT / "README.md")
@@ -259,7 +260,7 @@ def test_the_launchers_loops_work(etcd_server: EtcdServer, job_id: str, tmp_path
     )
     program = tmp_path / "launcher.py"
     program.write_text(workers)
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "examples" / "launchers")))
+    path = python_path(ROOT, ROOT / "examples" / "launchers")
     done = subprocess.run(
         [sys.executable, program],
         env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": ""},  # a line is one write

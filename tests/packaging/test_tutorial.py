@@ -16,9 +16,10 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.errors import EtcdUnavailableError
-from tests.support.gloo_threads import none_left_behind, python_path
+from tests.support.gloo_threads import none_left_behind
 from tests.support.markdown import ROOT, Document
 from tests.support.processes import free_port
+from tests.support.python_path import python_path
 from tests.support.servers import find_binaries
 from tests.torchrun.agents import wait_until
 

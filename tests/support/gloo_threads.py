@@ -7,20 +7,13 @@ tests look for the threads themselves.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-_FOLDER = Path(__file__).with_name("at_exit")
-
-
-def python_path(*folders: Path) -> str:
-    """``PYTHONPATH`` with these folders first, and with what it had."""
-    rest = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([*map(str, folders), *filter(None, [rest])])
+from tests.support.python_path import EVERY_PYTHON, python_path
 
 
 @contextmanager
@@ -28,7 +21,7 @@ def none_left_behind(folder: Path) -> Iterator[None]:
     """What is started meanwhile, with this process's environment, leaves none when it exits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RDZV_ETCD_TEST_EXITS", str(folder))
-        patch.setenv("PYTHONPATH", python_path(_FOLDER))
+        patch.setenv("PYTHONPATH", python_path(EVERY_PYTHON))
         yield
     left = "".join(file.read_text() for file in folder.iterdir())
     assert not left, f"these exited with threads of gloo's left:\n{left}"

@@ -1,9 +1,14 @@
-"""Every Python that a test starts imports this: when one of them exits with threads of gloo's left,
-after all has gone well, it leaves a file. See :mod:`tests.support.gloo_threads`."""
+"""Every Python that a test starts imports this, if the test or the whole run asks for it.
+
+When one of them exits with threads of gloo's left, after all has gone well, it leaves a file: see
+:mod:`tests.support.gloo_threads`. Some of them start late: see :mod:`tests.support.late_starts`.
+"""
 
 import atexit
 import os
+import random
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +36,10 @@ def tell_of_gloo() -> None:
         command = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode()
         Path(folder, f"{os.getpid()}").write_text(f"{command}: {', '.join(found)}\n")
 
+
+late_s = os.environ.get("RDZV_ETCD_TEST_LATE_S")
+if late_s is not None and random.random() < 0.5:
+    time.sleep(random.uniform(0.0, float(late_s)))
 
 sys.exit = exit_and_note
 atexit.register(tell_of_gloo)
