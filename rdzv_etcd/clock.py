@@ -14,11 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-SIGNAL_DELAY_S = 0.5
-"""The main thread, which alone runs Python's signal handlers, looks this often whether there was a
-signal while it waits. One that comes just before the wait begins, or to another thread, does not
-interrupt it; only then is its handler called this late."""
-
 
 class Clock(Protocol):
     """Monotonic seconds for decisions, wall-clock seconds for people's eyes only."""

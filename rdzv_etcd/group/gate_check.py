@@ -19,6 +19,7 @@ from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.settings.limits import MAX_ID
 from rdzv_etcd.text import shown
+from rdzv_etcd.waiting import wait_through_signals
 
 JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"
 ROUND_VARIABLE = "RDZV_ETCD_ROUND"
@@ -72,8 +73,8 @@ class Check:
         self._is_abandoned = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is an answer; tell whether there is."""
-        return self._done.wait(timeout_s)
+        """Block until there is an answer; tell whether there is. Signals are handled meanwhile."""
+        return wait_through_signals(self._done.wait, timeout_s)
 
     def answer(self) -> Failure | None:
         """The answer, once there is one."""

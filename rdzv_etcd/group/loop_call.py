@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from rdzv_etcd.clock import SIGNAL_DELAY_S
 from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.waiting import wait_through_signals
 
 T = TypeVar("T")
 
@@ -41,16 +41,10 @@ class LoopCall(Generic[T]):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until the latch is open; tell whether it is. Interruptible by signals."""
-        left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
-        in_main_thread = threading.get_ident() == threading.main_thread().ident
-        # Hundreds of other threads that looked as often would keep the interpreter to themselves.
-        at_once_s = SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
-        while not self._latch.acquire(timeout=min(left_s, at_once_s)):
-            left_s -= at_once_s
-            if left_s <= 0:
-                return False
-        self._latch.release()
-        return True
+        is_open = wait_through_signals(lambda limit: self._latch.acquire(timeout=limit), timeout_s)
+        if is_open:
+            self._latch.release()
+        return is_open
 
     @property
     def has_outcome(self) -> bool:

@@ -16,8 +16,8 @@ from concurrent.futures import Future, InvalidStateError, wait
 
 import torch.distributed as dist
 
-from rdzv_etcd.clock import SIGNAL_DELAY_S
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
+from rdzv_etcd.waiting import wait_through_signals
 
 
 class Connecting:
@@ -33,8 +33,7 @@ class Connecting:
         Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
         """
         threading.Thread(target=self._run, args=(make,), name=LEFT_BEHIND, daemon=True).start()
-        while not wait([self._outcome], SIGNAL_DELAY_S).done:
-            pass  # Python looks for signals
+        wait_through_signals(lambda limit_s: bool(wait([self._outcome], limit_s).done), None)
         self._outcome.result()
 
     def give_up(self) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -268,6 +269,32 @@ def test_a_gate_that_takes_too_long_keeps_the_node_out(
             group.join()
         assert raised.value.exit_code is None
     assert not left_of_job(etcd_server.gateway, job_id)
+
+
+def test_a_signal_is_handled_while_a_gate_is_asked(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Also one that does not interrupt the wait for the gate; else the next line of the log would
+    be the next occasion, ten seconds later."""
+    handled = threading.Event()
+
+    def is_waited_for() -> bool:
+        frame = sys._current_frames()[main]
+        return {"_wait_for", "wait"} <= {one.name for one in traceback.extract_stack(frame)}
+
+    def gate(arrival: Arrival) -> None:
+        wait_until("the main thread waits", is_waited_for)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        if not handled.wait(LIMIT_S):
+            raise TimeoutError("nobody has handled the signal")
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+    try:
+        with Group(node_settings(etcd_server, job_id, "1", gate_timeout=8), gate=gate) as group:
+            assert group.join().size == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_host_that_failed_twice_cools_down_in_the_next_process(
