@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -27,3 +28,28 @@ def wait_through_signals(wait: Callable[[float], bool], timeout_s: float | None)
         if left_s <= 0:
             return False
     return True
+
+
+class Latch:
+    """Opens once; one thread waits for that, and a signal's handler may raise at any point of it.
+
+    A ``threading.Event`` or a ``Future`` would not do: an exception that comes just when the
+    waiting thread has taken their lock leaves it locked, and then nobody can set them.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._lock = threading.Lock()  # a bare one: taken and waited for in one step
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Let the waiter go. Idempotent; does not block."""
+        self._is_open = True
+        with contextlib.suppress(RuntimeError):  # it was open
+            self._lock.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block for at most ``timeout_s`` seconds (``None``: no limit); tell whether it is open."""
+        return wait_through_signals(
+            lambda limit_s: self._is_open or self._lock.acquire(timeout=limit_s), timeout_s
+        )

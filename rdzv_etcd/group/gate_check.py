@@ -19,7 +19,7 @@ from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.settings.limits import MAX_ID
 from rdzv_etcd.text import shown
-from rdzv_etcd.waiting import wait_through_signals
+from rdzv_etcd.waiting import Latch
 
 JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"
 ROUND_VARIABLE = "RDZV_ETCD_ROUND"
@@ -68,13 +68,13 @@ class Check:
     """One question to the gate; may be abandoned from any thread."""
 
     def __init__(self) -> None:
-        self._done = threading.Event()
+        self._done = Latch()
         self._failure: Failure | None = None
         self._is_abandoned = False
 
     def wait(self, timeout_s: float) -> bool:
         """Block until there is an answer; tell whether there is. Signals are handled meanwhile."""
-        return wait_through_signals(self._done.wait, timeout_s)
+        return self._done.wait(timeout_s)
 
     def answer(self) -> Failure | None:
         """The answer, once there is one."""
@@ -87,18 +87,18 @@ class Check:
     def abandon(self) -> None:
         """Wait for it no more, and end what can be ended."""
         self._is_abandoned = True
-        self._done.set()
+        self._done.open()
 
     def _begin(self, work: Callable[[], Failure | None]) -> None:
         def do_it() -> None:
             self._failure = work()
-            self._done.set()
+            self._done.open()
 
         try:
             threading.Thread(target=do_it, name="rdzv-etcd gate", daemon=True).start()
         except RuntimeError as error:
             self._failure = Failure(f"cannot be asked: {error}", cause=error)
-            self._done.set()
+            self._done.open()
 
 
 class FunctionCheck(Check):

@@ -9,22 +9,28 @@ Knows threads; knows nothing of sockets or worlds.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, wait
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
-from rdzv_etcd.waiting import wait_through_signals
+from rdzv_etcd.waiting import Latch
+
+
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    error: BaseException | None
 
 
 class Connecting:
     """One call of torch's ``init_process_group``."""
 
     def __init__(self) -> None:
-        self._outcome: Future[None] = Future()
+        self._outcomes: list[_Outcome] = []
+        """The first one counts."""
+        self._decided = Latch()
 
     def run(self, make: Callable[[], None]) -> None:
         """Make the process group. Blocks until it is made, cannot be, or is given up;
@@ -33,27 +39,34 @@ class Connecting:
         Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
         """
         threading.Thread(target=self._run, args=(make,), name=LEFT_BEHIND, daemon=True).start()
-        wait_through_signals(lambda limit_s: bool(wait([self._outcome], limit_s).done), None)
-        self._outcome.result()
+        self._decided.wait(None)
+        error = self._outcomes[0].error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error, self  # its traceback would keep this frame, and with it all callers' values
 
     def give_up(self) -> None:
         """Let :meth:`run` raise. Does nothing if it has returned."""
-        error = dist.DistNetworkError("a member was lost while gloo connected to it")
-        with contextlib.suppress(InvalidStateError):
-            self._outcome.set_exception(error)
+        self._decide(dist.DistNetworkError("a member was lost while gloo connected to it"))
 
     def _run(self, make: Callable[[], None]) -> None:
         try:
             make()
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
-            with contextlib.suppress(InvalidStateError):
-                self._outcome.set_exception(error)
+            self._decide(error)
             return
-        try:
-            self._outcome.set_result(None)
-        except InvalidStateError:
+        if not self._decide(None):
             # It is torch's default process group now, in place of one that may be in use.
             end_process(
                 "a process group that was given up while gloo connected was made after all, by a "
                 "member that was silent"
             )
+
+    def _decide(self, error: BaseException | None) -> bool:
+        """Tell whether this is what counts."""
+        mine = _Outcome(error)
+        self._outcomes.append(mine)
+        self._decided.open()
+        return self._outcomes[0] is mine
