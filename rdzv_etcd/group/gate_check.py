@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import IO, TypeAlias
 
 from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.latch import Latch
 from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.settings.limits import MAX_ID
 from rdzv_etcd.text import shown
-from rdzv_etcd.waiting import Latch
 
 JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"
 ROUND_VARIABLE = "RDZV_ETCD_ROUND"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.waiting import wait_through_signals
+from rdzv_etcd.latch import Latch
 
 T = TypeVar("T")
 
@@ -26,25 +25,18 @@ class LoopCall(Generic[T]):
         self.coro = coro
         self._tell = tell
         self.task: asyncio.Task[T] | None = None
-        self._opened = False
-        # A bare lock is the cheapest latch to wait on, and signals interrupt the wait.
-        self._latch = threading.Lock()
-        self._latch.acquire()
+        self._latch = Latch()
 
     def open(self) -> None:
         """Let the waiter go; idempotent, called only by the loop's thread."""
-        if not self._opened:
-            self._opened = True
-            self._latch.release()
+        if not self._latch.is_open:
+            self._latch.open()
             if self._tell is not None:
                 self._tell()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until the latch is open; tell whether it is. Interruptible by signals."""
-        is_open = wait_through_signals(lambda limit: self._latch.acquire(timeout=limit), timeout_s)
-        if is_open:
-            self._latch.release()
-        return is_open
+        return self._latch.wait(timeout_s)
 
     @property
     def has_outcome(self) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from rdzv_etcd.latch import Latch
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
-from rdzv_etcd.waiting import Latch
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,8 @@ import socket
 import threading
 from collections.abc import Collection, Iterable, Iterator
 
+from rdzv_etcd.latch import Latch
+
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _LINK = "socket:["
 
@@ -41,8 +43,8 @@ class Connections:
         self._own: frozenset[Place] = frozenset()
         self._peers: frozenset[Place] | None = frozenset()
         self._ending = threading.Lock()
-        self._made = threading.Event()
-        self._closed = threading.Event()
+        self._made = Latch()
+        self._closed = Latch()
 
     def gloo_begins(self) -> None:
         """The store is connected. From now on, until :meth:`gloo_is_done`, every new connection is
@@ -67,7 +69,7 @@ class Connections:
 
     def made(self) -> None:
         """No more connections are opened."""
-        self._made.set()
+        self._made.open()
 
     def wait_made(self, timeout_s: float) -> bool:
         """Block until :meth:`made` was called, for at most ``timeout_s`` seconds."""
@@ -83,14 +85,14 @@ class Connections:
         thread that is in :meth:`end`."""
         with self._ending:
             self._end()
-            self._closed.set()
+            self._closed.open()
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Block until :meth:`close` was called, for at most ``timeout_s`` seconds."""
         return self._closed.wait(timeout_s)
 
     def _end(self) -> None:
-        if self._closed.is_set():
+        if self._closed.is_open:
             return
         for inode, one in _sockets(self._before):
             if self._is_ours(inode, one):
