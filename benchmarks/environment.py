@@ -1,4 +1,4 @@
-"""What a result was measured on and with: versions, cores, disk, load, date.
+"""What a result was measured on and with: versions, cores and their speed, disk, load, date.
 
 Knows this machine only as far as a reader needs it to judge the numbers: no names, no paths.
 """
@@ -9,6 +9,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import time
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,7 @@ def describe(*, etcd_version: str | None, data: Path | None, fsync: bool) -> dic
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),
+        "million_additions_s": million_additions_s(),
         "etcd": etcd_version,
         "etcd_fsync": fsync,
     }
@@ -33,6 +35,21 @@ def describe(*, etcd_version: str | None, data: Path | None, fsync: bool) -> dic
     if data is not None:
         found["etcd_file_system"] = file_system(data)
     return found
+
+
+def million_additions_s() -> float:
+    """Return the CPU time that Python takes for a million additions here, at best of ten.
+
+    A shared machine is not equally fast every day: two files are compared with this beside them.
+    """
+
+    def add() -> float:
+        started, total = time.process_time(), 0
+        for number in range(1_000_000):
+            total += number
+        return time.process_time() - started
+
+    return round(min(add() for _ in range(10)), 4)
 
 
 def file_system(folder: Path) -> str:

@@ -118,8 +118,10 @@ def _origin(document: dict[str, Any]) -> str:
     seen = document["environment"]
     fsync = "fsync on" if seen["etcd_fsync"] else "fsync off"
     gpus = f", {', '.join(seen['gpus'])}" if seen.get("gpus") else ""
+    additions_s = seen.get("million_additions_s")  # older files do not have it
+    speed = f" (a million additions in {results.seconds(additions_s)})" if additions_s else ""
     return (
-        f"<sub>{seen['date'][:10]}, {seen['cores']} cores{gpus}, Python {seen['python']}, "
+        f"<sub>{seen['date'][:10]}, {seen['cores']} cores{gpus}, Python {seen['python']}{speed}, "
         f"torch {seen['torch']}, grpcio {seen['grpcio']}, etcd {seen['etcd']} "
         f"({fsync}, {seen.get('etcd_file_system', 'unknown')}); everything on one machine; all "
         f"samples in `benchmarks/results/{document['benchmark']}.json`</sub>\n"

@@ -31,6 +31,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     assert document["benchmark"] == arguments[0]
     assert document["environment"]["torch"]
     assert document["environment"]["cores"] > 0
+    assert document["environment"]["million_additions_s"] > 0
     assert plot.read_text().startswith("<?xml")
     return document
 
