@@ -18,7 +18,7 @@ import grpc.aio
 
 from benchmarks.loop_thread import LoopHold
 from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
-from benchmarks.shared_streams import SharedWatch, keep_alive
+from benchmarks.shared_streams import SharedRenewals, SharedWatch
 from benchmarks.simulated import SimulatedNode
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.member import Seat
@@ -212,8 +212,8 @@ class SimulatedNodes(ScaleProcess):
                 await node.read_control()
 
         await asyncio.gather(*(set_up(number, node) for number, node in enumerate(self._nodes)))
-        renewing = keep_alive(channels[0], plan.lease_ttl_s / 3, self._leases)
-        self._tasks.append(asyncio.ensure_future(renewing))
+        renewals = SharedRenewals(channels[0], plan.lease_ttl_s / 3, self._leases)
+        self._tasks.append(asyncio.ensure_future(renewals.run()))
         for task in self._tasks:
             task.add_done_callback(lambda _: self._told.set())
 

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import grpc
+
 from rdzv_etcd.etcd import stubs
 from rdzv_etcd.etcd.codec import Codec
 
@@ -22,6 +24,9 @@ Notify = Callable[[Any], None]
 
 
 _TICK_S = 0.05
+_LAGGING = "waiting for the applied index took too long"
+"""With this etcd (from 3.5.3 on) refuses to renew a lease, and ends the stream, while it has been
+behind for more than a second with carrying out what is committed."""
 
 
 class SharedWatch:
@@ -69,38 +74,61 @@ def _nobody(_response: Any) -> None:
     """Hears the last events of a watch that is being cancelled."""
 
 
-async def keep_alive(channel: Any, period_s: float, leases: Mapping[int, object]) -> None:
-    """Renew each of ``leases`` once in a period, evenly spread, until cancelled.
+class SharedRenewals:
+    """Renews each of ``leases`` once in a period, evenly spread, over one stream.
 
     Who is to be forgotten is taken out of ``leases``. What could not be sent in time because the
-    machine is busy is not made up for. Raises RuntimeError when etcd ends the stream, or does not
-    know a lease.
+    machine is busy is not made up for.
     """
-    rpc = stubs.load()
-    stream = rpc.LeaseStub(channel).LeaseKeepAlive()
-    replies = asyncio.ensure_future(_read_renewals(stream, leases))
-    clock = asyncio.get_running_loop().time
-    turn: deque[int] = deque()
-    last_s, owed = clock(), 0.0
-    while not replies.done():
-        await asyncio.sleep(_TICK_S)
-        now_s = clock()
-        owed += min(now_s - last_s, period_s) / period_s * len(leases)
-        last_s = now_s
-        while owed >= 1 and leases:
-            if not turn:
-                turn.extend(leases)
-            lease = turn.popleft()
-            if lease in leases:
-                await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
+
+    def __init__(self, channel: Any, period_s: float, leases: Mapping[int, object]) -> None:
+        self._rpc = stubs.load()
+        self._stub = self._rpc.LeaseStub(channel)
+        self._period_s = period_s
+        self._leases = leases
+        self._turn: deque[int] = deque()
+
+    async def run(self) -> None:
+        """Renew until cancelled.
+
+        Raises gRPC's error when the stream breaks, and RuntimeError when etcd ends it or does not
+        know a lease. When etcd only has too much to do, the stream is opened again.
+        """
+        while True:
+            stream = self._stub.LeaseKeepAlive()
+            sending = asyncio.ensure_future(self._send(stream))
+            try:
+                await self._read(stream)
+            except grpc.RpcError as error:
+                if _LAGGING not in (error.details() or ""):
+                    raise
+            finally:
+                sending.cancel()
+
+    async def _send(self, stream: Any) -> None:
+        clock = asyncio.get_running_loop().time
+        last_s, owed = clock(), 0.0
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = clock()
+            owed += min(now_s - last_s, self._period_s) / self._period_s * len(self._leases)
+            last_s = now_s
+            while owed >= 1 and self._leases:
+                if not self._turn:
+                    self._turn.extend(self._leases)
+                lease = self._turn.popleft()
+                if lease not in self._leases:
+                    continue
+                try:
+                    await stream.write(self._rpc.LeaseKeepAliveRequest(ID=lease))
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    return  # the stream has ended; why, its reader learns
                 owed -= 1
-    replies.result()
 
-
-async def _read_renewals(stream: Any, leases: Mapping[int, object]) -> None:
-    while True:
-        reply = await stream.read()
-        if not reply:
-            raise RuntimeError("etcd ended the keep-alive stream")
-        if reply.TTL <= 0 and reply.ID in leases:
-            raise RuntimeError(f"etcd does not know the lease {reply.ID:x}")
+    async def _read(self, stream: Any) -> None:
+        while True:
+            reply = await stream.read()
+            if not reply:
+                raise RuntimeError("etcd ended the keep-alive stream")
+            if reply.TTL <= 0 and reply.ID in self._leases:
+                raise RuntimeError(f"etcd does not know the lease {reply.ID:x}")
