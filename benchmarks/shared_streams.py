@@ -10,6 +10,7 @@ slower way, so a stream should have fewer watches than that.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,9 +25,10 @@ Notify = Callable[[Any], None]
 
 
 _TICK_S = 0.05
-_LAGGING = "waiting for the applied index took too long"
-"""With this etcd (from 3.5.3 on) refuses to renew a lease, and ends the stream, while it has been
-behind for more than a second with carrying out what is committed."""
+_LAGGING = re.compile("waiting for the applied index took too long|Internal error from Core")
+"""With the first, etcd (3.5.30, not 3.5.1) refuses to renew a lease and ends the stream, while it is
+behind by more than a second with carrying out what is committed. The second is all that gRPC tells
+of it if something was being sent at that moment."""
 
 
 class SharedWatch:
@@ -100,7 +102,7 @@ class SharedRenewals:
             try:
                 await self._read(stream)
             except grpc.RpcError as error:
-                if _LAGGING not in (error.details() or ""):
+                if not _LAGGING.search(error.details() or ""):
                     raise
             finally:
                 sending.cancel()
