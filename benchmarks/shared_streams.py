@@ -26,7 +26,7 @@ Notify = Callable[[Any], None]
 
 _TICK_S = 0.05
 _LAGGING = re.compile("waiting for the applied index took too long|Internal error from Core")
-"""With the first, etcd (3.5.30, not 3.5.1) refuses to renew a lease and ends the stream, while it is
+"""With the first, etcd (3.5.30, not 3.5.1) refuses to renew a lease and ends the stream while it is
 behind by more than a second with carrying out what is committed. The second is all that gRPC tells
 of it if something was being sent at that moment."""
 

@@ -63,6 +63,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     suite.put_long_first(config, items)
 
 
+def pytest_collection_finish() -> None:
+    suite.freeze_what_is_imported()
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     if isinstance(collector, pytest.Module) and collector.path.parent.name in _WHAT_ETCD_DOES:
         collector.add_marker(versions.MARK)

@@ -190,12 +190,13 @@ class SimLoop(asyncio.BaseEventLoop):
             self.resume(name)
 
     def _run_once(self) -> None:
-        self._hold_stopped()
+        if self._stopped:
+            self._hold_stopped()
         if not self._ready_now:
             self._jump()
         self._take_due_timers()
         batch, self._ready_now = self._ready_now, []
-        if self._schedule_rng is not None:
+        if len(batch) > 1 and self._schedule_rng is not None:
             self._schedule_rng.shuffle(batch)
         for node, handle in batch:
             if node in self._stopped:
@@ -205,11 +206,10 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _hold_stopped(self) -> None:
-        if self._stopped:
-            for entry in self._ready_now:
-                if entry[0] in self._stopped:
-                    self._held[entry[0]].append(entry)
-            self._ready_now = [each for each in self._ready_now if each[0] not in self._stopped]
+        for entry in self._ready_now:
+            if entry[0] in self._stopped:
+                self._held[entry[0]].append(entry)
+        self._ready_now = [each for each in self._ready_now if each[0] not in self._stopped]
 
     def _jump(self) -> None:
         """Advance time to the next timer."""
