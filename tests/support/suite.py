@@ -120,8 +120,8 @@ class SkipGuard:
 def freeze_what_is_imported() -> None:
     """Let the garbage collector leave alone what there is before the first test.
 
-    That is torch, mostly: a look through it takes 0.15 s and more, and each check for leaks asks for
-    several. They took a sixth of the whole suite's CPU time.
+    That is torch, mostly: a look through it takes 0.15 s and more, and each check for leaks asks
+    for several. They took a sixth of the whole suite's CPU time.
     """
     gc.collect()
     gc.freeze()
