@@ -304,7 +304,7 @@ MUTANTS = [
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
     Mutant("who led once writes on", store_requests, "put_while",
            lambda original, guard, *rest: original(NOBODY, *rest), (I.FENCE,),
-           noticed_by=2, kinds=("elect",)),
+           noticed_by=18, kinds=("elect",)),
 ]  # fmt: skip
 
 
