@@ -125,6 +125,12 @@ _CONNECT_HINTS = (
     ("resol", "the host name cannot be resolved"),
     ("imed out", "connection timed out"),
 )
+_UNKNOWN_HINTS = (
+    # Seen of 3.5.30, which says so to renewals while it is behind by more than a second.
+    ("applied index took too long", "etcd is overloaded: it lags behind what it has committed"),
+    # All that gRPC tells of a stream's end if a message was being sent at that moment.
+    ("Internal error from Core", "the stream ended while a message was being sent"),
+)
 
 
 def judge(error: grpc.RpcError, *, authenticated: bool) -> Fault:
@@ -218,6 +224,9 @@ def _not_connected(text: str) -> Fault:
 def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
+    for mark, hint in _UNKNOWN_HINTS:
+        if mark in text:
+            return hint
     return _shorten(text) or f"failed with {code.name if code is not None else 'no status'}"
 
 

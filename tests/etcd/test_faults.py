@@ -39,6 +39,13 @@ FAILED = "failed to connect to all addresses; last error: "
             Verdict.UNKNOWN,
             errors.EtcdUnavailableError,
         ),
+        (
+            CODE.UNAVAILABLE,
+            "etcdserver: request timed out, waiting for the applied index took too long",
+            Verdict.UNKNOWN,
+            errors.EtcdUnavailableError,
+        ),
+        (CODE.INTERNAL, "Internal error from Core", Verdict.UNKNOWN, errors.EtcdUnavailableError),
         (CODE.UNAVAILABLE, "Socket closed", Verdict.UNKNOWN, errors.EtcdUnavailableError),
         (CODE.DEADLINE_EXCEEDED, "", Verdict.UNKNOWN, errors.EtcdUnavailableError),
         (
@@ -109,6 +116,17 @@ def test_a_text_is_judged(
 ) -> None:
     fault = judge_text(code, text, authenticated=True)
     assert (fault.verdict, type(fault.error)) == (verdict, error)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("etcdserver: request timed out, waiting for the applied index took too long", "overload"),
+        ("Internal error from Core", "while a message was being sent"),
+    ],
+)
+def test_what_gives_no_hint_itself_gets_one(text: str, reason: str) -> None:
+    assert reason in judge_text(CODE.UNAVAILABLE, text, authenticated=True).reason
 
 
 def test_a_full_database_is_told_apart(fresh_etcd: Callable[..., EtcdServer]) -> None:
