@@ -227,6 +227,8 @@ class MemoryConnection:
         return outcome
 
     def _apply(self, request: Request) -> Response | EtcdError:
+        if self._server.overloaded and isinstance(request, KeepAlive):
+            return EtcdUnavailableError("etcd is overloaded: it renews no lease")
         if self.link.refusal is not None and not isinstance(request, KeepAlive):
             return self.link.refusal()
         try:

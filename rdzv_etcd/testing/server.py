@@ -72,6 +72,8 @@ class MemoryEtcd:
         self.model = Model(self.limits)
         self.up = True
         """Whether the cluster answers; see :meth:`stop`."""
+        self.overloaded = False
+        """Whether no lease is renewed; see :meth:`set_overloaded`."""
         self.requests: Counter[str] = Counter()
         """How many requests of each kind arrived, by the request's class name."""
         self.observers: list[Callable[[Applied], None]] = []
@@ -200,6 +202,14 @@ class MemoryEtcd:
     def set_no_space(self, alarm: bool) -> None:
         """Raise or clear the NOSPACE alarm: puts and grants are refused while it is on."""
         self.model.no_space = alarm
+
+    def set_overloaded(self, overloaded: bool) -> None:
+        """Refuse to renew leases from now on, or no more; they run out meanwhile.
+
+        New versions of etcd (seen: 3.5.30) do so while they are behind by more than a second with
+        carrying out what is committed. All else goes on, late perhaps.
+        """
+        self.overloaded = overloaded
 
     # -- for connections --------------------------------------------------------------------------
 

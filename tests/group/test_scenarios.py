@@ -418,6 +418,31 @@ def test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(
     simulate(scenario, min_nodes=2, max_nodes=3)
 
 
+@pytest.mark.parametrize("overloaded_s", [5.0, 25.0, 300.0])
+def test_an_etcd_that_renews_no_lease_restarts_nothing(overloaded_s: float) -> None:
+    """All else it does: new leases are granted, which run out like those before."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        await job.pass_time(job.loop.rng.uniform(0, 20))
+        job.server.set_overloaded(True)
+        leases = [node.node.context.session.lease_id for node in nodes]
+        await job.pass_time(overloaded_s)
+        if overloaded_s > 2 * TTL_S:  # every one has run out
+            assert not set(leases) & set(job.server.leases()), job.tell()
+        job.server.set_overloaded(False)
+        await job.pass_time(200)
+        assert job.works("abc"), job.tell()
+        assert all(node.joins == 1 for node in nodes), job.tell()
+        assert not job.history.changes
+        lost = job.leader.name
+        job.crash(lost)
+        await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
+
+
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("which", ["leader", "follower"])
 def test_one_node_that_is_cut_off_beyond_the_ttl_is_evicted_and_comes_back_as_a_newcomer(

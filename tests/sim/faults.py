@@ -16,7 +16,7 @@ from tests.sim.faults_etcd import EtcdFaults
 from tests.sim.faults_nodes import NodeFaults
 from tests.sim.faults_operator import OperatorFaults
 from tests.sim.faults_peers import PeerFaults
-from tests.sim.kinds import NODES, OPERATOR, PEERS
+from tests.sim.kinds import ETCD, NODES, OPERATOR, PEERS
 from tests.sim.neighbours import Neighbour
 from tests.sim.plan import Plan
 from tests.sim.stage import Part, Stage
@@ -124,9 +124,10 @@ class Life(Part):
     def _wide_faults(self) -> list[Callable[[], None]]:
         """The faults of this life's kinds."""
         nodes = [getattr(self._nodes, kind) for kind in NODES if kind in self._plan.kinds]
+        etcd = [getattr(self._etcd, kind) for kind in ETCD if kind in self._plan.kinds]
         others = [getattr(self._operator, kind) for kind in OPERATOR if kind in self._plan.kinds]
         peers = [getattr(self._peers, kind) for kind in PEERS if kind in self._plan.kinds]
-        return nodes + others + peers
+        return nodes + etcd + others + peers
 
     def _close(self) -> None:
         for node in self._job.members_now()[:1]:

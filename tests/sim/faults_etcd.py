@@ -59,6 +59,15 @@ class EtcdFaults(Part):
         longest = 8 if self._plan.aims else 3
         self._stage.later(self._no_space(self._rng.uniform(0, longest * self._plan.ttl_s)))
 
+    def overload(self) -> None:
+        """No lease is renewed for a while, of nobody; what else is asked for is done."""
+        self._stage.later(self._overloaded(self._rng.uniform(0, 4 * self._plan.ttl_s)))
+
+    async def _overloaded(self, duration_s: float) -> None:
+        self._job.server.set_overloaded(True)
+        await asyncio.sleep(duration_s)
+        self._job.server.set_overloaded(False)
+
     async def _no_space(self, duration_s: float) -> None:
         self._job.server.set_no_space(True)
         await asyncio.sleep(duration_s)

@@ -25,6 +25,9 @@ NODES = (
 )
 """See :mod:`tests.sim.faults_nodes`."""
 
+ETCD = ("overload",)
+"""See :mod:`tests.sim.faults_etcd`."""
+
 OPERATOR = (
     "revoke_all",
     "extend_leases",
@@ -53,4 +56,4 @@ JOBS = ("neighbour",)
 WORK = ("elect",)
 """What workers do besides: see :mod:`tests.sim.work`."""
 
-KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK)
+KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK, *ETCD)

@@ -479,6 +479,23 @@ def test_without_space_only_puts_and_grants_are_refused() -> None:
     simulate(test)
 
 
+def test_an_overloaded_etcd_renews_no_lease_and_does_all_else() -> None:
+    async def test(_loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        grant = await etcd.grant(10)
+        server.set_overloaded(True)
+        with pytest.raises(EtcdUnavailableError, match="overloaded"):
+            await etcd.keep_alive(grant.lease_id)
+        await etcd.txn(txn(Put(KEY, b"x", grant.lease_id)))
+        await asyncio.sleep(11)
+        assert await value(server) is None
+        server.set_overloaded(False)
+        later = await etcd.grant(10)
+        assert await etcd.keep_alive(later.lease_id) == 10
+
+    simulate(test)
+
+
 def test_a_stalled_request_outlives_the_connection_and_the_data() -> None:
     """One under way does not."""
 
