@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import uuid
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from benchmarks.fleet import Fleet, FleetError, Make
 from benchmarks.plots import plot_store
 from benchmarks.recording import recording
 from benchmarks.store_clients import STORES, TCP, TORCH_ETCD
-from benchmarks.store_work import Adding, Agents, Operations, Waiting, Where
+from benchmarks.store_work import Adding, Agents, Operations, Waiting, Where, operations
 from tests.support.processes import free_port
 
 NAME = "store"
@@ -81,9 +82,11 @@ def _measurements(args: argparse.Namespace) -> list[tuple[str, Callable[[Where],
 
 
 def _operations(count: int, batch: int, where: Where) -> Samples:
+    names = operations(batch)
+    where = dataclasses.replace(where, limit_s=len(names) * where.limit_s)
     answer = _run(functools.partial(Operations, where, count, batch), 1, where)
     if isinstance(answer, str):
-        return [_failed(where, "set", answer)]
+        return [_failed(where, name, answer) for name in names]
     (run,) = answer
     return [
         {"store": where.kind, "operation": operation, "seconds": seconds}

@@ -48,6 +48,11 @@ class _Work:
         self.clients.close()
 
 
+def operations(batch: int) -> tuple[str, ...]:
+    """Name the single calls; ``batch``: how many keys the last two have."""
+    return ("set", "get", "add, 1 writer", f"multi_set of {batch}", f"multi_get of {batch}")
+
+
 class Operations(_Work):
     """One client, one operation after another."""
 
@@ -60,13 +65,14 @@ class Operations(_Work):
         keys = [f"batch/{i}" for i in range(self._batch)]
         values = [VALUE] * self._batch
         few = max(2, self._count // 20)
-        return {
-            "set": _timed(self._count, lambda i: store.set(f"key/{i}", VALUE)),
-            "get": _timed(self._count, lambda i: store.get(f"key/{i}")),
-            "add, 1 writer": _timed(self._count, lambda _: store.add("sum", 1)),
-            f"multi_set of {self._batch}": _timed(few, lambda _: store.multi_set(keys, values)),
-            f"multi_get of {self._batch}": _timed(few, lambda _: store.multi_get(keys)),
-        }
+        seconds = (
+            _timed(self._count, lambda i: store.set(f"key/{i}", VALUE)),
+            _timed(self._count, lambda i: store.get(f"key/{i}")),
+            _timed(self._count, lambda _: store.add("sum", 1)),
+            _timed(few, lambda _: store.multi_set(keys, values)),
+            _timed(few, lambda _: store.multi_get(keys)),
+        )
+        return dict(zip(operations(self._batch), seconds, strict=True))
 
 
 class Waiting(_Work):
