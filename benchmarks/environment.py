@@ -38,7 +38,7 @@ def describe(*, etcd_version: str | None, data: Path | None, fsync: bool) -> dic
 
 
 def million_additions_s() -> float:
-    """Return the CPU time that Python takes for a million additions here, at best of ten.
+    """Return the CPU time that Python takes for a million additions here, the best of ten.
 
     A shared machine is not equally fast every day: two files are compared with this beside them.
     """

@@ -8,6 +8,7 @@ Sources: etcd's api/v3rpc/rpctypes/error.go (3.4 to 3.6), and gRPC's status text
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -125,11 +126,14 @@ _CONNECT_HINTS = (
     ("resol", "the host name cannot be resolved"),
     ("imed out", "connection timed out"),
 )
+LAGGING = "applied index took too long"
+"""With this etcd (seen: 3.5.30, not 3.5.1) refuses a renewal and ends its stream while it is behind
+by more than a second with carrying out what is committed."""
+UNTOLD = "Internal error from Core"
+"""All that gRPC tells of a stream's end if a message was being sent at that moment."""
 _UNKNOWN_HINTS = (
-    # Seen of 3.5.30, which says so to renewals while it is behind by more than a second.
-    ("applied index took too long", "etcd is overloaded: it lags behind what it has committed"),
-    # All that gRPC tells of a stream's end if a message was being sent at that moment.
-    ("Internal error from Core", "the stream ended while a message was being sent"),
+    (LAGGING, "etcd is overloaded: it lags behind what it has committed"),
+    (UNTOLD, "the stream ended while a message was being sent"),
 )
 
 
@@ -214,20 +218,21 @@ def _final(code: grpc.StatusCode | None, text: str) -> EtcdError | None:  # noqa
 def _not_connected(text: str) -> Fault:
     last = _shorten(text)
     if _TLS.search(text):
-        hint = next((hint for mark, hint in _TLS_HINTS if mark in text), f"TLS failed: {last}")
+        hint = _hint(_TLS_HINTS, text) or f"TLS failed: {last}"
         return Fault(Verdict.NOT_SENT, hint, EtcdTlsError(f"TLS handshake failed: {hint}"))
-    return unavailable(
-        Verdict.NOT_SENT, next((hint for mark, hint in _CONNECT_HINTS if mark in text), last)
-    )
+    return unavailable(Verdict.NOT_SENT, _hint(_CONNECT_HINTS, text) or last)
 
 
 def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
-    for mark, hint in _UNKNOWN_HINTS:
-        if mark in text:
-            return hint
-    return _shorten(text) or f"failed with {code.name if code is not None else 'no status'}"
+    unsaid = f"failed with {code.name if code is not None else 'no status'}"
+    return _hint(_UNKNOWN_HINTS, text) or _shorten(text) or unsaid
+
+
+def _hint(hints: Sequence[tuple[str, str]], text: str) -> str | None:
+    """Return the first one whose mark is in the text."""
+    return next((hint for mark, hint in hints if mark in text), None)
 
 
 def _shorten(text: str) -> str:

@@ -6,6 +6,7 @@ Each scenario runs under many seeds, each of which is another schedule; a failur
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -376,6 +377,15 @@ def test_a_join_without_etcd_ends_in_bounded_time() -> None:
     simulate(scenario, seeds=range(5), min_nodes=1, max_nodes=1)
 
 
+async def all_is_as_it_was(job: SimJob, nodes: Sequence[SimNode]) -> None:
+    """Nobody has restarted, and a loss is noticed as ever."""
+    assert job.works("abc"), job.tell()
+    assert all(node.joins == 1 for node in nodes), job.tell()
+    lost = job.leader.name
+    job.crash(lost)
+    await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
+
+
 @pytest.mark.parametrize("away_s", [2.0, 30.0, 600.0])
 def test_etcd_may_be_away_for_minutes_without_a_restart(away_s: float) -> None:
     async def scenario(job: SimJob) -> None:
@@ -384,11 +394,7 @@ def test_etcd_may_be_away_for_minutes_without_a_restart(away_s: float) -> None:
         await job.pass_time(job.loop.rng.uniform(0, 20))
         job.server.restart(away_s)
         await job.pass_time(away_s + 200)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
-        lost = job.leader.name  # and all is as it was
-        job.crash(lost)
-        await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
+        await all_is_as_it_was(job, nodes)
 
     simulate(scenario, min_nodes=2, max_nodes=3)
 
@@ -408,12 +414,8 @@ def test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(
         for node in nodes:
             node.connection.link.heal()
         await job.pass_time(200)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
         assert not job.history.changes
-        lost = job.leader.name
-        job.crash(lost)
-        await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
+        await all_is_as_it_was(job, nodes)
 
     simulate(scenario, min_nodes=2, max_nodes=3)
 
@@ -433,11 +435,29 @@ def test_an_etcd_that_renews_no_lease_restarts_nothing(overloaded_s: float) -> N
             assert not set(leases) & set(job.server.leases()), job.tell()
         job.server.set_overloaded(False)
         await job.pass_time(200)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
         assert not job.history.changes
-        lost = job.leader.name
+        await all_is_as_it_was(job, nodes)
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+def test_while_etcd_renews_no_lease_newcomers_are_taken_in_and_losses_are_noticed_afterwards(
+    which: str,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(job.loop.rng.uniform(0, 20))
+        job.server.set_overloaded(True)
+        await job.pass_time(3 * TTL_S)
+        job.start("c")
+        await job.until_works("abc", SOON_S)
+        lost = (job.leader if which == "leader" else job.followers()[0]).name
         job.crash(lost)
+        await job.pass_time(3 * TTL_S)
+        assert len(job.history.changes) == 1, job.tell()  # that of the newcomer
+        job.server.set_overloaded(False)
         await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
 
     simulate(scenario, min_nodes=2, max_nodes=3)

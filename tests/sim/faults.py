@@ -123,11 +123,14 @@ class Life(Part):
 
     def _wide_faults(self) -> list[Callable[[], None]]:
         """The faults of this life's kinds."""
-        nodes = [getattr(self._nodes, kind) for kind in NODES if kind in self._plan.kinds]
-        etcd = [getattr(self._etcd, kind) for kind in ETCD if kind in self._plan.kinds]
-        others = [getattr(self._operator, kind) for kind in OPERATOR if kind in self._plan.kinds]
-        peers = [getattr(self._peers, kind) for kind in PEERS if kind in self._plan.kinds]
-        return nodes + etcd + others + peers
+        parts: tuple[tuple[Part, tuple[str, ...]], ...] = (
+            (self._nodes, NODES),
+            (self._etcd, ETCD),
+            (self._operator, OPERATOR),
+            (self._peers, PEERS),
+        )
+        drawn = self._plan.kinds
+        return [getattr(part, kind) for part, kinds in parts for kind in kinds if kind in drawn]
 
     def _close(self) -> None:
         for node in self._job.members_now()[:1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from tests.sim.faults_nodes import NodeFaults
 from tests.sim.stage import Part, Stage
@@ -57,18 +58,15 @@ class EtcdFaults(Part):
 
     def run_out_of_space(self) -> None:
         longest = 8 if self._plan.aims else 3
-        self._stage.later(self._no_space(self._rng.uniform(0, longest * self._plan.ttl_s)))
+        duration_s = self._rng.uniform(0, longest * self._plan.ttl_s)
+        self._stage.later(self._for_a_while(self._job.server.set_no_space, duration_s))
 
     def overload(self) -> None:
         """No lease is renewed for a while, of nobody; what else is asked for is done."""
-        self._stage.later(self._overloaded(self._rng.uniform(0, 4 * self._plan.ttl_s)))
+        duration_s = self._rng.uniform(0, 4 * self._plan.ttl_s)
+        self._stage.later(self._for_a_while(self._job.server.set_overloaded, duration_s))
 
-    async def _overloaded(self, duration_s: float) -> None:
-        self._job.server.set_overloaded(True)
+    async def _for_a_while(self, switch: Callable[[bool], None], duration_s: float) -> None:
+        switch(True)
         await asyncio.sleep(duration_s)
-        self._job.server.set_overloaded(False)
-
-    async def _no_space(self, duration_s: float) -> None:
-        self._job.server.set_no_space(True)
-        await asyncio.sleep(duration_s)
-        self._job.server.set_no_space(False)
+        switch(False)
