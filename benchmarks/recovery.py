@@ -265,9 +265,11 @@ def summarize(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
             "runs": len(samples),
             "failures": [sample["failed"] for sample in samples if "failed" in sample],
             "no_restart_used": None,
+            "most_restarts": 0,
         }
         if all("restarts" in sample for sample in good):
             row["no_restart_used"] = sum(sample["restarts"] == 0 for sample in good)
+            row["most_restarts"] = max((sample["restarts"] for sample in good), default=0)
         for name in (*PHASES, "new_ranks", "total"):
             if good:
                 row[name] = results.statistics([sample[name] for sample in good])["median"]

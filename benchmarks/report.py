@@ -224,7 +224,8 @@ def _recovery(document: dict[str, Any]) -> str:
         "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker each; "
         "until the new ranks are known / until the first step in the new world. "
         f"`lease_ttl={ttl}`; every other setting is the default. "
-        f"{'One run' if runs == 1 else f'Medians of {runs} runs'} each. `…{OWN_STORE}` is the same "
+        f"{'One run' if runs == 1 else f'Medians of {runs} runs'} each. Where an agent used up "
+        f"some of `--max-restarts`, it says how many. `…{OWN_STORE}` is the same "
         "backend with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for "
         f"each other for ever.{in_process}\n\n{table(header, rows)}"
     )
@@ -257,7 +258,8 @@ def _recovered(row: dict[str, Any] | None) -> str:
     if "total" not in row:
         return "not recovered"
     failed = f", {len(row['failures'])} of {row['runs']} not" if row["failures"] else ""
-    return f"{results.seconds(row['new_ranks'])} / {results.seconds(row['total'])}{failed}"
+    used = {0: "", 1: ", 1 restart"}.get(row["most_restarts"], f", {row['most_restarts']} restarts")
+    return f"{results.seconds(row['new_ranks'])} / {results.seconds(row['total'])}{used}{failed}"
 
 
 def _scale(document: dict[str, Any]) -> str:
