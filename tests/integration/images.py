@@ -168,13 +168,15 @@ def _needed_packages() -> set[str]:
 
 
 def _copy_package(name: str, site: Path) -> None:
+    """Copy it with its compiled modules: who trains in a container may not write any there, so that
+    each process would compile the 800 that torch loads once more, for two seconds."""
     files = importlib.metadata.files(name)
     if files is None:
         raise ImageError(f"{name} is installed here without a list of its files")
     for file in files:
         path = str(file)
-        if path.startswith("..") or "__pycache__" in path or path.startswith(_UNUSED):
-            continue  # scripts name this environment's interpreter; the rest is made or not needed
+        if path.startswith("..") or path.startswith(_UNUSED):
+            continue  # scripts name this environment's interpreter; the rest is not needed
         _link_or_copy(Path(str(file.locate())), site / path)
 
 
