@@ -155,7 +155,9 @@ def kept_record(member: Member, control: Control) -> Round | None:
         # A newcomer that has not arrived may be waiting for the end of what a dead job left.
         belongs = member.arrived_with != 0 or member.epoch > 0
         return member.record or (control.formed if belongs else None)
-    return member.record if member.phase is Phase.MEMBER else None
+    if member.phase is not Phase.MEMBER or member.evicted:
+        return None  # declared lost: one that hangs for good would keep a dead job's keys for ever
+    return member.record
 
 
 class Recovery(Enum):

@@ -58,7 +58,7 @@ class Conflict:
         limits.note_conflict(f"for the job id to become free: {problem}")
         seen = _keys(control)
         await context.wakeup.wait(
-            until_s, when=lambda: limits.is_gone() or _keys(context.control.view) != seen
+            until_s, when=lambda: limits.ends() or _keys(context.control.view) != seen
         )
 
     async def _tell_the_others(self) -> None:

@@ -25,11 +25,15 @@ async def keep(context: NodeContext, member: Member) -> None:
     renews at once, because the lease may have aged while the round was being closed; the others
     have time, and better things to do in the moment a round is formed.
 
+    The epoch lease is the leader's to renew, and may be the shorter one.
+
     What is not answered is tried again as soon as a node's own lease is: the record can be put
     back, but what is in the round's store goes with the lease for good.
     """
-    period_s = context.settings.timing.job_ttl_s / 3
-    backoff = Backoff(period_s)
+    timing = context.settings.timing
+    period_s = timing.job_ttl_s / 3
+    leader_period_s = min(period_s, timing.ended_ttl_s / 3)
+    backoff = Backoff(leader_period_s)
     renewed = False
     while True:
         record = kept_record(member, context.control.view)
@@ -38,8 +42,7 @@ async def keep(context: NodeContext, member: Member) -> None:
                 when=lambda: kept_record(member, context.control.view) is not None
             )
             continue
-        control = context.control.view
-        leads = control.leader is not None and control.leader.node_id == member.node_id
+        control, leads = context.control.view, _leads(context, member)
         limit_s = context.session.reply_limit_s()
         try:
             if renewed or leads:
@@ -51,7 +54,18 @@ async def keep(context: NodeContext, member: Member) -> None:
             continue
         backoff.reset()
         renewed = True
-        await context.clock.sleep(period_s + context.clock.jitter(period_s / 10))
+        pause_s = leader_period_s if leads else period_s
+        pause_s += context.clock.jitter(pause_s / 10)
+        if leads:
+            await context.clock.sleep(pause_s)
+        else:  # whoever comes to lead renews at once
+            until_s = context.clock.now_s() + pause_s
+            await context.wakeup.wait(until_s, when=lambda: _leads(context, member))
+
+
+def _leads(context: NodeContext, member: Member) -> bool:
+    leader = context.control.view.leader
+    return leader is not None and leader.node_id == member.node_id
 
 
 async def put_back(context: NodeContext, record: Round) -> None:

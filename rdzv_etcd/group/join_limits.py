@@ -49,9 +49,11 @@ class JoinLimits:
             and member.unread(control) is None
         )
 
-    def is_gone(self) -> bool:
-        """Whether the node has left, so that nobody waits any more."""
-        return self._member.phase is Phase.GONE
+    def ends(self) -> bool:
+        """Whether this join has nothing to wait for any more: the node has left or is drained, or
+        its job is closed."""
+        member = self._member
+        return member.phase is Phase.GONE or member.drain is not None or member.closure is not None
 
     def deadline_s(self) -> float:
         """Until when to wait, on the clock.
@@ -124,7 +126,7 @@ class JoinLimits:
         seen = context.control.view.round_revision
         await context.wakeup.wait(
             retry_at_s,
-            when=lambda: self.is_gone() or context.control.view.round_revision != seen,
+            when=lambda: self.ends() or context.control.view.round_revision != seen,
         )
 
     def last_word(self, error: EtcdError) -> EtcdError:

@@ -124,6 +124,11 @@ class Joining:
     async def _carry_out(self, step: JoiningStep) -> None:
         """Do what is next, or wait for something to change."""
         context, limits = self._context, self._limits
+        match step:  # of which etcd need not be asked
+            case End(closure):
+                raise self._closed_error(closure)
+            case Leave(drain):
+                raise drained_error(context.settings.job_id, self._member.node_id, drain)
         if context.control.problem is not None:
             await context.control.refresh(limits.limit_s())  # it may be over
             if context.control.problem is not None:
@@ -132,10 +137,6 @@ class Joining:
         if not isinstance(step, Outlast):
             limits.note_conflict("")
         match step:
-            case End(closure):
-                raise self._closed_error(closure)
-            case Leave(drain):
-                raise drained_error(context.settings.job_id, self._member.node_id, drain)
             case MeetEnd(closure):
                 self._meet_end(closure)
             case Outlast(theirs, whose):

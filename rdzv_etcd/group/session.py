@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
 
 from rdzv_etcd.clock import Clock
@@ -19,6 +20,9 @@ _log = logging.getLogger("rdzv_etcd")
 _ROUND_TRIPS = 4
 """A reply may take this many times as long as the last one: TCP needs about three round trips to
 resend what was lost, and giving up earlier would give up a connection that works."""
+_REPLIES = 3
+"""The quickest of so many replies shows how far etcd is. One that came after an outage, or for
+which the connection had to be made again, does not."""
 _FAILURES = 3
 """After this many in a row, a renewal waits for as long as makes sense."""
 
@@ -50,7 +54,9 @@ class Session:
         self._ttl_s = ttl_s
         self._reply_timeout_s = reply_timeout_s
         self._last_reply_s: float | None = None
-        """How long the last reply took; before the first, nobody knows how far etcd is …"""
+        """How long the last reply took."""
+        self._replies_s: deque[float] = deque(maxlen=_REPLIES)
+        """How long the last ones took; before the first, nobody knows how far etcd is …"""
         self._quickest_s = math.inf
         """… but from other requests."""
         self._failures = 0
@@ -105,13 +111,13 @@ class Session:
 
     @property
     def round_trip_s(self) -> float:
-        """How long etcd took to answer the last keep-alive, or, before the first, the quickest of
-        other requests; 0 before all of them.
+        """How long etcd took to answer the quickest of the last keep-alives, or, before the first,
+        of other requests; 0 before all of them.
 
         At most a tenth of the TTL, the farthest that etcd may be: what seems to take longer is this
         process's own pause, or a clock that jumped.
         """
-        took_s = self._quickest_s if self._last_reply_s is None else self._last_reply_s
+        took_s = min(self._replies_s, default=self._quickest_s)
         return 0.0 if took_s == math.inf else min(took_s, self._ttl_s / 10)
 
     def note_round_trip(self, took_s: float) -> None:
@@ -201,6 +207,7 @@ class Session:
             self._silence_lines = LineTimes()
             self._failures = 0
             self._last_reply_s = self._clock.now_s() - began_s
+            self._replies_s.append(self._last_reply_s)
             self._recorder.etcd_answered(self._last_reply_s, self._clock.wall_s())
             self._note_contact()
             if left_s == 0:

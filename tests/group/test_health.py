@@ -20,7 +20,7 @@ from rdzv_etcd.logs import JsonLines
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
 
 SEEDS = range(6)
 TOLD_S = 0.2
@@ -432,6 +432,27 @@ def test_what_ends_the_wait_of_a_hot_host(what: str) -> None:
         await job.leave("c")
 
     simulate(scenario, range(2), min_nodes=1, max_nodes=3)
+
+
+def test_a_wedged_node_keeps_nothing_of_a_dead_job() -> None:
+    """Its process lives, and would renew the job's lease for as long as it does."""
+
+    async def scenario(job: SimJob) -> None:
+        threads = await watched(job, "ab")
+        wedged = job.nodes["a"]
+        assert wedged.agent is not None
+        wedged.agent.cancel()
+        threads["a"].cancel()
+        await job.until_works("b")
+        job.crash("b")
+        keys = (job.keys.round, job.keys.change)
+        await job.until(
+            lambda: not any(job.server.snapshot(key) for key in keys),
+            "the job's keys are gone",
+            TIMING.job_ttl_s + 2 * TTL_S,
+        )
+
+    simulate(scenario, SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
 
 
 def test_lost_is_what_the_others_call_a_wedged_node() -> None:

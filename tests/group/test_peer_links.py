@@ -82,6 +82,35 @@ def test_a_killed_leader_is_told_at_once() -> None:
     simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
 
 
+@pytest.mark.parametrize("cut_off", [True, False])
+def test_an_outage_of_etcd_does_not_count_as_its_distance(cut_off: bool) -> None:
+    """A reply that came when it was over says nothing of how far etcd is. If it did, each death
+    would be told seconds late, as if the dead had so much time to answer."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        await job.pass_time(12.0 + job.loop.rng.uniform(0.0, 4.0))
+        if cut_off:
+            job.nodes["b"].connection.link.partition()
+            for other in "ac":
+                job.switch.cut("10.0.0.b", f"10.0.0.{other}")
+            await told_after_s(job, "b")
+            await job.pass_time(job.loop.rng.uniform(5.0, 10.0))
+            job.nodes["b"].connection.link.heal()
+            job.switch.heal()
+            await job.until_works("abc")
+        else:
+            job.server.restart(4.0)
+            await job.pass_time(6.0)
+            await job.join_again("a", "its worker failed")
+            await job.until_works("abc")
+        await job.pass_time(70.0)  # who was wrong about another is believed again
+        job.kill("b")
+        assert await told_after_s(job, "b") < TOLD_S
+
+    simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
 def test_a_host_that_falls_silent_is_told_in_seconds() -> None:
     async def scenario(job: SimJob) -> None:
         await formed(job, "abcd")
