@@ -301,17 +301,13 @@ class Member:
         """Have the round closed by then (on the clock), if this node leads and it can be."""
         self.closes_by_s = by_s
 
-    def give_up_join(self) -> None:
-        """Note that the join under way has failed, or was given up."""
-        if self.phase is Phase.WAITING:
-            self.phase = Phase.IDLE
-        self.info = None
-        self.forget_arrival()
-
-    def give_up_seat(self) -> None:
-        """Note that this node works in no world, though it has just become a member of one."""
+    def give_up(self) -> NodeInfo | None:
+        """Take no part until the next join; return what this node was known by."""
+        info, self.info = self.info, None
         self.phase = Phase.IDLE
         self.record = None
+        self.forget_arrival()
+        return info
 
     def watch_early(self) -> None:
         """Note that others will look after this node, and may be wrong about it."""
@@ -337,10 +333,9 @@ class Member:
         """Note that a background task failed unexpectedly."""
         self.failure = (task, error)
 
-    def leave(self) -> Phase:
-        """Take no part any more; return what this node was doing."""
-        was, self.phase = self.phase, Phase.GONE
-        return was
+    def leave(self) -> None:
+        """Take no part any more."""
+        self.phase = Phase.GONE
 
     def seat_in(self, control: Control) -> int | None:
         """This node's rank in a round that was formed for it: one for which it had arrived.

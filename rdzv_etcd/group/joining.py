@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 
+from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Closure, Leader, NodeInfo, Round
 from rdzv_etcd.core.names import display_name, display_names
@@ -38,11 +39,15 @@ from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.draining import drained_error
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.group.leadership import Leadership
+from rdzv_etcd.group.leaving import INTERRUPTED, say_goodbye
 from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
 from rdzv_etcd.settings import AfterEnd
 from rdzv_etcd.text import shown
+
+_REASON = 500
+"""Characters of a reason that the others are told."""
 
 
 class Joining:
@@ -77,8 +82,8 @@ class Joining:
         )
         try:
             return await self._until_entered()
-        except BaseException:
-            await self._withdraw()
+        except BaseException as error:
+            await self._withdraw(self._why_withdrawn(error))
             raise
 
     async def tell(self) -> None:
@@ -239,19 +244,25 @@ class Joining:
         context = self._context
         await context.control.refresh(context.settings.connection.request_timeout_s)
 
-    async def _withdraw(self) -> None:
+    async def _withdraw(self, reason: str) -> None:
         """Take the presence back: whoever saw this node waiting does not count on it any more."""
         member = self._member
         if member.phase is Phase.GONE:
             return  # leaving ends the session itself, and what follows relies on that
-        member.give_up_join()
-        await asyncio.shield(self._end_session())
+        await asyncio.shield(self._say_goodbye(member.give_up(), reason))
 
-    async def _end_session(self) -> None:
-        context = self._context
-        async with self._context.presence_lock:  # leaving waits for it
-            with contextlib.suppress(EtcdError):  # then the lease runs out
-                await context.session.end(context.farewell_limit_s)
+    async def _say_goodbye(self, info: NodeInfo | None, reason: str) -> None:
+        with contextlib.suppress(EtcdError):  # then the lease runs out
+            await say_goodbye(self._context, self._member, self._leadership, info, reason)
+
+    def _why_withdrawn(self, error: BaseException) -> str:
+        """Say to the others why this node does not wait any more."""
+        drain = self._member.drain
+        if drain is not None:
+            return why_drained(drain, self._member.node_id)
+        if isinstance(error, RdzvEtcdError):
+            return shown(f"gave up its join: {error}", _REASON)
+        return INTERRUPTED
 
     # -- reasons to stop waiting ----------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     RdzvEtcdError,
 )
-from rdzv_etcd.etcd.api import TxnResult
+from rdzv_etcd.etcd.api import Op, TxnResult
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
@@ -270,22 +270,18 @@ class Leadership:
         """Revoke leases that no round uses. If this is cancelled, call it again."""
         await self._drafting.drop()
 
-    async def hand_over(self, reason: str, timeout_s: float) -> None:
-        """Publish this member's own departure, so that nobody waits for the next leader to see it.
-
-        Raises EtcdError.
-        """
+    def departure(self, reason: str) -> tuple[Op, ...]:
+        """Return what this node's good-bye has to do besides: if it leads the world that it is in,
+        tell that this is over, so that nobody waits for the next leader to see it."""
         context = self._context
         control, node_id = context.control.view, context.identity.node_id
         formed = control.formed
-        if formed is None or control.open_change is not None:
-            return
+        if not self.is_mine or formed is None or control.open_change is not None:
+            return ()
         if self._member.rank_in(formed) is None:
-            return
+            return ()
         change = Change(formed.run, formed.number, (), {node_id: left_because(reason)})
-        await context.etcd.txn(
-            requests.publish_change(context.keys, control, change), timeout_s=timeout_s
-        )
+        return (requests.publish_change(context.keys, control, change),)
 
     async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
         """Publish the round; ``False`` if things are not as they were when it was decided."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Closure, Control, Ended, NodeInfo, Round
 from rdzv_etcd.core.steps import WorkingStep, working_step
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
+from rdzv_etcd.etcd.api import Op
 from rdzv_etcd.group import job_lease
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
@@ -17,6 +19,8 @@ from rdzv_etcd.schema import requests
 
 _ROOM_FOR_RANK_0_S = 1.0
 _REASON_LENGTH = 500
+INTERRUPTED = "was interrupted in its join"
+"""Why a node has left whose caller waits no longer."""
 RUNS_REMEMBERED = 8
 """A node that was cut off for longer than this many runs of one id counts as new."""
 
@@ -114,21 +118,24 @@ async def _ended_lease(context: NodeContext, control: Control, marker_lease: int
 
 
 async def say_goodbye(
-    context: NodeContext, member: Member, leadership: Leadership, reason: str, was: Phase
+    context: NodeContext,
+    member: Member,
+    leadership: Leadership,
+    info: NodeInfo | None,
+    reason: str,
 ) -> None:
-    """End the session, whatever becomes of the goodbye; the others see it at once.
+    """End the session, whatever becomes of the goodbye; the others see it at once, and why.
 
-    Raises EtcdError.
+    ``info``: what this node is known by, if it has begun to take part. Nobody asks why when the job
+    is over. Raises EtcdError.
     """
     limit_s = context.farewell_limit_s / 2  # for the courtesy, and for what counts
     async with context.presence_lock:
-        session, info = context.session.lease_id, member.info
+        session = context.session.lease_id
         try:
-            if session and info is not None and was is Phase.MEMBER and member.closure is None:
-                if leadership.is_mine:
-                    await leadership.hand_over(reason, limit_s)
-                else:
-                    await _mark_leaving(context, info, reason, session, limit_s)
+            if session and info is not None and member.closure is None:
+                also = leadership.departure(reason)
+                await _mark_leaving(context, info, reason, session, limit_s, also=also)
         except EtcdError as error:
             context.log.say(f"etcd did not take the goodbye: {error}")
         finally:
@@ -136,10 +143,16 @@ async def say_goodbye(
 
 
 async def _mark_leaving(
-    context: NodeContext, info: NodeInfo, reason: str, session: int, limit_s: float
+    context: NodeContext,
+    info: NodeInfo,
+    reason: str,
+    session: int,
+    limit_s: float,
+    *,
+    also: Sequence[Op] = (),
 ) -> None:
     await context.etcd.txn(
-        requests.say_goodbye(context.keys, replace(info, leaving=reason), session),
+        requests.say_goodbye(context.keys, replace(info, leaving=reason), session, also),
         timeout_s=limit_s,
         repeatable=True,
     )

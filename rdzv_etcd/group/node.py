@@ -330,25 +330,20 @@ class Node:
         member.be_drained(draining.own_drain(member.node_id, reason))
         self._context.wakeup.notify()
 
-    async def give_up_seat(
-        self, joined_after: int, reason: str = "was interrupted in its join"
-    ) -> None:
+    async def give_up_seat(self, joined_after: int, reason: str = leaving.INTERRUPTED) -> None:
         """Leave the world of an epoch after ``joined_after``, if this node has become a member of
         one: the caller of that join was interrupted, and will not work in it.
 
         The others are told at once. The node may join again meanwhile.
         """
         context, member = self._context, self._member
-        was = member.phase
-        if was is not Phase.MEMBER or member.epoch <= joined_after:
+        if member.phase is not Phase.MEMBER or member.epoch <= joined_after:
             return
         self._record_end()
-        member.give_up_seat()
+        info = member.give_up()
         context.wakeup.notify()
         with contextlib.suppress(EtcdError):  # then the lease runs out
-            await leaving.say_goodbye(context, member, self._leadership, reason, was)
-        if member.phase is Phase.IDLE:
-            member.give_up_join()
+            await leaving.say_goodbye(context, member, self._leadership, info, reason)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -372,12 +367,12 @@ class Node:
         if member.phase is Phase.GONE:
             return
         self._record_end()
-        was = member.leave()
+        member.leave()
         context.recorder.left(context.clock.now_s())
         context.wakeup.notify()  # other threads' calls that wait end now
         try:
             if self._tasks:
-                farewell = self._farewell(shown(reason, _REASON), was)
+                farewell = self._farewell(shown(reason, _REASON))
                 await context.clock.wait_for(farewell, context.farewell_limit_s)
             else:  # it never started; a lease may be there all the same
                 await context.session.end(context.farewell_limit_s)
@@ -391,8 +386,9 @@ class Node:
             await self._stop_tasks()
             await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
 
-    async def _farewell(self, reason: str, was: Phase) -> None:
-        await leaving.say_goodbye(self._context, self._member, self._leadership, reason, was)
+    async def _farewell(self, reason: str) -> None:
+        context, member = self._context, self._member
+        await leaving.say_goodbye(context, member, self._leadership, member.info, reason)
         if self._watchdog is not None:
             await self._watchdog.tidy_up()
         await leaving.remove_job(self._context, self._member)

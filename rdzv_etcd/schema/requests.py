@@ -377,12 +377,15 @@ def restore_record(
     )
 
 
-def say_goodbye(keys: JobKeys, info: NodeInfo, session: int) -> Txn:
-    """Mark a presence as leaving, if it is there, so that the others learn why it goes."""
+def say_goodbye(keys: JobKeys, info: NodeInfo, session: int, also: Sequence[Op] = ()) -> Txn:
+    """Mark a presence as leaving, if it is there, so that the others learn why it goes.
+
+    ``also``: :func:`publish_change` of a leader that goes.
+    """
     key = keys.node(info.node_id)
     return Txn(
         (Compare(key, Target.LEASE, Relation.EQUAL, session),),
-        (Put(key, values.encode_node(info), session),),
+        (Put(key, values.encode_node(info), session), *also),
     )
 
 

@@ -1,4 +1,4 @@
-"""Leaving when etcd refuses what is only a courtesy: the session ends all the same."""
+"""Leaving: the others are told why. If etcd refuses that courtesy, the session still ends."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.errors import EtcdError, EtcdNoSpaceError, EtcdPermissionError
+from rdzv_etcd.core.events import NodeLeft, NodeLost, NodeMissing
+from rdzv_etcd.core.over import Left, Waiting, WorldChange
+from rdzv_etcd.errors import DrainedError, EtcdError, EtcdNoSpaceError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.testing.requests import Revoke
+from tests.group.test_job_watch import Reader
 from tests.sim.matching import puts
-from tests.sim.world import TTL_S, SimJob, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
 REFUSALS = pytest.mark.parametrize(
     "why",
@@ -113,3 +116,142 @@ def test_a_node_that_starts_while_the_last_one_leaves_forms_a_round_at_once() ->
         await job.until_works("b", TTL_S / 2)
 
     simulate(scenario, range(8), min_nodes=1, max_nodes=1)
+
+
+# --- why a node has left ------------------------------------------------------------------------
+
+
+async def begin_to_read(job: SimJob) -> Reader:
+    reader = Reader(job)
+    await reader.watch.open()
+    await reader.take(1.0)
+    reader.events.clear()
+    return reader
+
+
+async def what_was_told_of(node: SimNode, reader: Reader) -> list[tuple[type, str]]:
+    """How that node went, and why, as often as an observer was told."""
+    await reader.take(3.0)
+    await reader.close()
+    told: list[tuple[type, str]] = []
+    for event in reader.events:
+        if isinstance(event, NodeLeft) and event.node == node.node_id:
+            told.append((NodeLeft, event.reason))
+        elif isinstance(event, NodeMissing | NodeLost) and event.node == node.node_id:
+            told.append((type(event), event.how))
+    return told
+
+
+async def join_in_vain(node: SimNode) -> None:
+    """Join though this node is to leave, and leave."""
+    with pytest.raises(DrainedError):
+        await node.join()
+    node.alive = False
+    await node.node.leave("is drained")
+
+
+@pytest.mark.parametrize("who", ["the leader", "another member"])
+def test_a_drained_member_says_why_it_goes_though_the_others_were_first(who: str) -> None:
+    """They come to their commit points before it does: the world is over when it leaves."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = [job.make(name) for name in "abc"]
+        await asyncio.gather(*(job.on(each, each.join()) for each in nodes))
+        reader = await begin_to_read(job)
+        node = job.leader if who == "the leader" else job.followers()[0]
+        await node.node.be_drained("its fan is loud")
+        again = [job.on(each, each.join()) for each in nodes if each is not node]
+        await job.pass_time(job.loop.rng.uniform(0.05, 1.0))
+        with pytest.raises(DrainedError):
+            await node.join()
+        node.alive = False
+        await job.on(node, node.node.leave("drained: its fan is loud"))
+        await asyncio.gather(*again)
+        assert await what_was_told_of(node, reader) == [(NodeLeft, "drained: its fan is loud")]
+
+    simulate(scenario, range(10), min_nodes=2, max_nodes=3)
+
+
+def test_a_leader_that_leaves_in_an_open_round_says_why() -> None:
+    """A worker has failed on another node; the leader gets SIGTERM while it stops its own."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        reader = await begin_to_read(job)
+        for each in nodes:
+            each.stops_in_s = 3.0
+        node, other = job.leader, job.followers()[0]
+        await job.join_again(other.name, "its worker failed")
+        await job.pass_time(1.0)
+        await job.leave(node.name, "SIGTERM")
+        assert await what_was_told_of(node, reader) == [(NodeLeft, "SIGTERM")]
+        await job.until_works([each.name for each in nodes if each is not node])
+
+    simulate(scenario, range(10), min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("who", ["the leader", "another member"])
+def test_a_member_that_has_come_back_and_is_drained_is_not_lost(who: str) -> None:
+    """The leader, 50 ms away, may not have published yet that a member is back when that goes."""
+    ends: list[WorldChange] = []
+
+    async def scenario(job: SimJob) -> None:
+        nodes = [job.make(name) for name in "abc"]
+        await asyncio.gather(*(job.on(each, each.join()) for each in nodes))
+        await job.pass_time(5.0)
+        node = job.leader if who == "the leader" else job.followers()[0]
+        others = [each for each in nodes if each is not node]
+        job.leader.connection.link.delay(0.0, 0.05)
+        vain = job.on(node, join_in_vain(node))
+        await asyncio.sleep(job.loop.rng.uniform(0.002, 0.01))
+        await node.node.be_drained("its fan is loud")
+        for each in others:
+            assert each.world is not None
+            end = await each.node.over(each.world)
+            assert isinstance(end, Left | Waiting)
+            if isinstance(end, Left):
+                assert end == Left({node.node_id: "drained: its fan is loud"})
+            ends.append(end)
+        await vain
+
+    simulate(scenario, range(20), min_nodes=2, max_nodes=3)
+    assert any(isinstance(end, Left) for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ("a", "is drained"),
+        ("a", "is interrupted"),
+        ("a", "has no time left"),
+        ("ab", "is drained"),
+        ("ab", "is interrupted"),
+    ],
+)
+def test_a_node_that_waits_says_why_it_goes(others: str, why: str) -> None:
+    """A spare, or one of a round that is not formed yet; only the latter runs out of time."""
+    reasons = {
+        "is drained": "drained: its fan is loud",
+        "is interrupted": "was interrupted in its join",
+        "has no time left": "gave up its join: round 1 was not formed within 30 s: ",
+    }
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all(others)
+        await job.pass_time(2.0)
+        node = job.start("c", join_timeout_s=30.0)
+        await job.pass_time(1.0)
+        reader = await begin_to_read(job)
+        if why == "is drained":
+            await node.node.be_drained("its fan is loud")
+        elif why == "is interrupted":
+            await job.leave("c", "SIGTERM")
+        else:
+            await job.until(lambda: node.error is not None, "it gives up")
+        ((how, reason),) = await what_was_told_of(node, reader)
+        assert how is NodeLeft
+        assert reason.startswith(reasons[why])
+
+    least = 3 if others == "a" else 2
+    simulate(scenario, range(5), min_nodes=least, max_nodes=least)

@@ -504,6 +504,23 @@ def test_good_bye_marks_a_presence_only_on_its_own_session(store: Store) -> None
     assert store.here() == set()
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_leaders_good_bye_ends_its_world_or_finds_it_ended(store: Store, is_over: bool) -> None:
+    """It may not have heard yet that the world is over; the others are told why it goes, anyway."""
+    store.arrive("a", 1)
+    store.form("a")
+    change = Change("run", 1, (), {"a": "left: SIGTERM"})
+    also = (requests.publish_change(store.keys, store.control, change),)
+    if is_over:
+        earlier = Change("run", 1, ("x",))
+        store.do(requests.publish_change(store.keys, store.control, earlier))
+    leaving = replace(info("a"), leaving="SIGTERM")
+    assert store.do(requests.say_goodbye(store.keys, leaving, 1, also)).succeeded
+    assert store.control.open_change == (earlier if is_over else change)
+    found = store.read(requests.read_nodes(store.keys))
+    assert nodes_from(store.keys, found, 0.0).present["a"].info.leaving == "SIGTERM"
+
+
 def test_a_job_is_closed_once_and_the_marker_lives_on_its_own_lease(store: Store) -> None:
     store.arrive("a", 1)
     record = store.form("a")
