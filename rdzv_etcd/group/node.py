@@ -314,7 +314,10 @@ class Node:
 
     async def report_dead(self, node_id: object, evidence: object, *, certain: bool) -> bool:
         """Say that a member is dead; see :meth:`rdzv_etcd.Group.report_dead`."""
-        return await self._reports.make(node_id, evidence, certain=certain)
+        is_made = await self._reports.make(node_id, evidence, certain=certain)
+        if is_made:
+            self.attend(self._reports.look_back(), "looking back at a report")
+        return is_made
 
     def _check_not_drained(self) -> None:
         """Raise DrainedError if this node is to leave; a run that is over ends it differently."""

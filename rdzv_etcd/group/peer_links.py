@@ -105,7 +105,6 @@ class PeerLinks:
         self._gone.clear()
         self._follows_loss = follows_loss(member.record, context.control.view.change)
         self._doubts.clear()
-        self._witness.forget_undecided()
         watching = self._begin(ring)
         try:
             while member.epoch == epoch:
@@ -141,14 +140,14 @@ class PeerLinks:
         fails_since_s: float | None = None
         while True:
             try:
-                info = await self._look_up(node_id)
-                if info is None:
+                place = await self._witness.read(node_id)
+                if place.presence is None:
                     self._doubt(node_id, _PAUSE_S)  # it may be putting its presence back
                     return
+                _, info = place.presence
                 if not info.peer_port:
                     return
-                suspect = bool(self._gone) or self._follows_loss
-                seen = await self._peer_watch.watch(info, suspect=suspect)
+                seen = await self._peer_watch.watch(info, suspect=self._others_are_gone)
                 if seen.end is End.GOOD_BYE:
                     return
                 evidence = self._judge(node_id, seen)
@@ -163,17 +162,15 @@ class PeerLinks:
             else:
                 await clock.sleep(_RETRY_S)
 
+    @property
+    def _others_are_gone(self) -> bool:
+        return bool(self._gone) or self._follows_loss
+
     def _judge(self, node_id: str, seen: Seen) -> Evidence | None:
-        others_are_gone = bool(self._gone) or self._follows_loss
-        evidence = self._peer_watch.judge(node_id, seen, others_are_gone=others_are_gone)
+        evidence = self._peer_watch.judge(node_id, seen, others_are_gone=self._others_are_gone)
         if evidence is Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
             return None
         return evidence
-
-    async def _look_up(self, node_id: str) -> NodeInfo | None:
-        """Return the node's presence; ``None`` if it has none, or is leaving. Raises EtcdError."""
-        found = await self._witness.read(node_id)
-        return None if found is None else found[1]
 
     async def _rest(self, node_id: str, error: EtcdError) -> None:
         """etcd did not do what it was asked; if it does not answer, the keep-alives say so."""
@@ -207,11 +204,11 @@ class PeerLinks:
         if not await self._may_accuse(info, evidence):
             return False
         read_s = clock.now_s()
-        found = await self._witness.read(info.node_id)
-        if found is None:
+        place = await self._witness.read(info.node_id)
+        if place.presence is None:
             self._doubt(info.node_id, _PAUSE_S)
             return True
-        place, now = found
+        presence, now = place.presence
         is_stale = clock.now_s() - read_s > _STALE_S + context.session.round_trip_s
         if now.peer_port != info.peer_port or (evidence is Evidence.SILENT and is_stale):
             return False
@@ -219,11 +216,12 @@ class PeerLinks:
         is_gone = evidence is Evidence.GONE
         after_ms = None if seen.after_s is None or not is_gone else round(1000 * seen.after_s)
         accusation = Accusation(self._me, how, is_gone, now.round_trip_ms, after_ms)
-        grace_s = await self._witness.accuse(info.node_id, place, accusation)
+        grace_s = await self._witness.accuse(info.node_id, presence, accusation)
         self._backoff.reset()
         if not grace_s:
             return False
         self._gone.add(info.node_id)
+        self._doubts.pop(info.node_id, None)  # before that it need not have answered
         self._doubt(info.node_id, grace_s)
         return True
 
@@ -250,12 +248,6 @@ class PeerLinks:
             return how_gone(me, why, seen.after_s)
         return how_silent(me, why if end is None else f"{end.value}, then {why}")
 
-    def _note_mistake(self, node_id: str) -> None:
-        """Note that a node has answered, if this one has accused it."""
-        if node_id in self._gone:
-            self._witness.note_mistake(node_id, self._context.clock.now_s())
-            self._distrust(node_id)
-
     def _distrust(self, node_id: str) -> None:
         self._gone.discard(node_id)
         self._peer_watch.distrust(node_id)
@@ -272,11 +264,13 @@ class PeerLinks:
         for node_id in [node for node, at_s in self._doubts.items() if at_s <= now_s]:
             self._doubts[node_id] = now_s + _RETRY_S
             try:
-                found = await self._look_up(node_id)
+                place = await self._witness.read(node_id)
             except EtcdError:
                 continue
-            if found is not None:
+            if self._witness.look_back(node_id, place, self._context.clock.now_s()):
+                self._distrust(node_id)
+            if place.presence is not None:
                 back = True
                 del self._doubts[node_id]
-                self._note_mistake(node_id)
+                self._gone.discard(node_id)
         return back

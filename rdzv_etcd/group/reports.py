@@ -7,12 +7,13 @@ answers it the same way. It is a witness of its own: its mistakes count for itse
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.peer_ring import how_reported
-from rdzv_etcd.errors import MisuseError
+from rdzv_etcd.errors import EtcdError, MisuseError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.roster import members_in
 from rdzv_etcd.group.witness import SETTLED_S, Witness
@@ -58,9 +59,17 @@ class Reports:
             )
         async with self._one_at_a_time:
             epoch = await self._world_with(node_id)
-            while await self._witness.next_mistake() is not None:
-                pass  # each counts
+            await self._note_mistakes()
             return await self._make(epoch, node_id, evidence.strip(), is_certain=bool(certain))
+
+    async def look_back(self) -> None:
+        """Look in time whether what was reported last was right: the next world does not tell."""
+        with contextlib.suppress(EtcdError):  # the next report looks, too
+            await self._note_mistakes()
+
+    async def _note_mistakes(self) -> None:
+        while await self._witness.next_mistake() is not None:
+            pass  # each counts
 
     async def _world_with(self, node_id: str) -> int:
         """The epoch of the world that this node and that one are in. Raises MisuseError."""
@@ -83,10 +92,10 @@ class Reports:
             member.check_not_gone()
             if self._witness.is_declared_lost(node_id) or not self._takes_part(epoch):
                 return False
-            place = await self._witness.read(node_id)
-            if place is None:
+            presence = (await self._witness.read(node_id)).presence
+            if presence is None:
                 return False
-            kv, info = place
+            kv, info = presence
             until_s = self._earliest_s(info, is_certain=is_certain)
             if context.clock.now_s() < until_s:
                 await context.wakeup.wait(until_s, when=lambda: not self._takes_part(epoch))

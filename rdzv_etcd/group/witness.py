@@ -6,7 +6,7 @@ What they may say, and of whom, is theirs to decide.
 
 from __future__ import annotations
 
-import contextlib
+from dataclasses import dataclass
 from functools import partial
 
 from rdzv_etcd.core.accusations import answer_grace_s
@@ -24,6 +24,33 @@ SETTLED_S = 2.0
 """Who has heard from etcd again only since then says of nobody that he is silent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What stands where a node's presence belongs."""
+
+    kv: KeyValue | None = None
+    """The key, if there is one …"""
+    holds: NodeInfo | Accusation | None = None
+    """… and what it says, if that can be read."""
+
+    @property
+    def presence(self) -> tuple[KeyValue, NodeInfo] | None:
+        """The node's presence; ``None`` if there is none, or it is leaving."""
+        kv, info = self.kv, self.holds
+        if kv is None or not isinstance(info, NodeInfo) or info.leaving is not None:
+            return None
+        return kv, info
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An accusation, as who made it remembers it."""
+
+    revision: int
+    epoch: int
+    """Of the world whose members were told of it."""
+
+
 class Witness:
     """What one of a node's witnesses has said. Everything raises EtcdError but :meth:`withdraw`."""
 
@@ -32,30 +59,26 @@ class Witness:
         self._member = member
         self.mistakes = Mistakes()
         self._undecided: dict[str, float] = {}
-        """Whom it has accused, and until when they may answer …"""
-        self._made: dict[str, int] = {}
-        """… and the revisions of that."""
+        """Whom it has accused and not looked at since, and until when they may answer."""
+        self._made: dict[str, _Made] = {}
+        """What it has said, and has neither withdrawn nor found to be wrong."""
 
     @property
     def has_made_any(self) -> bool:
         """Whether there is something to withdraw."""
         return bool(self._made)
 
-    async def read(self, node_id: str) -> tuple[KeyValue, NodeInfo] | None:
-        """A node's presence; ``None`` if there is none, or it is leaving."""
-        kv, place = await self._read_place(node_id)
-        if kv is None or not isinstance(place, NodeInfo) or place.leaving is not None:
-            return None
-        return kv, place
-
-    async def _read_place(self, node_id: str) -> tuple[KeyValue | None, object]:
-        """What stands in the place of a node's presence, as far as it can be read."""
+    async def read(self, node_id: str) -> Place:
+        """What stands in the place of a node's presence."""
         context = self._context
         result = await context.etcd.get(requests.read_presence(context.keys, node_id))
-        for kv in result.kvs:
-            with contextlib.suppress(StateCorruptError):  # the leader warns of it
-                return kv, place_in(context.keys, kv)
-        return None, None
+        if not result.kvs:
+            return Place()
+        (kv,) = result.kvs
+        try:
+            return Place(kv, place_in(context.keys, kv))
+        except StateCorruptError:  # the leader warns of it
+            return Place(kv)
 
     async def accuse(self, node_id: str, presence: KeyValue, accusation: Accusation) -> float:
         """Put the accusation in the place of the presence that was read, on this node's session.
@@ -77,7 +100,7 @@ class Witness:
         if not made_at:
             return 0.0
         context.log.say(f"{display_name(node_id)}: {accusation.how}")
-        self._made[node_id] = made_at
+        self._made[node_id] = _Made(made_at, context.control.view.epoch)
         grace_s = answer_grace_s(context.session.round_trip_s, accusation)
         self._undecided[node_id] = context.clock.now_s() + grace_s
         return grace_s
@@ -85,8 +108,8 @@ class Witness:
     async def _made_at(self, node_id: str, accusation: Accusation) -> int:
         """At which revision this was said, 0 if it was not: one whose answer was lost is refused
         when it is repeated."""
-        kv, place = await self._read_place(node_id)
-        return kv.mod_revision if kv is not None and place == accusation else 0
+        place = await self.read(node_id)
+        return place.kv.mod_revision if place.kv is not None and place.holds == accusation else 0
 
     async def next_mistake(self) -> str | None:
         """Wait until those who were accused have been declared lost, or had the time to answer;
@@ -94,36 +117,47 @@ class Witness:
         context = self._context
         while self._undecided:
             node_id, until_s = next(iter(self._undecided.items()))
-            is_lost = partial(self.is_declared_lost, node_id)
-            while context.clock.now_s() < until_s and not is_lost():
-                await context.wakeup.wait(until_s, when=is_lost)
-            if not is_lost() and await self.read(node_id) is not None:
-                self.note_mistake(node_id, until_s)
+            is_decided = partial(self._is_decided, node_id)
+            while context.clock.now_s() < until_s and not is_decided():
+                await context.wakeup.wait(until_s, when=is_decided)
+            place = Place() if is_decided() else await self.read(node_id)
+            if self.look_back(node_id, place, until_s):
                 return node_id
-            self._undecided.pop(node_id, None)
         return None
 
     def is_declared_lost(self, node_id: str) -> bool:
         change = self._context.control.view.open_change
         return change is not None and change.may_name(node_id)
 
-    def note_mistake(self, node_id: str, at_s: float) -> None:
-        """Note that a node has answered, by ``at_s`` on the clock: nothing stands of what was said
-        of it."""
-        self.mistakes.note(node_id, at_s)
-        self._undecided.pop(node_id, None)
-        self._made.pop(node_id, None)
+    def _is_decided(self, node_id: str) -> bool:
+        """Whether the node's presence no longer says that this witness was wrong about it: it was
+        declared lost, or there is another world, into which the lost may come back."""
+        made = self._made.get(node_id)
+        is_over = made is None or made.epoch != self._context.control.view.epoch
+        return is_over or self.is_declared_lost(node_id)
 
-    def forget_undecided(self) -> None:
-        """Do not look back at what was said of the members of another world."""
-        self._undecided.clear()
+    def look_back(self, node_id: str, place: Place, at_s: float) -> bool:
+        """Tell whether this witness was wrong about a node that had the time to answer, by ``at_s``
+        on the clock. If so, nothing stands of what it has said.
+
+        Once a world is over nobody is declared lost in it any more: who has not answered by then
+        was as good as dead, and comes back for the next world.
+        """
+        is_first_look = self._undecided.pop(node_id, None) is not None
+        is_open = self._context.control.view.open_change is not None
+        is_too_late = is_open and not is_first_look
+        if place.presence is None or self._is_decided(node_id) or is_too_late:
+            return False
+        self.mistakes.note(node_id, at_s)
+        del self._made[node_id]
+        return True
 
     async def withdraw(self) -> None:
         """Delete what was said of members of an earlier world: nobody reads it now."""
         made, self._made = self._made, {}
         while made and self._member.phase is Phase.MEMBER:
-            node_id, revision = next(iter(made.items()))
-            txn = requests.withdraw_accusation(self._context.keys, node_id, revision)
+            node_id, one = next(iter(made.items()))
+            txn = requests.withdraw_accusation(self._context.keys, node_id, one.revision)
             try:
                 await self._context.etcd.txn(txn, repeatable=True)
             except EtcdError:

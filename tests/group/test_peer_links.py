@@ -47,6 +47,15 @@ async def told_after_s(job: SimJob, *names: str) -> float:
     )
 
 
+def cut_off(job: SimJob, name: str) -> None:
+    """Let neither etcd nor the others reach that node."""
+    assert job.switch is not None
+    job.nodes[name].connection.link.partition()
+    for other in job.nodes:
+        if other != name:
+            job.switch.cut(f"10.0.0.{name}", f"10.0.0.{other}")
+
+
 def restarts(job: SimJob) -> int:
     return sum(node.joins - 1 for node in job.nodes.values())
 
@@ -700,6 +709,34 @@ def test_one_that_is_cut_off_from_etcd_and_its_peers_is_lost_and_comes_back() ->
         await job.until_works("abc")
 
     simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_one_that_was_lost_and_came_back_is_watched_as_before() -> None:
+    """Two were cut off at once, so the change names one of them only; whoever has accused them was
+    right about both."""
+
+    async def scenario(job: SimJob) -> None:
+        names = "abcd"
+        await formed(job, names)
+        await job.pass_time(TTL_S + 2.0)
+        cut_off(job, "b")
+        cut_off(job, "d")
+        await told_after_s(job, "b", "d")
+        await job.pass_time(8.0)
+        assert job.switch is not None
+        job.switch.heal()
+        job.nodes["b"].connection.link.heal()
+        cut_off(job, "d")
+        await job.pass_time(10.0)
+        job.switch.heal()
+        job.nodes["d"].connection.link.heal()
+        await job.until_works(names)
+        await job.pass_time(5.0)
+        job.kill(job.loop.rng.choice("bd"))
+        # Since the cut etcd seems farther away than it is, which is time to answer.
+        assert await told_after_s(job) < TTL_S / 2
+
+    simulate(scenario, min_nodes=4, max_nodes=4, peer_links=True)
 
 
 def test_a_member_that_cannot_be_reached_is_warned_of_once(

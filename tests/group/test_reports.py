@@ -97,6 +97,21 @@ def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain
     simulate(scenario, min_nodes=2, max_nodes=3, timing=LONG_LEASE, peer_links=peer_links)
 
 
+def test_who_was_wrong_is_not_believed_in_the_next_world_either() -> None:
+    async def scenario(job: SimJob) -> None:
+        by, about, other = await formed(job, "abc")
+        await job.pass_time(5.0)
+        assert await report(job, by, about.node_id)
+        await job.pass_time(2.0)
+        await job.join_again(other.name)
+        await job.until_works("abc")
+        await job.pass_time(2.0)
+        assert not await report(job, by, about.node_id)
+        assert restarts(job) == 3
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+
+
 def test_who_was_wrong_too_often_is_not_believed_any_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -110,6 +125,49 @@ def test_who_was_wrong_too_often_is_not_believed_any_more(
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=5, timing=LONG_LEASE)
     assert "this node was wrong about it or about others a moment ago" in caplog.text
+
+
+@LINKS
+def test_a_member_that_was_lost_and_came_back_can_be_reported_again(peer_links: bool) -> None:
+    """It had hung: what was said of it then was right."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(35.0)  # the leader may trust what it does not hear
+        by, *others = nodes
+        victim = job.loop.rng.choice(others)
+        job.pause(victim.name)
+        assert await report(job, by, victim.node_id, "hangs")
+        await job.until_works([node.name for node in nodes if node is not victim], 5.0)
+        await job.pass_time(3.0)
+        job.resume(victim.name)
+        await job.until_works("abc")
+        await job.pass_time(5.0)
+        job.crash(victim.name)
+        assert await report(job, by, victim.node_id, "no power")
+
+    simulate(scenario, min_nodes=2, max_nodes=3, timing=LONG_LEASE, peer_links=peer_links)
+
+
+def test_a_member_that_comes_back_before_the_next_world_can_be_reported_in_it() -> None:
+    """Nobody works without it, so it comes back while the change still stands that has declared it
+    lost."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(35.0)
+        by, *others = nodes
+        victim = job.loop.rng.choice(others)
+        job.pause(victim.name)
+        assert await report(job, by, victim.node_id, "hangs", certain=True)
+        await job.pass_time(5.0)
+        job.resume(victim.name)
+        await job.until_works("abc")
+        await job.pass_time(5.0)
+        job.crash(victim.name)
+        assert await report(job, by, victim.node_id, "no power", certain=True)
+
+    simulate(scenario, range(5), min_nodes=3, max_nodes=3, timing=LONG_LEASE)
 
 
 def test_a_leader_that_is_reported_loses_the_lead_only_if_it_is_dead() -> None:
