@@ -56,7 +56,13 @@ def follows_loss(record: Round | None, change: Change | None) -> bool:
     if record is None or change is None:
         return False
     is_last = (change.run, change.round) == (record.run, record.number - 1)
-    return is_last and any(reason_to_leave(how) is None for how in change.lost.values())
+    return is_last and any(names_dead(change, node_id) for node_id in change.lost)
+
+
+def names_dead(change: Change | None, node_id: str) -> bool:
+    """Whether ``change`` says of this node that it was lost, and had not left."""
+    how = None if change is None else change.lost.get(node_id)
+    return how is not None and reason_to_leave(how) is None
 
 
 def how_gone(by: str, why: str, after_s: float | None = None) -> str:

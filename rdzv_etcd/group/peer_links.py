@@ -18,6 +18,7 @@ from rdzv_etcd.core.peer_ring import (
     follows_loss,
     how_gone,
     how_silent,
+    names_dead,
     ring_after,
     ring_in_slice,
 )
@@ -25,7 +26,7 @@ from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.peer_watch import Evidence, PeerWatch, Seen, end_task
-from rdzv_etcd.group.witness import SETTLED_S, Witness
+from rdzv_etcd.group.witness import SETTLED_S, Place, Witness
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer, PeerNetwork
 
 _PAUSE_S = 1.0
@@ -50,7 +51,7 @@ class PeerLinks:
         self._witness = Witness(context, member)
         self._warned: set[str] = set()
         self._gone: set[str] = set()
-        """Members of the present ring that were found to be gone."""
+        """Members of the present ring that were found to be gone, by whomever."""
         self._follows_loss = False
         """Whether the world before ended because members were lost."""
         self._doubts: dict[str, float] = {}
@@ -142,12 +143,14 @@ class PeerLinks:
             try:
                 place = await self._witness.read(node_id)
                 if place.presence is None:
-                    self._doubt(node_id, _PAUSE_S)  # it may be putting its presence back
+                    self._pass_over(node_id, place)
                     return
                 _, info = place.presence
                 if not info.peer_port:
                     return
-                seen = await self._peer_watch.watch(info, suspect=self._others_are_gone)
+                seen = await self._see(info)
+                if seen is None:
+                    continue
                 if seen.end is End.GOOD_BYE:
                     return
                 evidence = self._judge(node_id, seen)
@@ -161,6 +164,24 @@ class PeerLinks:
                 await self._rest(node_id, error)
             else:
                 await clock.sleep(_RETRY_S)
+
+    async def _see(self, info: NodeInfo) -> Seen | None:
+        """Watch a node until it does not answer any more; ``None`` if it is declared lost before:
+        somebody else was faster."""
+        control, wakeup, node_id = self._context.control, self._context.wakeup, info.node_id
+        was_lost = names_dead(control.view.open_change, node_id)  # and is back
+        seeing = asyncio.ensure_future(self._peer_watch.watch(info, suspect=self._others_are_gone))
+        seeing.add_done_callback(lambda _: wakeup.notify())
+
+        def is_over() -> bool:
+            is_lost = names_dead(control.view.open_change, node_id)
+            return seeing.done() or (is_lost and not was_lost)
+
+        try:
+            await wakeup.wait(when=is_over)
+            return seeing.result() if seeing.done() else None
+        finally:
+            await end_task(seeing)
 
     @property
     def _others_are_gone(self) -> bool:
@@ -206,7 +227,7 @@ class PeerLinks:
         read_s = clock.now_s()
         place = await self._witness.read(info.node_id)
         if place.presence is None:
-            self._doubt(info.node_id, _PAUSE_S)
+            self._pass_over(info.node_id, place)
             return True
         presence, now = place.presence
         is_stale = clock.now_s() - read_s > _STALE_S + context.session.round_trip_s
@@ -251,6 +272,12 @@ class PeerLinks:
     def _distrust(self, node_id: str) -> None:
         self._gone.discard(node_id)
         self._peer_watch.distrust(node_id)
+
+    def _pass_over(self, node_id: str, place: Place) -> None:
+        """Watch the next one: this one is leaving or gone, or may be putting its presence back."""
+        if place.is_vacant:
+            self._gone.add(node_id)
+        self._doubt(node_id, _PAUSE_S)
 
     def _doubt(self, node_id: str, in_s: float) -> None:
         """Have a look then, and again and again, whether a node has put its presence back."""

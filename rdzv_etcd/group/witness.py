@@ -41,6 +41,11 @@ class Place:
             return None
         return kv, info
 
+    @property
+    def is_vacant(self) -> bool:
+        """Whether the node has no presence: nothing is there, or an accusation."""
+        return self.kv is None or isinstance(self.holds, Accusation)
+
 
 @dataclass(frozen=True, slots=True)
 class _Made:

@@ -152,6 +152,37 @@ def test_a_waiting_member_that_dies_holds_nobody_up() -> None:
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("first", ["killed", "reported"])
+def test_a_member_that_dies_beside_one_that_was_lost_is_found(first: str, at_once: bool) -> None:
+    """Only the one that was lost had a link to it; who has said that this one is gone does not
+    matter."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcde")
+        await job.pass_time(40.0)
+        order = sorted(job.nodes.values(), key=lambda node: node.rank)
+        at = job.loop.rng.randrange(5)
+        dead, beside, *rest = (*order[at:], *order[:at])
+        for node in (beside, *rest):
+            node.stops_in_s = 3.0
+        if at_once:
+            job.kill(beside.name)
+        if first == "killed":
+            job.kill(dead.name)
+        else:
+            job.crash(dead.name)
+            by = job.loop.rng.choice(rest)
+            await job.on(by, by.node.report_dead(dead.node_id, "no power", certain=True))
+        await told_after_s(job)
+        if not at_once:
+            await job.pass_time(job.loop.rng.uniform(1.0, 2.0))
+            job.kill(beside.name)
+        assert await job.until_works([node.name for node in rest], limit_s=40.0) < 5.0
+
+    simulate(scenario, min_nodes=2, max_nodes=5, peer_links=True, timing=LONG_LEASE)
+
+
 def test_every_survivor_tells_once_at_warning_who_was_lost_and_how(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
