@@ -37,7 +37,8 @@ class Target:
         """Return the settings that an agent with these options would have, as far as they concern
         etcd and the job. Raises :class:`SettingsError`.
 
-        A request may take ten seconds at most: people wait for the answer.
+        The first contact, and each request, may take ten seconds at most: people wait for the
+        answer.
         """
         config = _config(self.conf, _OF_ONE_NODE if nnodes else (*_OF_ONE_NODE, "node_unit"))
         fewest, most = _nodes(nnodes or "1")
@@ -51,8 +52,12 @@ class Target:
             environ={name: os.environ[name] for name in _LOGIN if name in os.environ},
         )
         connection = settings.connection
-        limit_s = min(connection.request_timeout_s, _REQUEST_LIMIT_S)
-        return replace(settings, connection=replace(connection, request_timeout_s=limit_s))
+        connection = replace(
+            connection,
+            connect_timeout_s=min(connection.connect_timeout_s, _REQUEST_LIMIT_S),
+            request_timeout_s=min(connection.request_timeout_s, _REQUEST_LIMIT_S),
+        )
+        return replace(settings, connection=connection)
 
     def job(self, named: str | None) -> str:
         """Return the job that a command is about: its argument, or else ``--rdzv-id``."""

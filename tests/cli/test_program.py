@@ -93,9 +93,24 @@ def test_what_an_agent_s_environment_says_is_enough(etcd_server: EtcdServer, job
 
 
 def test_options_of_one_node_are_no_matter() -> None:
-    target = Target("h", "node_unit=4,rank_key=env:NOT_SET_HERE,request_timeout=60", "")
-    assert target.settings().connection.request_timeout_s == 10
+    target = Target("h", "node_unit=4,rank_key=env:NOT_SET_HERE", "")
     assert target.settings("j", "4:8").job.node_unit == 4
+
+
+@pytest.mark.parametrize("name", ["connect_timeout", "request_timeout"])
+def test_nobody_waits_as_long_for_an_answer_as_an_agent_may(name: str) -> None:
+    def limit_s(given_s: int) -> float:
+        connection = Target("h", f"{name}={given_s}", "").settings().connection
+        return float(getattr(connection, f"{name}_s"))
+
+    assert (limit_s(600), limit_s(2)) == (10, 2)
+
+
+def test_an_agent_s_patience_is_not_needed_to_be_told_that_there_is_no_etcd() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    done = run_alone("status", "--conf=connect_timeout=600", "--endpoint", endpoint, limit_s=60)
+    assert done.code == 3
+    assert "within 10 s" in done.err
 
 
 @pytest.mark.parametrize("words", [("status",), ("status", "--json")])

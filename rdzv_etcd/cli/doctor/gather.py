@@ -57,9 +57,8 @@ async def gather(
 
     ``listen_s``: see whether a connection is left alone for so long.
     """
-    looked_at_s = min(settings.connection.connect_timeout_s, 10.0)
     endpoints = await asyncio.gather(
-        *(_look_at(settings, endpoint, looked_at_s) for endpoint in settings.connection.endpoints)
+        *(_look_at(settings, endpoint) for endpoint in settings.connection.endpoints)
     )
     facts = Facts(
         settings,
@@ -81,9 +80,9 @@ async def gather(
         await client.close()
 
 
-async def _look_at(settings: Settings, endpoint: Endpoint, limit_s: float) -> EndpointFacts:
+async def _look_at(settings: Settings, endpoint: Endpoint) -> EndpointFacts:
     """Ask one endpoint by itself: others would answer in its place."""
-    only = replace(settings.connection, endpoints=(endpoint,), connect_timeout_s=limit_s)
+    only = replace(settings.connection, endpoints=(endpoint,))
     name = str(only)
     try:
         client = InspectingClient(only)
