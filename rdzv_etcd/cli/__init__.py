@@ -1,5 +1,6 @@
 """The command ``rdzv-etcd``: what an operator sees of a job, and can do to it.
 
+    streams.py     makes standard input, output and error fit to be used, whatever they are
     app.py         the program: its commands, and what its errors become
     options.py     what torchrun is told as well: endpoint, options, job
     output.py      lines, tables and JSON; what others wrote is escaped here
@@ -18,12 +19,15 @@ from __future__ import annotations
 
 import sys
 
+from rdzv_etcd.cli.streams import prepare
+
 NEEDS_EXTRA = 2
 """Exit code without the extra."""
 
 
 def main() -> int:
     """Run the program with ``sys.argv`` and return its exit code."""
+    prepare()
     try:
         import click  # noqa: F401, PLC0415 - see above
         import rich  # noqa: F401, PLC0415

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import sys
@@ -61,9 +63,27 @@ def app() -> None:
     """See and manage the jobs of torchrun --rdzv-backend=etcd3."""
 
 
-def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - a table
+def run(arguments: Sequence[str]) -> int:
     """Run it and return its exit code; an error is one line, or JSON where that was asked for."""
     logging.getLogger("rdzv_etcd").setLevel(logging.ERROR)  # what matters is in the result
+    try:
+        return _run(arguments)
+    except (BrokenPipeError, SystemExit):  # click makes the latter of the former, with 1 in it
+        _write_no_more()
+        return _PIPE_CLOSED
+    except OSError as error:
+        if error.errno is None:  # not of the system's, but such as a TimeoutError of our own
+            raise
+        _write_no_more()
+        is_closed = error.errno == errno.EBADF  # see streams.py
+        why = "cannot be written: standard output is closed" if is_closed else error
+        with contextlib.suppress(OSError):  # it may be standard error that fails
+            output.warn(f"rdzv-etcd: {why}")
+        return _NOT_WRITTEN
+
+
+def _run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - a table
+    """The same where all can be written, the errors as well."""
     try:
         code = app.main(list(arguments), prog_name="rdzv-etcd", standalone_mode=False)
         sys.stdout.flush()
@@ -80,15 +100,6 @@ def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - a table
         return _tell(f"etcd cannot be asked: {error}", output.CANNOT_ASK, arguments)
     except RdzvEtcdError as error:
         return _tell(error, output.NOT_DONE, arguments)
-    except (BrokenPipeError, SystemExit):  # click makes the latter of the former, with 1 in it
-        _write_no_more()
-        return _PIPE_CLOSED
-    except OSError as error:
-        if error.errno is None:  # not of the system's, but such as a TimeoutError of our own
-            raise
-        _write_no_more()
-        output.warn(f"rdzv-etcd: {error}")
-        return _NOT_WRITTEN
     return code if isinstance(code, int) else output.DONE
 
 

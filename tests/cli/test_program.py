@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import rdzv_etcd
 from rdzv_etcd.cli.options import Target
-from tests.cli.tools import LIMIT_S, Run, plant_node, run_alone
+from tests.cli.tools import LIMIT_S, Run, plant_node, plant_round, run_alone
 from tests.support.processes import free_port
 from tests.support.servers import EtcdServer, find_binaries
 
@@ -150,6 +151,64 @@ def test_a_full_disk_is_not_taken_for_a_result(
     assert done.returncode == 74
     assert "No space left" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", ["foo --json >/dev/full", "foo 2>/dev/full"])
+def test_an_error_that_cannot_be_written_is_none_of_another_kind(words: str) -> None:
+    done = run_in_a_shell(words)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert len(done.stderr.splitlines()) <= 1, done.stderr
+
+
+@pytest.mark.parametrize("words", ["status", "status --json", "--help", "foo --json"])
+def test_a_result_for_a_closed_output_is_not_taken_for_written(
+    etcd_server: EtcdServer, words: str
+) -> None:
+    """As under cron, or a supervisor that closes what it does not want."""
+    environ = {"PET_RDZV_ENDPOINT": etcd_server.endpoint}
+    expected = "rdzv-etcd: cannot be written: standard output is closed\n"
+    done = run_in_a_shell(f"{words} >&-", environ)
+    assert (done.returncode, done.stderr) == (74, expected)
+    done = run_in_a_shell(f"{words} <&- >&- 2>&-", environ)
+    assert (done.returncode, done.stderr) == (74, "")
+
+
+def test_what_says_nothing_there_is_as_with_an_open_output(
+    etcd_server: EtcdServer, job_id: str
+) -> None:
+    environ = {"PET_RDZV_ENDPOINT": etcd_server.endpoint}
+    done = run_in_a_shell("foo >&-", environ)
+    assert (done.returncode, "No such command" in done.stderr) == (64, True)
+    done = run_in_a_shell("foo 2>&-", environ)
+    assert (done.returncode, done.stderr) == (64, "")
+    plant_round(etcd_server, job_id, ["one~1~a"])
+    done = run_in_a_shell(f"close {job_id} <&-", environ)
+    assert done.returncode == 1
+    assert "no terminal to ask on" in done.stderr
+
+
+@pytest.mark.parametrize("job", ["größe", "大きさ"])
+def test_what_the_output_s_encoding_does_not_have_is_escaped(
+    etcd_server: EtcdServer, job: str
+) -> None:
+    environ = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}
+    done = run_alone("status", job, "--endpoint", etcd_server.endpoint, environ=environ)
+    assert (done.code, done.err) == (2, "")
+    assert done.out.startswith(job.encode("ascii", "backslashreplace").decode())
+
+
+def run_in_a_shell(
+    words: str, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run it with redirections."""
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m rdzv_etcd {words}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+        env={**os.environ, **(environ or {})},
+    )
 
 
 def test_a_reader_that_goes_away_is_no_error(etcd_server: EtcdServer, job_id: str) -> None:
