@@ -17,7 +17,7 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.acting import operator
 from rdzv_etcd.cli.job_view import connected
 from rdzv_etcd.cli.one_node import find, watching
-from rdzv_etcd.cli.options import Target, common, yes_option
+from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.draining import why_drained
@@ -71,7 +71,7 @@ class _Seen:
     "--wait",
     "wait_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(shortest=0.1),
     help="Wait so long until it has left; without this, only until it is asked.",
 )
 @yes_option

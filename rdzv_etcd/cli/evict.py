@@ -16,7 +16,7 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.acting import operator
 from rdzv_etcd.cli.job_view import connected
 from rdzv_etcd.cli.one_node import find, watching
-from rdzv_etcd.cli.options import Target, common, yes_option
+from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.model import Accusation, Control, NodeInfo
@@ -58,10 +58,11 @@ class Fate(Enum):
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    type=Seconds(shortest=0.1),
     default=20.0,
     show_default=True,
-    help="Seconds to wait for what becomes of it.",
+    help="Wait at most so long for what becomes of it.",
 )
 @yes_option
 @common

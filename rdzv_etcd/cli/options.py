@@ -6,6 +6,7 @@ Knows the command line and the environment; connects to nothing.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,23 @@ DEFAULT_ID = "none"
 _REQUEST_LIMIT_S = 10.0
 _OF_ONE_NODE = ("rank_key", "embed", "orphans", "after_end")
 """Options that say nothing about where a job is, and may name what only an agent has."""
+
+
+class Seconds(click.FloatRange):
+    """How long to wait; a day at most."""
+
+    name = "seconds"
+
+    def __init__(self, *, shortest: float) -> None:
+        super().__init__(min=shortest, max=86400.0)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # it is neither below nor above a limit
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.doctor import checks_etcd, checks_host, checks_job
 from rdzv_etcd.cli.doctor.facts import Facts, Finding, Level
 from rdzv_etcd.cli.doctor.gather import gather
-from rdzv_etcd.cli.options import Target, common, nnodes_option
+from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
 
 _CHECKS = {"etcd": checks_etcd.CHECKS, "job": checks_job.CHECKS, "host": checks_host.CHECKS}
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -25,7 +25,7 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 @click.option(
     "--listen",
     "listen_s",
-    type=click.FloatRange(min=0.0, max=86400.0),
+    type=Seconds(shortest=0.0),
     default=0.0,
     metavar="SECONDS",
     help="See also whether a quiet connection is left alone; 30 shows a limit on pings.",
