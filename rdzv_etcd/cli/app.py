@@ -66,6 +66,8 @@ def app() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run it and return its exit code; an error is one line, or JSON where that was asked for."""
     logging.getLogger("rdzv_etcd").setLevel(logging.ERROR)  # what matters is in the result
+    # … but a wait for a secret comes before it.
+    logging.getLogger("rdzv_etcd.settings.secrets").setLevel(logging.WARNING)
     try:
         return _run(arguments)
     except (BrokenPipeError, SystemExit):  # click makes the latter of the former, with 1 in it

@@ -23,3 +23,5 @@ MAX_DATA_DEPTH = 32
 """Lists and dicts in each other in a node's data: how deep a reader can go is another's setting."""
 MAX_HOST = 255
 """Characters of a host's name."""
+MAX_SECRET = 16384
+"""Bytes of the file that holds a user's name or password; it may be a token."""

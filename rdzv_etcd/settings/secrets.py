@@ -1,35 +1,48 @@
 """Reads user and password from their files, now and again when they have been rotated.
 
-Knows what such a file looks like. Must not know what the secrets are for, nor put one in a message.
+Knows what such a file looks like, and how long a pipe is waited for. Must not know what
+the secrets are for, nor put one in a message.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import select
+import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Credentials
+from rdzv_etcd.settings.limits import MAX_SECRET
 
-_from_pipes: dict[tuple[int, int], str] = {}
+_log = logging.getLogger(__name__)
+
+_from_pipes: dict[tuple[int, int], bytes] = {}
 """What was in a pipe, by its device and inode: it can be read only once in a process."""
 
 
-def read_secret(path: Path, typed: str) -> str:
-    """Return the file's line; ``typed`` is the option that named it. Blocks until a pipe is told.
+def read_secret(
+    path: Path, typed: str, *, warn_after_s: float = 10.0, limit_s: float = 60.0
+) -> str:
+    """Return the file's line; ``typed`` is the option that named it.
 
-    Raises :class:`SettingsError` if it cannot be read, is empty or no text.
+    Blocks until a pipe is told, which a person may have to do, but not beyond ``limit_s``. Raises
+    :class:`SettingsError` if it cannot be read, is empty, too large or no text.
     """
+    named = f"{typed}={str(path)!r}"
     try:
-        text = _read_pipe(path) if path.is_fifo() else path.read_text(encoding="utf-8")
+        text = _content(path, named, warn_after_s, limit_s).decode()
     except OSError as error:
-        raise SettingsError(f"{typed}={str(path)!r} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{named} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{typed}={str(path)!r} is not UTF-8 text") from error
+        raise SettingsError(f"{named} is not UTF-8 text") from error
     # A Kubernetes Secret that was made from a file ends with the file's newline.
     line = text.rstrip("\r\n")
     if not line:
-        raise SettingsError(f"{typed}={str(path)!r} is empty")
+        raise SettingsError(f"{named} is empty")
     return line
 
 
@@ -43,10 +56,51 @@ def read_again(credentials: Credentials) -> Credentials:
     return replace(credentials, user=user, password=password)
 
 
-def _read_pipe(path: Path) -> str:
-    """``--rdzv-conf=password_file=<(command)``."""
+def _content(path: Path, named: str, warn_after_s: float, limit_s: float) -> bytes:
     status = path.stat()
     identity = (status.st_dev, status.st_ino)
-    if identity not in _from_pipes:
-        _from_pipes[identity] = path.read_text(encoding="utf-8")
-    return _from_pipes[identity]
+    is_pipe = stat.S_ISFIFO(status.st_mode)  # --rdzv-conf=password_file=<(command)
+    if is_pipe and identity in _from_pipes:
+        return _from_pipes[identity]
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        raise SettingsError(f"{named} is a device; it must be a file or a pipe")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it waits for a pipe's other end
+    try:
+        content = _read(descriptor, named, warn_after_s, limit_s)
+    finally:
+        os.close(descriptor)
+    if is_pipe:
+        _from_pipes[identity] = content
+    return content
+
+
+def _read(descriptor: int, named: str, warn_after_s: float, limit_s: float) -> bytes:
+    """Read it to its end. What is no pipe is always ready."""
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    began_s = time.monotonic()
+    has_warned = False
+    content = b""
+    while len(content) <= MAX_SECRET:
+        due_s = began_s + (limit_s if has_warned else warn_after_s)
+        if ready.poll(1000 * max(0.0, due_s - time.monotonic())):
+            part = os.read(descriptor, MAX_SECRET + 1 - len(content))
+            if not part:
+                return content
+            content += part
+        elif has_warned:
+            raise SettingsError(
+                f"{named} is a pipe, and nobody has written to it and closed it within {limit_s:g} "
+                "s: does the command work that should?"
+            )
+        else:
+            has_warned = True
+            _log.warning(
+                "waiting until somebody writes to the pipe %s and closes it, for %g s at most",
+                named,
+                limit_s,
+            )
+    raise SettingsError(
+        f"{named} is larger than a name or password can be ({MAX_SECRET} bytes): is it another "
+        "file?"
+    )

@@ -239,6 +239,18 @@ def test_the_version_and_the_help(cli: Run) -> None:
         assert name in shown
 
 
+def test_a_pipe_that_the_password_does_not_come_from_is_named(tmp_path: Path) -> None:
+    pipe = tmp_path / "password"
+    os.mkfifo(pipe)
+    words = [sys.executable, "-m", "rdzv_etcd", "status", f"--conf=password_file={pipe}"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert f"the pipe password_file='{pipe}'" in process.stderr.readline()
+        pipe.write_text("s3cret\n")
+        assert "without a user" in process.stderr.read()
+    assert process.returncode == 64
+
+
 # --- serve ----------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from rdzv_etcd.settings import (
     options_table,
     settings_from_config,
 )
+from rdzv_etcd.settings.limits import MAX_SECRET
 from rdzv_etcd.settings.options import NAMES
-from rdzv_etcd.settings.secrets import read_again
+from rdzv_etcd.settings.secrets import read_again, read_secret
 
 
 def settings(
@@ -210,6 +212,47 @@ def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
             assert read_again(credentials) == credentials
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize("written", ["", "half of i"])
+def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(
+    written: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = tmp_path / "password"
+    os.mkfifo(pipe)
+    both_ends = os.open(pipe, os.O_RDWR)
+    os.write(both_ends, written.encode())
+    try:
+        with pytest.raises(SettingsError, match=r"password_file=.*/password' .* within 0.2 s"):
+            read_secret(pipe, "password_file", warn_after_s=0.1, limit_s=0.2)
+    finally:
+        os.close(both_ends)
+    (warning,) = caplog.messages
+    assert str(pipe) in warning
+    assert "half" not in warning
+
+
+def test_a_pipe_that_is_told_late_is_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "password"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_secret, pipe, "password_file")
+        with pipe.open("w") as command:  # blocks until it is read
+            command.write("s3c")
+            command.flush()
+            command.write("ret\n")
+        assert reading.result() == "s3cret"
+    assert read_secret(pipe, "password_file") == "s3cret"
+
+
+def test_a_file_that_can_be_no_secret_is_not_read_to_its_end(tmp_path: Path) -> None:
+    large = tmp_path / "password"
+    large.write_bytes(b"x" * MAX_SECRET)
+    assert len(read_secret(large, "password_file")) == MAX_SECRET
+    large.write_bytes(b"x" * 10_000_000)
+    refused("password_file=.*/password' is larger than .*16384", password_file=large)
+    refused("user_file='/dev/zero' is a device", user_file="/dev/zero")
+    refused("user_file='/' cannot be read: Is a directory", user_file="/")
 
 
 def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
