@@ -1,7 +1,8 @@
 """Reads and writes JSON objects with typed, bounded fields. Knows limits, not what fields mean.
 
 Whatever is written is checked as if it had just been read, so nothing is ever written that cannot
-be read: another node could only report it as corrupt.
+be read: another node could only report it as corrupt. Only numbers that are counted on may be
+written above what is read: see :meth:`Fields.counted`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ MAX_NAME = 512
 MAX_TEXT = 1024
 """Characters of a text for people, and of a rank key."""
 MAX_ROUND = 10**9
-"""Keys have room for one digit more."""
+"""Of a record that is read. Keys have room for one digit more."""
 MAX_EPOCH = 2**61
-"""With etcd's revision added it still is a number of 64 bits."""
+"""Of a record that is read, and of what epochs count from. The next base may be higher by etcd's
+revision; with that added once more it still is a number of 64 bits."""
 _MAX_NUMBER = 2**63 - 1
 
 T = TypeVar("T")
@@ -34,10 +36,11 @@ _MISSING = object()
 class Fields:
     """Typed access to a JSON object's fields; a problem is a ValueError that names the field."""
 
-    def __init__(self, raw: object) -> None:
+    def __init__(self, raw: object, *, to_write: bool = False) -> None:
         if not isinstance(raw, dict):
             raise ValueError("not a JSON object")
         self._raw: dict[str, Any] = raw
+        self._to_write = to_write
 
     def has(self, name: str) -> bool:
         return self._raw.get(name) is not None
@@ -60,6 +63,15 @@ class Fields:
         if type(value) is int and least <= value <= most:
             return value
         return _whole(name, self._get(name, int, default), least, most)
+
+    def counted(self, name: str, default: object = _MISSING, *, least: int = 0, most: int) -> int:
+        """A whole number that the next writer counts on from: ``most`` on reading, twice as much on
+        writing, so that whatever was read has a successor.
+
+        No job comes near ``most``, only what a stranger wrote does. Were the limits the same, the
+        highest number would be accepted, and nobody could ever write again.
+        """
+        return self.whole(name, default, least=least, most=2 * most if self._to_write else most)
 
     def number(self, name: str) -> float:
         value = self._raw.get(name)
@@ -164,7 +176,7 @@ def encode(fields: Mapping[str, object], build: Callable[[Fields], object]) -> b
     Raises :class:`~rdzv_etcd.errors.UnwritableValueError` if it would not.
     """
     try:
-        build(Fields(fields))
+        build(Fields(fields, to_write=True))
         return json.dumps({"v": VERSION, **fields}, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, OverflowError) as error:
         raise UnwritableValueError(str(error)) from error

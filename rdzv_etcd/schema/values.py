@@ -107,7 +107,7 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         node_id,
         _address(f),
         f.whole("port", least=1, most=_MAX_PORT),
-        f.whole("arrived_for", most=MAX_ROUND),
+        f.whole("arrived_for", most=2 * MAX_ROUND),
         _settings(f.nested("settings")),
         f.optional_text("rank_key"),
         f.optional_text("leaving"),
@@ -194,7 +194,7 @@ def decode_change(key: bytes, value: bytes) -> Change:
 def _change(f: Fields) -> Change:
     return Change(
         f.name("run"),
-        f.whole("round", most=MAX_ROUND),
+        f.whole("round", most=2 * MAX_ROUND),
         f.names("waiters"),
         f.texts_by_name("lost"),
         f.whole("unnamed", 0, most=2 * MAX_NODES),
@@ -275,36 +275,40 @@ def _round(f: Fields) -> Round:
     members = f.names("members")
     if len(set(members)) != len(members):
         raise ValueError("'members' names a node twice")
-    slices = None
+    settings, slices = _settings(f.nested("settings")), None
+    size = len(members)
     if f.has("slices"):
-        sliced = f.nested("slices")
-        slices = Slices(
-            sliced.whole("size", least=1, most=MAX_NODES),
-            sliced.whole("count", least=1, most=MAX_NODES),
-            sliced.name("edition"),
-        )
         if members:
             raise ValueError("it names members and has 'slices' as well")
+        slices = _slices(f.nested("slices"))
+        size = slices.size
+    if size > settings.max_nodes:
+        raise ValueError(f"it has {size} members, more than its 'max_nodes' {settings.max_nodes}")
     lease = f.text("job_lease")
     if not _LEASE.fullmatch(lease) or int(lease, 16) > _MAX_LEASE:
         raise ValueError(f"'job_lease' is {lease[:80]!r}, not a lease id")
     master = f.nested("master")
     return Round(
-        f.whole("round", least=1, most=MAX_ROUND),
+        f.counted("round", least=1, most=MAX_ROUND),
         f.name("run"),
         members,
-        _settings(f.nested("settings")),
+        settings,
         _address(master),
         master.whole("port", least=1, most=_MAX_PORT),
         int(lease, 16),
-        f.whole("epoch_base", 0, most=MAX_EPOCH),
-        f.whole("epoch", most=2 * MAX_EPOCH) if f.has("epoch") else None,
+        f.counted("epoch_base", 0, most=MAX_EPOCH),
+        f.counted("epoch", most=MAX_EPOCH) if f.has("epoch") else None,
         f.names("expelled", []),
         closure,
         slices,
         f.names("heirs", []),
         f.name("began_as") if f.has("began_as") else None,
     )
+
+
+def _slices(f: Fields) -> Slices:
+    size = f.whole("size", least=1, most=MAX_NODES)
+    return Slices(size, f.whole("count", least=1, most=size), f.name("edition"))
 
 
 def encode_ended(ended: Sequence[Ended]) -> bytes:
@@ -339,7 +343,7 @@ def decode_epoch(key: bytes, value: bytes) -> int:
 
 
 def _epoch(f: Fields) -> int:
-    return f.whole("base", most=MAX_EPOCH)
+    return f.counted("base", most=MAX_EPOCH)
 
 
 # --- gates --------------------------------------------------------------------------------------
@@ -361,7 +365,7 @@ def decode_gate(key: bytes, value: bytes) -> GateFailures:
 
 def _gate(f: Fields) -> GateFailures:
     return GateFailures(
-        f.whole("count", least=1, most=_MOST_FAILURES),
+        f.counted("count", least=1, most=_MOST_FAILURES),
         f.text("how"),
         f.name("node"),
         f.number("wall_s"),

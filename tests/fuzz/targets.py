@@ -47,7 +47,9 @@ _RECORD = Round(3, "run", ("a~1~x", "b~2~y"), _SETTINGS, "10.0.0.1", 29500, 0x7F
 _CLOSED = Round(
     3, "run", ("a~1~x",), _SETTINGS, "h", 1, 0x7F, 5, 9, ("c",), Closure("a", "done", True, 1.5)
 )
-_LARGE = Round(3, "run", (), _SETTINGS, "h", 1, 0x7F, 5, slices=Slices(300, 10, "run.2.9"))
+_LARGE = Round(
+    3, "run", (), JobSettings(1, 400), "h", 1, 0x7F, 5, slices=Slices(300, 10, "run.2.9")
+)
 _NODE = NodeInfo("a~1~x", "10.0.0.1", 29500, 4, _SETTINGS, "rack1", "SIGTERM", 77, because="?")
 _ENDPOINTS = (
     "host", "h1:2379,h2:2379", "https://h1,https://h2:1", "[2001:db8::1]:2379", "http://[::1]/",

@@ -11,8 +11,9 @@ import logging
 import pytest
 
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import Delete, Op, Put, Txn
+from rdzv_etcd.etcd.api import Delete, KeyValue, Op, Put, Txn
 from rdzv_etcd.schema import values
+from rdzv_etcd.schema.fields import MAX_EPOCH
 from rdzv_etcd.testing.requests import Grant
 from tests.sim.world import TTL_S, SimJob, simulate
 
@@ -193,6 +194,64 @@ def test_an_unreadable_control_value_is_told_once_read_rarely_and_forgotten_when
         await job.pass_time(SOON_S)
         job.crash(lost.name)
         await job.until_works("abc".replace(lost.name, ""), TTL_S + 3)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def overwrite_record(job: SimJob, **fields: object) -> KeyValue:
+    """Somebody writes nearly the job's record; return the true one."""
+    (before,) = job.server.snapshot(job.keys.round)
+    value = json.dumps({**json.loads(before.value), **fields}).encode()
+    write(job, Put(job.keys.round, value, before.lease_id))
+    return before
+
+
+CONTRADICTION = {"members": [], "slices": {"size": 900_000, "count": 900_000, "edition": "e"}}
+IMPOSSIBLE = {
+    "the last epoch": {"epoch": 2**62},
+    "the last base": {"epoch_base": 2**62},
+    "the last round": {"round": 10**9 + 1},
+    "more members than seats": CONTRADICTION,
+}
+
+
+@pytest.mark.parametrize("fields", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_record_that_no_other_could_follow_is_told_and_survived(
+    fields: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        caplog.clear()
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        await job.pass_time(2 * TTL_S)
+        asked = job.server.requests["Get"] + job.server.requests["Txn"]
+        before = overwrite_record(job, **fields)
+        await job.pass_time(5 * TTL_S)
+        assert [node.joins for node in nodes] == [1, 1, 1]
+        assert all(node.is_working for node in nodes)
+        assert job.server.requests["Get"] + job.server.requests["Txn"] - asked < 100
+        told = [record.getMessage() for record in caplog.records]
+        assert any("is not as this library writes it" in line for line in told)
+        with pytest.raises(StateCorruptError, match="ctl/round"):
+            await job.on(nodes[0], job.make("d").join())
+        write(job, Put(job.keys.round, before.value, before.lease_id))
+        lost = job.followers()[-1]
+        job.crash(lost.name)
+        await job.until_works("abc".replace(lost.name, ""), TTL_S + 3)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("field", ["epoch", "epoch_base"])
+def test_a_record_of_the_highest_epoch_that_is_read_is_followed_by_another(field: str) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        await job.pass_time(2 * TTL_S)
+        overwrite_record(job, **{field: MAX_EPOCH})
+        await job.until(lambda: all(node.joins == 2 for node in nodes), "they join again", 5)
+        await job.until_works("ab", 5)
+        assert all(node.world.epoch >= MAX_EPOCH for node in nodes if node.world is not None)
 
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 

@@ -52,7 +52,7 @@ from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import MemoryEtcd, Model
 from rdzv_etcd.testing.requests import Grant, Revoke
 
-SETTINGS = JobSettings(1, 4)
+SETTINGS = JobSettings(1, 20)
 JOB_LEASE = 77
 
 
@@ -222,12 +222,12 @@ def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) 
 def test_a_large_world_of_which_a_slice_is_lost_is_not_published(store: Store) -> None:
     """Etcd may have gone back since they were put, one after the other."""
     store.arrive("a", 1)
-    record = large_world(store, "e", "a")
+    record = large_world(store, "e", "a", "b")
     assert record.slices is not None
     last = store.keys.slice(record.number, "e", record.slices.count - 1)
     store.do(Txn((), (Delete(last),)))
     assert not close(store, record).succeeded
-    assert close(store, large_world(store, "e", "a")).succeeded
+    assert close(store, large_world(store, "e", "a", "b")).succeeded
 
 
 def test_slices_that_no_leader_may_publish_any_more_are_refused(store: Store) -> None:
@@ -242,9 +242,9 @@ def test_slices_that_no_leader_may_publish_any_more_are_refused(store: Store) ->
 def test_slices_of_failed_attempts_and_of_old_rounds_are_swept_away(store: Store) -> None:
     store.arrive("a", 1)
     for edition in ("d", "f"):
-        large_world(store, edition, "a")
+        large_world(store, edition, "a", "b")
     for number in (1, 2, 3):
-        assert close(store, large_world(store, "e", "a")).succeeded
+        assert close(store, large_world(store, "e", "a", "b")).succeeded
         rounds = {key.split(b"/")[-3:-1][0] for key in store.all_keys() if key in store.keys.ranks}
         assert rounds == {b"%010d" % n for n in (number - 1, number) if n}
         editions = {key.split(b"/")[-2] for key in store.all_keys() if key in store.keys.ranks}
@@ -265,7 +265,7 @@ def test_many_and_large_slices_take_several_transactions(store: Store) -> None:
 
 def test_a_member_puts_back_its_slice_only_if_it_is_gone(store: Store) -> None:
     store.arrive("a", 1)
-    record = large_world(store, "e", "a")
+    record = large_world(store, "e", "a", "b")
     assert close(store, record).succeeded
     assert record.slices is not None
     mine = Slice(record.run, 1, record.slices.index_of("a"), {"a": 0})

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdzv_etcd.core.gate import one_more
 from rdzv_etcd.core.model import (
     Change,
     Closure,
+    Control,
     Drain,
     Ended,
     GateFailures,
@@ -38,6 +40,8 @@ NAME = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_siz
 LEASE = st.integers(0, 2**63 - 1)
 ROUND = st.integers(0, MAX_ROUND)
 PORT = st.integers(1, 65535)
+REVISION = 2**60
+"""More than any etcd reaches."""
 
 
 @st.composite
@@ -60,28 +64,39 @@ NODES = st.builds(
     because=st.just("") | NAME,
 )
 CLOSURES = st.builds(Closure, NAME, TEXT, st.booleans(), st.floats(0, 1e12))
-ROUNDS = st.builds(
-    Round,
-    st.integers(1, MAX_ROUND),
-    NAME,
-    st.lists(NAME, unique=True, max_size=6).map(tuple),
-    job_settings(),
-    NAME,
-    PORT,
-    LEASE,
-    st.integers(0, MAX_EPOCH),
-    st.none() | st.integers(0, 2 * MAX_EPOCH),
-    st.lists(NAME, max_size=4).map(tuple),
-    st.none() | CLOSURES,
-)
-LARGE_ROUNDS = st.builds(
-    replace,
-    ROUNDS,
-    members=st.just(()),
-    slices=st.builds(Slices, st.integers(1, MAX_NODES), st.integers(1, 10**4), NAME),
-    began_as=st.none() | NAME,
-    heirs=st.lists(NAME, max_size=4).map(tuple),
-)
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    settings = draw(job_settings())
+    return Round(
+        draw(st.integers(1, MAX_ROUND)),
+        draw(NAME),
+        draw(st.lists(NAME, unique=True, max_size=min(6, settings.max_nodes)).map(tuple)),
+        settings,
+        draw(NAME),
+        draw(PORT),
+        draw(LEASE),
+        draw(st.integers(0, MAX_EPOCH)),
+        draw(st.none() | st.integers(0, MAX_EPOCH)),
+        draw(st.lists(NAME, max_size=4).map(tuple)),
+        draw(st.none() | CLOSURES),
+    )
+
+
+@st.composite
+def large_rounds(draw: st.DrawFn) -> Round:
+    record = draw(rounds())
+    size = draw(st.integers(1, record.settings.max_nodes))
+    return replace(
+        record,
+        members=(),
+        slices=Slices(size, draw(st.integers(1, size)), draw(NAME)),
+        began_as=draw(st.none() | NAME),
+        heirs=draw(st.lists(NAME, max_size=4).map(tuple)),
+    )
+
+
 DRAINS = st.builds(Drain, NAME, TEXT, st.integers(0, 2 * MAX_EPOCH))
 GATES = st.builds(GateFailures, st.integers(1, 2**31), TEXT, NAME, st.floats(0, 1e12))
 CHANGES = st.builds(
@@ -113,8 +128,8 @@ def decode_node(key: bytes, value: bytes) -> NodeInfo:
 
 KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., Any]]] = [
     (NODES, values.encode_node, decode_node),
-    (ROUNDS, values.encode_round, values.decode_round),
-    (LARGE_ROUNDS, values.encode_round, values.decode_round),
+    (rounds(), values.encode_round, values.decode_round),
+    (large_rounds(), values.encode_round, values.decode_round),
     (RANKS, values.encode_slice, values.decode_slice),
     (CHANGES, values.encode_change, values.decode_change),
     (DRAINS, values.encode_drain, values.decode_drain),
@@ -234,9 +249,12 @@ def test_unknown_fields_are_ignored(
     ("spoil", "named"),
     [
         ({"members": ["a", "a"]}, "twice"),
+        ({"members": ["a", "b", "c"]}, "3 members"),
         ({"slices": {"size": 2, "count": 1, "edition": "e"}}, "has 'slices' as well"),
-        ({"slices": {"size": 0, "count": 1, "edition": "e"}}, "'size'"),
-        ({"slices": {"size": 2, "count": 0, "edition": "e"}}, "'count'"),
+        ({"slices": {"size": 0, "count": 1, "edition": "e"}, "members": []}, "'size'"),
+        ({"slices": {"size": 2, "count": 0, "edition": "e"}, "members": []}, "'count'"),
+        ({"slices": {"size": 2, "count": 3, "edition": "e"}, "members": []}, "'count'"),
+        ({"slices": {"size": 3, "count": 1, "edition": "e"}, "members": []}, "3 members"),
         ({"round": 0}, "round"),
         ({"state": "open"}, "state"),
         ({"job_lease": "xyz"}, "xyz"),
@@ -264,8 +282,8 @@ def test_unknown_fields_are_ignored(
         ({"master": {"address": "h", "port": 0}}, "'port'"),
         ({"master": {"address": "h x", "port": 1}}, "'address'"),
         ({"master": {"address": "", "port": 1}}, "'address'"),
-        ({"epoch_base": 2**62}, "'epoch_base'"),
-        ({"epoch": 2**63 - 1}, "'epoch'"),
+        ({"epoch_base": MAX_EPOCH + 1}, "'epoch_base'"),
+        ({"epoch": MAX_EPOCH + 1}, "'epoch'"),
         ({"job_lease": "-1"}, "job_lease"),
         ({"members": ["a", "b\ud800"]}, "'members'"),
         ({"members": ["a\x1b[2J"]}, "'members'"),
@@ -291,7 +309,7 @@ def test_a_spoilt_record_is_refused_and_the_field_named(
         ({"address": ""}, "'address'"),
         ({"address": "a" * (MAX_NAME + 1)}, "'address'"),
         ({"address": "host\nname"}, "'address'"),
-        ({"arrived_for": MAX_ROUND + 1}, "'arrived_for'"),
+        ({"arrived_for": 2 * MAX_ROUND + 1}, "'arrived_for'"),
         ({"rank_key": "9" * 5000}, "'rank_key'"),
         ({"rank_key": "\ud800"}, "surrogates"),
         ({"leaving": "x" * (MAX_TEXT + 1)}, "'leaving'"),
@@ -313,10 +331,13 @@ def test_a_presence_that_others_could_not_read_is_not_written(
     "change",
     [
         {"number": 0},
-        {"number": MAX_ROUND + 1},
+        {"number": 2 * MAX_ROUND + 1},
         {"epoch_base": 2**63},
         {"master_port": 0},
         {"members": ("a", "a")},
+        {"members": ("a", "b", "c")},
+        {"slices": Slices(3, 1, "e"), "members": ()},
+        {"slices": Slices(2, 3, "e"), "members": ()},
         {"slices": Slices(10**9, 1, "e"), "members": ()},
         {"slices": Slices(2, 1, "e")},
         {"job_lease": -1},
@@ -328,6 +349,63 @@ def test_a_record_that_others_could_not_read_is_not_written(change: dict[str, An
     record = replace(Round(1, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 7), **change)
     with pytest.raises(UnwritableValueError):
         values.encode_round(record)
+
+
+def highest(decode: Callable[[bytes, bytes], Any], value: bytes, field: str) -> Any:
+    """What is read of a value whose field is as high as it may be."""
+    fields = json.loads(value)
+    lowest, above = fields.get(field, 1), 2**63
+    while above - lowest > 1:
+        fields[field] = (lowest + above) // 2
+        try:
+            decode(KEY, json.dumps(fields).encode())
+        except StateCorruptError:
+            above = fields[field]
+        else:
+            lowest = fields[field]
+    return decode(KEY, json.dumps({**fields, field: lowest}).encode())
+
+
+@pytest.mark.parametrize("field", ["round", "epoch_base", "epoch"])
+def test_whatever_record_is_read_the_next_steps_can_be_written(field: str) -> None:
+    """Nobody could form a world any more."""
+    whole = Round(1, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 7)
+    record = highest(values.decode_round, values.encode_round(whole), field)
+    control = Control(REVISION, record, REVISION)
+    arriving = NodeInfo("a", "h", 1, control.next_number, record.settings)
+    assert values.decode_place(KEY, "a", values.encode_node(arriving)) == arriving
+    change = Change(record.run, record.number, ("a",))
+    assert values.decode_change(KEY, values.encode_change(change)) == change
+    drain = Drain("a", "maintenance", control.epoch)
+    assert values.decode_drain(KEY, values.encode_drain(drain)) == drain
+    closure = Closure("a", "done", True, 1.0)
+    values.encode_round(replace(record, closure=closure))
+    values.encode_ended([Ended(record.origin, closure, control.epoch)])
+    values.encode_round(replace(record, epoch_fixed=control.epoch))
+    following = replace(
+        record, number=control.next_number, epoch_base=control.epoch, epoch_fixed=None
+    )
+    values.encode_round(following)
+    values.encode_epoch(following.epoch_base)
+    values.encode_round(replace(following, epoch_fixed=following.epoch(REVISION)))
+    values.encode_change(replace(change, round=following.number))
+    values.encode_node(replace(arriving, arrived_for=following.number))
+
+
+def test_whatever_else_is_counted_on_is_read_if_the_next_one_can_be_written() -> None:
+    base = highest(values.decode_epoch, values.encode_epoch(1), "base")
+    record = Round(1, "run", ("a",), JobSettings(1, 2), "h", 1, 7, base)
+    values.encode_round(record)
+    values.encode_epoch(record.epoch(REVISION))
+    claim = values.encode_node(NodeInfo("host~1~x", "h", 1, 1, record.settings))
+    for field in ("epoch_seen", "epoch_trained", "clock_us"):
+        info = highest(decode_node, claim, field)
+        values.encode_node(info)
+        base = max(info.epoch_seen, info.epoch_trained, info.clock_us)
+        values.encode_round(replace(record, epoch_base=base))
+    first = values.encode_gate(one_more(None, "how", "a", 1.0))
+    gate = highest(values.decode_gate, first, "count")
+    values.encode_gate(one_more(gate, "how", "a", 1.0))
 
 
 def test_nobody_claims_an_epoch_that_others_would_not_believe() -> None:
