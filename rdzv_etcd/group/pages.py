@@ -50,5 +50,6 @@ async def with_members(
         return control
     slices = record.slices
     result = await read_pages(etcd, keys.edition(record.number, slices.edition), clock, timeout_s)
-    members, _ = assemble(slices_from(result, slices.size), slices.size)
+    found, _ = slices_from(result, slices.size)
+    members, _ = assemble(found, slices.size)
     return replace(control, round=replace(record, members=members))

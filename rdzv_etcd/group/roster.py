@@ -10,6 +10,7 @@ from functools import partial
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Control, NodeInfo, Round, Slices
 from rdzv_etcd.core.rank_slices import assemble, cut
+from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
@@ -24,6 +25,8 @@ class Roster:
         self._world: tuple[str, int] | None = None
         self._members: tuple[str, ...] = ()
         self._complete = False
+        self._asked: tuple[str, int] | None = None
+        """The world whose members this node has asked for their slices."""
         self._waits_for = 0
         self.incomplete_since_s = 0.0
         """When this node began to lead a world of which it did not know all members."""
@@ -52,22 +55,48 @@ class Roster:
     async def fill(self, control: Control) -> tuple[Control, float]:
         """Return ``control`` with all members named in its record, and from when on it may be used.
 
-        They are not all known after a loss of data, until they have put their slices back; after a
-        TTL, who is still unknown is not there. Raises EtcdError, StateCorruptError.
+        They are not all known after a loss of data, or if somebody else has written among the
+        slices, until they have put these back; after a TTL, who is still unknown is not there.
+        Raises EtcdError.
         """
         record, context = control.formed, self._context
         if record is None or record.slices is None:
             return control, 0.0
         world = (record.run, record.number)
         if self._world != world or not self._complete:
-            self._members, self._complete = await _read(context, record.number, record.slices)
+            self._members, self._complete, problems = await _read(
+                context, record.number, record.slices
+            )
             self._world = world
+            # After a loss of data they put them back without being asked.
+            if not self._complete and (problems or record.epoch_fixed is None):
+                await self._ask(control, record, problems)
             if self._waits_for != control.round_revision:  # formed, or put back (once more)
                 self._waits_for = control.round_revision
                 self.incomplete_since_s = context.clock.now_s()
         filled = replace(control, round=replace(record, members=self._members))
         usable_s = self.incomplete_since_s + context.settings.timing.lease_ttl_s
         return filled, 0.0 if self._complete else usable_s
+
+    async def _ask(
+        self, control: Control, record: Round, problems: Sequence[StateCorruptError]
+    ) -> None:
+        """Have the members put their slices back, once in a world. Raises EtcdError."""
+        context, world = self._context, (record.run, record.number)
+        if self._asked == world:
+            return
+        again = replace(record, epoch_fixed=control.epoch)
+        result = await context.etcd.txn(
+            requests.ask_for_slices(context.keys, control, again),
+            timeout_s=context.urgent_limit_s,
+        )
+        if not result.succeeded:
+            await context.control.refresh()
+            return
+        self._asked = world
+        context.show_written(result.revision, round=again, round_revision=result.revision)
+        why = problems[0] if problems else "a part of them is gone"
+        context.log.warn(f"asks who is in round {record.number}: {why}")
 
 
 async def members_of(context: NodeContext, seat: Seat) -> tuple[str, ...]:
@@ -77,16 +106,14 @@ async def members_of(context: NodeContext, seat: Seat) -> tuple[str, ...]:
     """
     if seat.slices is None:
         return seat.members
-    members, _ = await _read(context, seat.round, seat.slices)
-    return members
+    return await _members(context, seat.round, seat.slices)
 
 
 async def members_in(context: NodeContext, record: Round) -> tuple[str, ...]:
     """The same of a round's record."""
     if record.slices is None:
         return record.members
-    members, _ = await _read(context, record.number, record.slices)
-    return members
+    return await _members(context, record.number, record.slices)
 
 
 async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
@@ -109,8 +136,18 @@ async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
         await context.clock.sleep(RETRY_S)
 
 
-async def _read(context: NodeContext, number: int, slices: Slices) -> tuple[tuple[str, ...], bool]:
+async def _members(context: NodeContext, number: int, slices: Slices) -> tuple[str, ...]:
+    members, complete, problems = await _read(context, number, slices)
+    if problems and not complete:
+        raise problems[0]
+    return members
+
+
+async def _read(
+    context: NodeContext, number: int, slices: Slices
+) -> tuple[tuple[str, ...], bool, list[StateCorruptError]]:
     result = await context.etcd.get(
         requests.read_slices(context.keys, number, slices), timeout_s=context.urgent_limit_s
     )
-    return assemble(slices_from(result, slices.size), slices.size)
+    found, problems = slices_from(result, slices.size)
+    return *assemble(found, slices.size), problems

@@ -121,13 +121,20 @@ def _deleted(keys: JobKeys, key: bytes) -> dict[str, Any]:
     return {}
 
 
-def slices_from(result: GetResult, size: int) -> list[dict[str, int]]:
-    """Return the ranks in every slice that was read of a world of ``size``.
-
-    Raises StateCorruptError.
-    """
+def slices_from(
+    result: GetResult, size: int
+) -> tuple[list[dict[str, int]], list[StateCorruptError]]:
+    """Return the ranks in every slice that was read of a world of ``size``, and what is wrong with
+    those that cannot be read: they are missing, like any that is not there."""
     decode = partial(values.decode_slice, size=size)
-    return [values.decode_key(decode, kv) for kv in result.kvs]
+    found: list[dict[str, int]] = []
+    problems: list[StateCorruptError] = []
+    for kv in result.kvs:
+        try:
+            found.append(values.decode_key(decode, kv))
+        except StateCorruptError as problem:
+            problems.append(problem)
+    return found, problems
 
 
 def slice_from(record: Round, node_id: str, result: GetResult) -> Slice | None:
@@ -135,7 +142,10 @@ def slice_from(record: Round, node_id: str, result: GetResult) -> Slice | None:
     it is not there. Raises StateCorruptError."""
     if record.slices is None:
         return None
-    for ranks in slices_from(result, record.slices.size):
+    found, problems = slices_from(result, record.slices.size)
+    if problems:
+        raise problems[0]
+    for ranks in found:
         return Slice(record.run, record.number, record.slices.index_of(node_id), ranks)
     return None
 

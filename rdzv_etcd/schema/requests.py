@@ -322,7 +322,7 @@ def restore_presence(
 
     ``presence_revision``: that of the presence there is, 0 for none. If it is another one by then,
     this node has arrived again, and this is a copy that comes late. ``slice_``: this member's slice
-    of a large world, which may be gone as well.
+    of a large world, which may be gone or overwritten as well.
     """
     return Txn(
         (
@@ -340,12 +340,23 @@ def restore_presence(
 
 
 def put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tuple[Op, ...]:
-    """Put a slice of a large world back if it is gone."""
+    """Put a slice of a large world back if it is gone, or if it is not as this member has read it:
+    who formed the round wrote it once and for all, so somebody else has written there.
+    """
     if record is None or record.slices is None or slice_ is None:
         return ()
     key = keys.slice(record.number, record.slices.edition, slice_.index)
     put = Put(key, values.encode_slice(slice_.ranks), record.job_lease)
-    return (Txn((Compare(key, Target.CREATE, Relation.EQUAL, 0),), (put,)),)
+    return (Txn((Compare(key, Target.VALUE, Relation.EQUAL, put.value),), (), (put,)),)
+
+
+def ask_for_slices(keys: JobKeys, control: Control, record: Round) -> Txn:
+    """Put the record of a large world, ``record``, once more: whoever was in it puts its slice back
+    then. Fenced by the lead and the record."""
+    return Txn(
+        (*_leads(keys, control), _record_is(keys, control.round_revision)),
+        (Put(keys.round, values.encode_round(record), record.job_lease),),
+    )
 
 
 def restore_record(

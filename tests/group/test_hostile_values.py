@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -14,8 +15,10 @@ from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Delete, KeyValue, Op, Put, Txn
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.fields import MAX_EPOCH
+from rdzv_etcd.schema.requests import read_slice
+from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Grant
-from tests.sim.world import TTL_S, SimJob, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
 SOON_S = 1.0
 SEEDS = range(5)
@@ -270,6 +273,116 @@ def test_a_foreign_leader_is_replaced_as_soon_as_its_key_is_deleted() -> None:
         await job.until_works("abc".replace(lost, ""), TTL_S + 3)
 
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def slice_key(job: SimJob, node_id: str) -> bytes:
+    """Where this member of a large world finds its rank."""
+    record = job.nodes[node_id[0]].node.context.control.view.round
+    assert record is not None
+    assert record.slices is not None
+    return read_slice(job.keys, record, record.slices, node_id).key
+
+
+def slices_of(job: SimJob, nodes: Iterable[SimNode]) -> dict[bytes, KeyValue]:
+    keys = sorted({slice_key(job, node.node_id) for node in nodes})
+    return {kv.key: kv for key in keys for kv in job.server.snapshot(key)}
+
+
+SPOIL = pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda kv: Put(kv.key, b"nonsense", kv.lease_id),
+        lambda kv: Put(kv.key, b"nonsense"),
+        lambda kv: Delete(kv.key),
+    ],
+    ids=["nonsense", "for ever", "nothing"],
+)
+
+
+@SPOIL
+@pytest.mark.parametrize("whose", ["the leader's", "another one's", "all"])
+def test_members_put_back_a_slice_that_a_new_leader_cannot_read(
+    whose: str, spoil: Callable[[KeyValue], Op]
+) -> None:
+    """Then who is lost is told as soon as ever; after a TTL if nobody is left who has read it."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abcd")
+        await job.until_works("abcd")
+        await job.pass_time(2 * TTL_S)
+        leader, other = job.leader, job.loop.rng.choice(job.followers())
+        rest = "abcd".replace(leader.name, "")
+        spoilt = {"the leader's": [leader], "another one's": [other], "all": [*job.nodes.values()]}
+        before = slices_of(job, spoilt[whose])
+        write(job, *map(spoil, before.values()))
+        readers = [n for n in job.followers() if slice_key(job, n.node_id) in before]
+        is_read = len({slice_key(job, n.node_id) for n in readers}) == len(before)
+        await job.pass_time(SOON_S)
+        assert all(node.is_working and node.joins == 1 for node in job.nodes.values())
+        job.crash(leader.name)
+        await job.until_works(rest, TTL_S + 2 if is_read else 2 * TTL_S + 2)
+        assert all(job.nodes[name].joins == 2 for name in rest)
+
+    simulate(scenario, range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+
+
+@SPOIL
+def test_waiting_members_put_back_a_slice_that_a_new_leader_cannot_read(
+    spoil: Callable[[KeyValue], Op],
+) -> None:
+    """The leader dies while the round is open, and its slice and the others' are spoilt."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abcd")
+        await job.until_works("abcd")
+        await job.pass_time(2 * TTL_S)
+        write(job, *map(spoil, slices_of(job, job.nodes.values()).values()))
+        leader = job.leader
+        victim = job.loop.rng.choice(job.followers())
+        await job.leave(victim.name)
+        await job.pass_time(job.loop.rng.uniform(0, 0.02))
+        job.crash(leader.name)
+        rest = "abcd".replace(leader.name, "").replace(victim.name, "")
+        await job.until_works(rest, 2 * TTL_S + 5)
+
+    simulate(scenario, range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+
+
+def test_a_new_leader_asks_once_for_a_slice_that_nobody_can_put_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All who were in it have gone with the leader; it is told, and the others go on."""
+
+    async def scenario(job: SimJob) -> None:
+        caplog.clear()
+        job.start_all("abcd")
+        await job.until_works("abcd")
+        await job.pass_time(2 * TTL_S)
+        leader = job.leader
+        (mine,) = slices_of(job, [leader]).values()
+        gone = [n for n in job.nodes.values() if slice_key(job, n.node_id) == mine.key]
+        rest = "".join(sorted({*"abcd"} - {node.name for node in gone}))
+        if len(rest) < 2:
+            return
+        write(job, Put(mine.key, b"nonsense"))
+        records: list[Applied] = []
+        job.server.observers.append(
+            lambda applied: records.append(applied) if puts_record(job, applied) else None
+        )
+        job.crash(*(node.name for node in gone))
+        await job.until_works(rest, 2 * TTL_S + 2)
+        assert len(records) == 2  # to ask, and the next round
+        told = [record.getMessage() for record in caplog.records]
+        asked = [line for line in told if "asks who is in round 1" in line]
+        assert len(asked) == 1
+        assert mine.key.decode() in asked[0]
+
+    simulate(scenario, range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+
+
+def puts_record(job: SimJob, applied: Applied) -> bool:
+    events = (event for revision in applied.changes for event in revision.events)
+    return any(event.kv.key == job.keys.round and event.kv.value for event in events)
 
 
 def test_what_a_job_has_written_can_be_read_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,7 @@ from rdzv_etcd.etcd.api import (
     Get,
     GetResult,
     KeyValue,
+    Op,
     Put,
     Relation,
     Target,
@@ -215,7 +217,9 @@ def test_each_member_of_a_large_world_finds_its_rank_in_one_slice(store: Store) 
         found = slice_from(record, node_id, got)
         assert found is not None
         assert found.ranks[node_id] == rank
-    every = slices_from(store.read(requests.read_slices(store.keys, 1, record.slices)), 20)
+    got = store.read(requests.read_slices(store.keys, 1, record.slices))
+    every, problems = slices_from(got, 20)
+    assert problems == []
     assert assemble(every, 20) == (members, True)
 
 
@@ -263,12 +267,17 @@ def test_many_and_large_slices_take_several_transactions(store: Store) -> None:
     assert [len(txn.success) for txn in txns] == [5, 5]
 
 
-def test_a_member_puts_back_its_slice_only_if_it_is_gone(store: Store) -> None:
+@pytest.mark.parametrize(
+    "spoil", [Delete, lambda key: Put(key, b"?", 3), lambda key: Put(key, b'{"v":1,"ranks":{}}')]
+)
+def test_a_member_puts_back_its_slice_only_if_it_is_not_there(
+    store: Store, spoil: Callable[[bytes], Op]
+) -> None:
     store.arrive("a", 1)
     record = large_world(store, "e", "a", "b")
     assert close(store, record).succeeded
     assert record.slices is not None
-    mine = Slice(record.run, 1, record.slices.index_of("a"), {"a": 0})
+    mine = Slice(record.run, 1, record.slices.index_of("a"), {"a": 0, "b": 1})
     before = store.all_keys()
     there = store.read(requests.read_slices(store.keys, 1, record.slices)).kvs
     there_since = store.read(requests.read_presence(store.keys, "a")).kvs[0].mod_revision
@@ -278,7 +287,7 @@ def test_a_member_puts_back_its_slice_only_if_it_is_gone(store: Store) -> None:
     assert store.do(back).succeeded
     assert store.read(requests.read_slices(store.keys, 1, record.slices)).kvs == there
     for kv in there:
-        store.do(Txn((), (Delete(kv.key),)))
+        store.do(Txn((), (spoil(kv.key),)))
     there_since = store.read(requests.read_presence(store.keys, "a")).kvs[0].mod_revision
     back = requests.restore_presence(
         store.keys, store.control, info("a"), 1, mine, presence_revision=there_since

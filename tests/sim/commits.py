@@ -352,7 +352,7 @@ class Commits:
                 f"{record.run}: {', '.join(record.members)} (epoch {epoch})",
             )
             self._promises.check_size(record)
-            self._promises.check_succession(record)
+            self._promises.check_succession(applied, record)
             self._promises.check_not_ended(record, self.unsure_s, applied.at_s)
             if not back:
                 self._promises.check_end_respected(record, self.unsure_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round
 from rdzv_etcd.core.names import is_unknown
@@ -51,8 +52,12 @@ class Promises:
             f"round {record.number} has {record.size} members, allowed: {settings}",
         )
 
-    def check_succession(self, record: Round) -> None:
+    def check_succession(self, applied: Applied, record: Round) -> None:
         before = self._state.round
+        if before is not None and record == replace(before, epoch_fixed=self._state.epoch):
+            self.check_leader(applied, f"asked for the slices of {record}")
+            self._demand(record.slices is not None, Invariant.SUCCESSION, f"{record} is small")
+            return
         if record.epoch_fixed is not None:  # put back, perhaps for one that etcd had gone back to
             follows = before is None or self._state.epoch < record.epoch_fixed
         elif before is None:
