@@ -100,6 +100,7 @@ def test_an_outage_of_etcd_does_not_count_as_its_distance(cut_off: bool) -> None
         await formed(job, "abc")
         await job.pass_time(12.0 + job.loop.rng.uniform(0.0, 4.0))
         if cut_off:
+            assert job.switch is not None
             job.nodes["b"].connection.link.partition()
             for other in "ac":
                 job.switch.cut("10.0.0.b", f"10.0.0.{other}")
