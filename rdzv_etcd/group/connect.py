@@ -99,8 +99,8 @@ def connect(
     ``options`` are those of the torch plugin. ``etcd`` is a client of your own to be used instead
     of ``endpoints``, as ``etcd3.client()`` makes one: its channel, its token and its timeout. It
     stays yours: keep it open until this node has left; that leaves it open. ``gate`` is called
-    before each arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises
-    or returns ``False``, this node does not join.
+    before each arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises,
+    or returns anything false but ``None``, this node does not join. It cannot be ``async``.
 
     User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
     options name; nothing else is taken from the environment, unless ``rank_key`` names a variable.

@@ -6,16 +6,26 @@ Knows processes and threads; knows nothing of etcd or of what a failure leads to
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import IO, TypeAlias
 
 from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.latch import Latch
 from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.settings.limits import MAX_ID
@@ -49,8 +59,32 @@ class Arrival:
 
 
 GateFunction: TypeAlias = "Callable[[Arrival], object]"
-"""Lets the node join unless it raises an exception or returns ``False``. Called on a thread of its
-own, each time anew."""
+"""Lets the node join if it returns ``None`` or something true; not if it raises an exception, or
+returns anything else. Called on a thread of its own, each time anew."""
+
+
+def check_gate(gate: object) -> None:
+    """Raise :class:`SettingsError` for what cannot be a gate: no function, or one whose call runs
+    nothing of it."""
+    what = f"gate is {shown(repr(gate), 100)}"
+    if not callable(gate):
+        raise SettingsError(
+            f"{what}; it must be a function that takes an Arrival (a program is given as "
+            "gate_command)"
+        )
+    if _runs_later(gate) or _runs_later(gate.__call__):
+        raise SettingsError(
+            f"{what}, an async function or a generator, of which a call runs nothing; write it "
+            "with def and without yield: it has a thread of its own, and may block there"
+        )
+
+
+def _runs_later(function: object) -> bool:
+    return (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +145,15 @@ class FunctionCheck(Check):
 
 def _call(gate: GateFunction, arrival: Arrival) -> Failure | None:
     try:
-        passed = gate(arrival)
+        answer = gate(arrival)
+        if isinstance(answer, Awaitable | Generator | AsyncGenerator):
+            if isinstance(answer, Coroutine):
+                answer.close()  # or Python would warn that nobody has awaited it
+            kind = type(answer).__name__
+            return Failure(f"returned an object of type {kind}, which has checked nothing yet")
+        return None if answer is None or answer else Failure("said no")
     except BaseException as error:  # noqa: BLE001 - it is the user's, and handed to the caller
         return Failure(f"raised {type(error).__name__}: {shown(error)}", cause=error)
-    return Failure("said no") if passed is False else None
 
 
 class CommandCheck(Check):

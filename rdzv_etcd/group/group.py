@@ -24,7 +24,7 @@ from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, JobClosedError,
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.gate import Gate
-from rdzv_etcd.group.gate_check import GateFunction
+from rdzv_etcd.group.gate_check import GateFunction, check_gate
 from rdzv_etcd.group.job_events import JobEvents, begun
 from rdzv_etcd.group.job_watch import JobWatch
 from rdzv_etcd.group.listener import (
@@ -88,7 +88,10 @@ class Group:
     ) -> None:
         """``connect``: use this connection instead of the one that the settings describe, for
         instance ``lambda: EtcdClient.from_etcd3(my_client)``; it is closed with the group.
-        ``gate`` is asked before each arrival."""
+        ``gate`` is asked before each arrival; :class:`~rdzv_etcd.errors.SettingsError` if it
+        cannot be."""
+        if gate is not None:
+            check_gate(gate)
         self._settings = settings
         self._clock: Clock = clock if clock is not None else SystemClock()
         keys = JobKeys(settings.prefix, settings.job_id)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+import rdzv_etcd
 from rdzv_etcd.core.over import Left
-from rdzv_etcd.group.gate_check import Arrival, CommandCheck, Failure, FunctionCheck
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.group.gate_check import (
+    Arrival,
+    CommandCheck,
+    Failure,
+    FunctionCheck,
+    GateFunction,
+)
 
 LIMIT_S = 60.0
 ARRIVAL = Arrival("a job", "host~7~x", 3, Left({"b~1~y": "SIGTERM"}))
@@ -112,12 +125,16 @@ def test_a_child_that_keeps_the_output_open_holds_nobody_up(tmp_path: Path) -> N
     fifo.write_text("")
 
 
+def _say(answer: object, _: Arrival) -> object:
+    return answer
+
+
 def test_a_function_lets_pass_unless_it_raises_or_says_no() -> None:
     told: list[Arrival] = []
     assert answer_of(FunctionCheck(told.append, ARRIVAL)) is None
     assert told == [ARRIVAL]
-    assert answer_of(FunctionCheck(lambda _: 0, ARRIVAL)) is None
-    assert answer_of(FunctionCheck(lambda _: False, ARRIVAL)) == Failure("said no")
+    for yes in (True, "all is well", _Answer(True)):
+        assert answer_of(FunctionCheck(partial(_say, yes), ARRIVAL)) is None
 
     def break_() -> None:
         raise OSError("no GPU")
@@ -126,6 +143,67 @@ def test_a_function_lets_pass_unless_it_raises_or_says_no() -> None:
     assert failure is not None
     assert failure.how == "raised OSError: no GPU"
     assert isinstance(failure.cause, OSError)
+
+
+class _Answer:
+    """As NumPy's are: neither ``False`` itself, nor always true or false."""
+
+    def __init__(self, *truths: bool) -> None:
+        self._truths = truths
+
+    def __bool__(self) -> bool:
+        if len(self._truths) != 1:
+            raise ValueError("the truth value is ambiguous")
+        return self._truths[0]
+
+
+@pytest.mark.parametrize("no", [False, _Answer(False), 0, "", []])
+def test_every_false_answer_but_none_is_no(no: object) -> None:
+    assert answer_of(FunctionCheck(partial(_say, no), ARRIVAL)) == Failure("said no")
+
+
+def test_an_answer_that_is_neither_true_nor_false_is_no() -> None:
+    failure = answer_of(FunctionCheck(lambda _: _Answer(True, False), ARRIVAL))
+    assert failure is not None
+    assert failure.how.startswith("raised ValueError: ")
+
+
+async def _later(_: Arrival) -> None:
+    raise RuntimeError("no GPU")
+
+
+def _piecemeal(_: Arrival) -> Iterator[None]:
+    yield
+
+
+async def _both(_: Arrival) -> AsyncIterator[None]:
+    yield
+
+
+class _Later:
+    async def __call__(self, _: Arrival) -> None:
+        """Do nothing."""
+
+
+NOT_RUN_BY_A_CALL = (_later, partial(_later), _Later(), _piecemeal, _both)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("gate", NOT_RUN_BY_A_CALL, ids=["async", "partial", "object", "gen", "a"])
+def test_an_answer_that_has_checked_nothing_yet_is_no(gate: GateFunction) -> None:
+    failure = answer_of(FunctionCheck(gate, ARRIVAL))
+    assert failure is not None
+    assert "has checked nothing yet" in failure.how
+    gc.collect()  # a coroutine that nobody has closed would warn now
+
+
+@pytest.mark.parametrize("gate", [5, "nvidia-smi", *NOT_RUN_BY_A_CALL])
+def test_what_cannot_be_a_gate_is_refused_before_anything_begins(gate: Any) -> None:
+    """Nothing listens there."""
+    with pytest.raises(SettingsError, match="gate is "):
+        rdzv_etcd.connect("127.0.0.1:1", job="j", nodes=1, gate=gate)
+    with pytest.raises(SettingsError, match="gate is "):
+        asyncio.run(rdzv_etcd.aio.connect("127.0.0.1:1", job="j", nodes=1, gate=gate))
 
 
 def test_a_function_that_takes_too_long_is_let_go() -> None:
