@@ -41,12 +41,13 @@ class Leadership:
     async def wait_lost(self, timeout_s: float | None = None) -> bool:
         """As :meth:`rdzv_etcd.Leadership.wait_lost`."""
         limit_s = seconds_or_none(timeout_s)
-        try:
-            await self._leadership._part.call(self._leadership._lost(limit_s))
-        except MisuseError:
-            raise
-        except (TimeoutError, asyncio.TimeoutError, RendezvousFailedError):
-            pass
+        if not self._leadership._is_over:
+            try:
+                await self._leadership._part.call(self._leadership._lost(limit_s))
+            except MisuseError:
+                raise
+            except (TimeoutError, asyncio.TimeoutError, RendezvousFailedError):
+                pass
         return self._leadership._is_over
 
     async def set(self, key: str, value: Bytes, timeout_s: float | None = TIMEOUT_S) -> None:

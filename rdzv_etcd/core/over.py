@@ -72,7 +72,7 @@ class Expelled:
 
 @dataclass(frozen=True, slots=True)
 class MovedOn:
-    """This node itself has joined again, or has left."""
+    """This node itself has joined again, or has left; or this process is a forked child."""
 
     def __str__(self) -> str:
         return "this node has joined again, or has left"

@@ -7,9 +7,8 @@ Knows processes by their ids; does not load gRPC.
 
 from __future__ import annotations
 
-import os
-
 from rdzv_etcd.errors import ForkedProcessError
+from rdzv_etcd.process import process_id
 
 _user: int | None = None
 """The process that used gRPC first, for this package."""
@@ -19,10 +18,10 @@ def note_use() -> None:
     """Call before gRPC opens anything. Raises :class:`ForkedProcessError`."""
     global _user  # noqa: PLW0603 - there is one gRPC in a process
     refuse_after_fork()
-    _user = os.getpid()
+    _user = process_id()
 
 
 def refuse_after_fork() -> None:
     """Raise :class:`ForkedProcessError` if this process was forked from one that has used gRPC."""
-    if _user is not None and _user != os.getpid():
+    if _user is not None and _user != process_id():
         raise ForkedProcessError(_user)

@@ -301,6 +301,7 @@ class Group:
         job and raises :class:`~rdzv_etcd.errors.DrainedError`, and :meth:`worlds` ends; the others
         are told why, and go on without it. A node that waits for a round leaves at once.
         """
+        self._part.refuse_in_child()
         self._part.begin(self._node.be_drained(reason))
 
     @property

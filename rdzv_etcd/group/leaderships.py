@@ -63,11 +63,12 @@ class Leadership:
     def is_held(self) -> bool:
         """Whether this member leads, for all it knows; from memory, in microseconds.
 
-        ``False`` at once when the leadership, the world or this node's session is gone; and while
-        nothing was heard from etcd for ``lease_ttl``, when others may lead for all this node knows.
+        ``False`` at once when the leadership, the world or this node's session is gone; in a forked
+        child; and while nothing was heard from etcd for ``lease_ttl``, when others may lead for all
+        this node knows.
         What is written elsewhere just after it was asked is guarded by :attr:`fence` only.
         """
-        return not self._part.has_left and self._term.is_held
+        return not self._part.is_over and self._term.is_held
 
     def wait_lost(self, timeout_s: float | None = None) -> bool:
         """Block until this member leads no longer; ``False`` after ``timeout_s`` seconds.
@@ -75,12 +76,13 @@ class Leadership:
         ``timeout_s=None``: no limit. Not told is what :attr:`is_held` only suspects.
         """
         limit_s = seconds_or_none(timeout_s)
-        try:
-            self._part.run(self._lost(limit_s))
-        except MisuseError:
-            raise
-        except (TimeoutError, RendezvousFailedError):
-            pass
+        if not self._is_over:
+            try:
+                self._part.run(self._lost(limit_s))
+            except MisuseError:
+                raise
+            except (TimeoutError, RendezvousFailedError):
+                pass
         return self._is_over
 
     async def _lost(self, timeout_s: float | None) -> None:
@@ -88,7 +90,7 @@ class Leadership:
 
     @property
     def _is_over(self) -> bool:
-        return self._part.has_left or self._term.is_over
+        return self._part.is_over or self._term.is_over
 
     def set(self, key: str, value: Bytes, timeout_s: float | None = TIMEOUT_S) -> None:
         """Set a value in the world's store if this member still leads, which etcd itself looks at
@@ -125,7 +127,7 @@ class Leadership:
 
     def _resigned(self) -> Coroutine[Any, Any, None] | None:
         """What it takes to resign; ``None`` if that was done, or this node has left."""
-        if self._finalizer.detach() is None or self._part.has_left:
+        if self._finalizer.detach() is None or self._part.is_over:
             return None
         return self._term.resign()
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError
 from rdzv_etcd.group.loop_call import LoopCall
+from rdzv_etcd.process import process_id
 
 T = TypeVar("T")
 
@@ -220,7 +221,7 @@ class _LoopThread:
     """The thread, its loop, and the calls under way in it."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid = process_id()
         self.holds = 0
         self._loop = asyncio.new_event_loop()
         self._calls: set[LoopCall[Any]] = set()
@@ -232,7 +233,7 @@ class _LoopThread:
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a forked child of the one that owns the thread."""
-        return self.pid != os.getpid()
+        return self.pid != process_id()
 
     @property
     def is_current(self) -> bool:

@@ -11,16 +11,16 @@ import atexit
 import contextlib
 import gc
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rdzv_etcd.errors import RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.errors import ForkedProcessError, RdzvEtcdError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.process import process_id
 from rdzv_etcd.schema.keys import JobKeys
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Participation:
         """The thread that joined last."""
         self.has_left = False
         self._since_s = node.context.clock.now_s()
-        self._process = os.getpid()
+        self._process = process_id()
         self._leaving: asyncio.Future[None] | None = None
         _open.add(self)
         atexit.register(self._at_exit)
@@ -66,7 +66,17 @@ class Participation:
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a forked child of the one that takes part."""
-        return self._process != os.getpid()
+        return self._process != process_id()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has no part any more: the node has left, or is a parent's."""
+        return self.has_left or self.is_foreign
+
+    def refuse_in_child(self) -> None:
+        """Raise ForkedProcessError in a forked child, for what does not wait for its outcome."""
+        if self.is_foreign:
+            raise ForkedProcessError(self._process)
 
     def reserve(self, bound: Listener) -> None:
         """Keep the socket for the first round."""
@@ -116,13 +126,13 @@ class Participation:
             with self.node.call_ins.inside():
                 return self.loop_thread.run(work, timeout_s)
         except RuntimeError:
-            if not self.has_left:
+            if self.is_foreign or not self.has_left:
                 raise
             # The loop thread was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it on the loop without waiting for it, unless this node has left."""
+        """Run it on the loop without waiting for it, unless it has left, or is a parent's."""
         self.loop_thread.begin(work)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -131,7 +141,7 @@ class Participation:
             with self.node.call_ins.awaited():
                 return await self.loop_thread.call(work)
         except RuntimeError:
-            if not self.has_left:
+            if self.is_foreign or not self.has_left:
                 raise
             raise RendezvousFailedError("this node has left the job") from None
 
@@ -248,7 +258,5 @@ def _joined_here(place: tuple[str, JobKeys]) -> list[Participation]:
     return [
         each
         for each in tuple(_open)
-        if each.place == place
-        and each.joined_in == threading.get_ident()
-        and not (each.has_left or each.is_foreign)
+        if each.place == place and each.joined_in == threading.get_ident() and not each.is_over
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.names import display_name
-from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.core.over import MovedOn, WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.elections import Elections
@@ -155,6 +155,7 @@ class World:
         """Whether the members have to stop working in this world, or may; see :attr:`change`.
 
         From memory: never blocks, never raises, whatever state etcd is in, and costs microseconds.
+        True in a forked child, which takes no part in it.
         """
         return self.change is not None
 
@@ -164,7 +165,8 @@ class World:
         :attr:`over`."""
         self._part.node.call_ins.call_in()
         if self._change is None:
-            self._change = self._part.node.change_of(self._seat)
+            part = self._part
+            self._change = MovedOn() if part.is_foreign else part.node.change_of(self._seat)
         return self._change
 
     @property

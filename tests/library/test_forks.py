@@ -160,6 +160,84 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
     assert printed.split() == ["True", "True", "True", "0", "0", "value"]
 
 
+_LOOKS = """
+def refused(work):
+    try:
+        work()
+    except ForkedProcessError:
+        return "refused"
+
+def look():
+    print(leadership.is_held, leadership.wait_lost(60), world.over, world.wait_over(60),
+          type(world.change).__name__, world.should_yield, refused(lambda: group.drain("x")),
+          refused(lambda: world.barrier("b")), leadership.resign(), flush=True)
+
+def look_and_leave():
+    look()
+    group.leave()
+    look()
+"""
+_SEEN = ["False", "True", "True", "True", "MovedOn", "True", "refused", "refused", "None"]
+
+
+def test_a_child_does_not_lead_and_has_no_world(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Nothing of its parent's is answered from what the child has copied of its memory."""
+    program = """
+    group = make()
+    world = group.join()
+    leadership = world.elect("writer", 60)
+    in_fork(look_and_leave)
+    print(leadership.is_held, world.over, world.should_yield, group.drain_reason, flush=True)
+    group.leave()
+    in_fork(look)
+    """
+    printed = run(_LOOKS + textwrap.dedent(program), etcd_server, job_id)
+    here = ["True", "False", "False", "None"]
+    assert printed.split() == [*_SEEN, *_SEEN, "0", *here, *_SEEN, "0"]
+
+
+def test_a_child_of_coroutines_does_not_lead_and_has_no_world(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    printed = run(
+        """
+        import asyncio
+        import rdzv_etcd.aio
+
+        async def main():
+            given = json.loads(sys.argv[1])
+            async with await rdzv_etcd.aio.connect(
+                given["endpoint"], job=given["job_id"], nodes=1, ended_ttl=5
+            ) as group:
+                world = await group.join()
+                leadership = await world.elect("writer", 60)
+
+                def look():
+                    print(leadership.is_held, world.over, flush=True)
+                    for call in (leadership.wait_lost(60), world.wait_over(60)):
+                        try:
+                            call.send(None)
+                        except StopIteration as end:
+                            print(end.value, flush=True)
+                    try:
+                        group.drain("x")
+                    except ForkedProcessError:
+                        print("refused", flush=True)
+                    os._exit(0)  # asyncio's own end would take the parent's descriptors
+
+                in_fork(look)
+                print(leadership.is_held, world.over)
+
+        asyncio.run(main())
+        """,
+        etcd_server,
+        job_id,
+    )
+    assert printed.split() == ["False", *["True"] * 3, "refused", "0", "True", "False"]
+
+
 def test_a_child_of_a_program_of_coroutines_is_refused(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
