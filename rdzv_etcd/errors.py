@@ -372,6 +372,10 @@ class StoreTimeoutError(RdzvEtcdError):
         self.keys = tuple(keys)
 
 
+class NotANumberError(RdzvEtcdError, ValueError):
+    """What a store's key holds is no number, so nothing was added to it; the message shows it."""
+
+
 # --- embedded etcd ------------------------------------------------------------------------------
 
 

@@ -162,7 +162,8 @@ class RoundStore:
     def add(self, key: str, amount: int, timeout_s: float | None = TIMEOUT_S) -> int:
         """Add a whole number (a missing key is zero) and return the sum; never counts twice.
 
-        Raises :class:`ValueError` if the value is no 64-bit number.
+        Raises :class:`~rdzv_etcd.errors.NotANumberError`, a :class:`ValueError`, if the value is no
+        64-bit number.
         """
         return self._run(lambda limit_s: self._store.add(key, amount, limit_s), timeout_s)
 

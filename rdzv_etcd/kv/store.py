@@ -25,7 +25,12 @@ from collections.abc import Iterator, Sequence
 
 from rdzv_etcd.arguments import encoded_key, named_key, value_of, whole
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import OutcomeUnknownError, RequestTooLargeError, WatchLostError
+from rdzv_etcd.errors import (
+    NotANumberError,
+    OutcomeUnknownError,
+    RequestTooLargeError,
+    WatchLostError,
+)
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
 from rdzv_etcd.kv.queue import Queues
 from rdzv_etcd.kv.reads import Reader, side_by_side
@@ -206,8 +211,8 @@ class KeyValueStore:
     async def add(self, key: str, amount: int, timeout_s: float | None) -> int:
         """Add to the number and return the sum; a missing key counts as zero. Never counts twice.
 
-        All numbers have 64 bits. Raises :class:`ValueError` if the key holds something that is no
-        such number, in decimal.
+        All numbers have 64 bits. Raises :class:`~rdzv_etcd.errors.NotANumberError` if the key holds
+        something that is no such number, in decimal.
         """
         if type(amount) is not int:
             amount = whole(f"the amount to add to store key {named_key(key)}", amount)
@@ -300,7 +305,7 @@ class KeyValueStore:
     def _number(self, key: str, kv: KeyValue) -> int:
         number = number_of(kv)
         if number is None:
-            raise ValueError(
+            raise NotANumberError(
                 f"cannot add to store key {named_key(key)}: its value {content_of(kv)[:40]!r} is "
                 "not a 64-bit number"
             )

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from rdzv_etcd.errors import RdzvEtcdError, StoreTimeoutError
+from rdzv_etcd.errors import NotANumberError, RdzvEtcdError, StoreTimeoutError
 from rdzv_etcd.group.round_store import RoundStore
 
 T = TypeVar("T")
@@ -141,6 +141,8 @@ class EtcdStore(Store):
         limit_s = _seconds(self.timeout if timeout is None else timeout)
         try:
             return operation(limit_s)
+        except NotANumberError:
+            raise  # a ValueError, which is not etcd's fault
         except StoreTimeoutError as error:
             raise dist.DistStoreError(str(error)) from error
         except RdzvEtcdError as error:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.elastic.utils.store as store_util
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.round_store import RoundStore
@@ -233,8 +234,9 @@ def test_a_number_wraps_at_64_bits_as_torchs_does(store: EtcdStore) -> None:
 )
 def test_adding_to_something_else_than_a_number_is_refused(store: EtcdStore, value: str) -> None:
     store.set("n", value)
-    with pytest.raises(ValueError, match="is not a 64-bit number"):
+    with pytest.raises(ValueError, match="is not a 64-bit number") as raised:
         store.add("n", 1)
+    assert isinstance(raised.value, RdzvEtcdError)
     assert store.get("n") == value.encode()
 
 
