@@ -134,7 +134,7 @@ def test_one_that_waits_leaves_at_once(etcd_server: EtcdServer, job_id: str, act
                 joining.result()
         assert done.code == 0, done
         assert "at work in no world, and leaves at once" in done.out
-        assert "has gone, and no world waits for it" in done.out
+        assert "has left: drained by" in done.out
 
 
 def test_one_that_is_killed_first_has_not_left(etcd_server: EtcdServer, job_id: str) -> None:

@@ -258,7 +258,7 @@ MUTANTS = [
     Mutant("told another master", member.Member, "enter", wrong_master, (I.AGREEMENT,)),
     Mutant("larger than max", leading, "decide_close",
            closes(lambda s: replace(s, max_nodes=s.max_nodes + s.node_unit)),
-           (I.SIZE,)),
+           (I.SIZE, I.CONVERGENCE)),  # such a record is refused when it is written
     Mutant("smaller than min", leading, "decide_close",
            closes(lambda s: replace(s, min_nodes=1)), (I.SIZE,), lambda p: p.min_nodes > 1),
     Mutant("no multiple of unit", leading, "decide_close",
