@@ -18,10 +18,9 @@ from rdzv_etcd.schema import health_requests, requests
 from rdzv_etcd.schema.control import place_in
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.values import decode_drain, decode_key
+from rdzv_etcd.settings.limits import MAX_REASON
 from rdzv_etcd.text import shown
 
-_REASON = 500
-"""Characters of a reason that the others are told."""
 _BY = 200
 _TRIES = 3
 """A node's session may be replaced just then, but not again and again."""
@@ -35,7 +34,7 @@ async def request_drain(
     The node hears of it in one watch event, and obeys: see :meth:`rdzv_etcd.Group.drain`. An
     earlier wish for the same stands. ``False`` if no node of that id is there. Raises EtcdError.
     """
-    drain = Drain(shown(by, _BY) or "an operator", shown(reason, _REASON))
+    drain = Drain(shown(by, _BY) or "an operator", shown(reason, MAX_REASON))
     unreadable = 0
     for _ in range(_TRIES):
         found = await etcd.get(requests.read_presence(keys, node_id))
@@ -110,4 +109,4 @@ def drained_error(job_id: str, node_id: str, drain: Drain) -> DrainedError:
 
 def own_drain(node_id: str, reason: str) -> Drain:
     """The wish of a node that itself wants to leave."""
-    return Drain(node_id, shown(reason, _REASON))
+    return Drain(node_id, shown(reason, MAX_REASON))

@@ -44,10 +44,8 @@ from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
 from rdzv_etcd.settings import AfterEnd
+from rdzv_etcd.settings.limits import MAX_REASON
 from rdzv_etcd.text import shown
-
-_REASON = 500
-"""Characters of a reason that the others are told."""
 
 
 class Joining:
@@ -261,7 +259,7 @@ class Joining:
         if drain is not None:
             return why_drained(drain, self._member.node_id)
         if isinstance(error, RdzvEtcdError):
-            return shown(f"gave up its join: {error}", _REASON)
+            return shown(f"gave up its join: {error}", MAX_REASON)
         return INTERRUPTED
 
     # -- reasons to stop waiting ----------------------------------------------------------------

@@ -16,9 +16,9 @@ from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.schema import requests
+from rdzv_etcd.settings.limits import MAX_REASON
 
 _ROOM_FOR_RANK_0_S = 1.0
-_REASON_LENGTH = 500
 INTERRUPTED = "was interrupted in its join"
 """Why a node has left whose caller waits no longer."""
 RUNS_REMEMBERED = 8
@@ -70,7 +70,7 @@ async def _put_marker(
     grant = await context.etcd.grant(timing.closed_ttl_s, timeout_s=timeout_s)
     ended_lease = await _ended_lease(context, control, grant.lease_id)
     closure = Closure(
-        context.identity.node_id, reason[:_REASON_LENGTH], succeeded, context.clock.wall_s()
+        context.identity.node_id, reason[:MAX_REASON], succeeded, context.clock.wall_s()
     )
     closed = replace(record, closure=closure)
     this = Ended(record.origin, closure, max(control.epoch, epoch_seen))

@@ -47,10 +47,8 @@ from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.limits import MAX_REASON
 from rdzv_etcd.text import shown
-
-_REASON = 500
-"""Characters of a reason to close or to leave that the others are told."""
 
 
 class Node:
@@ -356,7 +354,7 @@ class Node:
         Does nothing if the job is closed already, if no round was formed, or, unless ``anyones``,
         if this node is no member of the formed one.
         """
-        reason = shown(reason, _REASON)
+        reason = shown(reason, MAX_REASON)
         await leaving.close_job(
             self._context, self._member, succeeded=succeeded, reason=reason, anyones=anyones
         )
@@ -375,7 +373,7 @@ class Node:
         context.wakeup.notify()  # other threads' calls that wait end now
         try:
             if self._tasks:
-                farewell = self._farewell(shown(reason, _REASON))
+                farewell = self._farewell(shown(reason, MAX_REASON))
                 await context.clock.wait_for(farewell, context.farewell_limit_s)
             else:  # it never started; a lease may be there all the same
                 await context.session.end(context.farewell_limit_s)

@@ -23,5 +23,7 @@ MAX_DATA_DEPTH = 32
 """Lists and dicts in each other in a node's data: how deep a reader can go is another's setting."""
 MAX_HOST = 255
 """Characters of a host's name."""
+MAX_REASON = 500
+"""Characters of the reason why a node leaves or is drained, or a job is closed, that others see."""
 MAX_SECRET = 16384
 """Bytes of the file that holds a user's name or password; it may be a token."""
