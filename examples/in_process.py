@@ -12,7 +12,7 @@ A batch is divided among the members, however many there are; the gradients are 
 collective, together with how often each sample has been used. So a member has made a step with all
 that belongs to it or not at all, and at the end of each pass every sample has been used once.
 
-The data come with scikit-learn, as in digits.py, which has the network and the data.
+The network and the data are those of digits.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ for name in (
     "rdzv_etcd.etcd.client",
     "rdzv_etcd.group.group",
     "rdzv_etcd.torch",
-    "sklearn.datasets",
     "torch.distributed.elastic.utils.data",
 ):
     importlib.import_module(name)

@@ -50,7 +50,7 @@ _FETCHED_ETCD = os.environ.get("RDZV_ETCD_NEWEST_ETCD")
 _DEBIAN_PACKAGES = ("python3", "libstdc++6", "openssl")
 """Beyond the essential ones: C++ is for torch, openssl for compose/certificates.sh."""
 
-_UNUSED = ("torch/test/", "torch/include/", "sklearn/tests/", "scipy/tests/")
+_UNUSED = ("torch/test/", "torch/include/")
 """Parts of packages that no training loads; they are a quarter of torch."""
 
 _TORCHRUN = """\
