@@ -76,7 +76,7 @@ def shared_site(
             name: stack.enter_context(FaultBridge(at, host=address, seed=seed))
             for seed, name in enumerate(_NAMES)
         }
-        training = Training(Job("", folder, nnodes="2:3"), lambda: etcd.gateway)
+        training = Training(Job("", folder, nnodes="2:3", allreduce=True), lambda: etcd.gateway)
         stack.callback(training.close)
         for name, skew_s in zip(_NAMES, (0, _HOUR_S, -_HOUR_S), strict=True):
             training.start(

@@ -22,7 +22,7 @@ import psutil
 
 T = TypeVar("T")
 
-WORKERS = Path(__file__).parent / "workers"
+WORKER = Path(__file__).with_name("worker.py")
 WRONG_CLOCK = Path(__file__).with_name("wrong_clock.py")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
@@ -90,8 +90,10 @@ class Job:
     conf: str = QUICK
     max_restarts: int = 5
     backend: str = "etcd3"
-    script: Path = WORKERS / "allreduce.py"
+    script: Path = WORKER
     script_args: Sequence[str] = ()
+    allreduce: bool = False
+    """Whether the workers use torch: they then have to find each other, and fail if one dies."""
     launcher: Sequence[str] = ("-m", "torch.distributed.run")
     """What Python runs."""
     enter: Callable[[list[str]], list[str]] = list
@@ -115,6 +117,7 @@ class Job:
             command.append(f"--checkpoint-dir={self.directory / name}")
         else:
             command.append(f"--stop-file={self.stop_file}")
+            command += ["--allreduce"] if self.allreduce else []
         return self.enter([*command, *self.script_args])
 
 

@@ -19,7 +19,7 @@ def test_three_agents_with_two_workers_each_form_one_world(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
     """Ranks 0 to 5, two on each agent; the workers themselves check that they agree and add up."""
-    job = Job(etcd.target, tmp_path, nnodes="3", nproc=2)
+    job = Job(etcd.target, tmp_path, nnodes="3", nproc=2, allreduce=True)
     started = agents.start(job, "a", "b", "c")
     world = agents.wait_for_world(started, size=6)
     assert [step.rank for step in world] == [0, 1, 2, 3, 4, 5]
@@ -33,7 +33,8 @@ def test_killed_nodes_are_left_behind(etcd: EtcdServer, agents: Agents, tmp_path
 
     The first to arrive leads, and its rank key gives it the last rank: neither is the other.
     """
-    job = Job(etcd.target, tmp_path, nnodes="2:4", conf=f"{QUICK},rank_key=RACK")
+    conf = f"{QUICK},rank_key=RACK"
+    job = Job(etcd.target, tmp_path, nnodes="2:4", conf=conf, allreduce=True)
     (leads,) = agents.start(job, "leader", RACK="rack-11")
     agents.wait_until(
         "the first agent has arrived", lambda: leads.process.pid in node_pids(etcd, job)
@@ -88,7 +89,7 @@ def test_a_failing_worker_uses_up_a_restart(
     """All re-form, with the same nodes and the same ranks; why is known when the job has ended."""
     script_args = ("--raise-at=5", "--raise-rank=1")
     conf = f"{QUICK},ended_ttl=600"
-    job = Job(etcd.target, tmp_path, nnodes="2", conf=conf, script_args=script_args)
+    job = Job(etcd.target, tmp_path, nnodes="2", conf=conf, allreduce=True, script_args=script_args)
     started = agents.start(job, "a", "b")
     before = agents.wait_for_world(started, size=2)
     failed = next(agent for agent in started if agent.name == before[1].agent)
