@@ -8,6 +8,7 @@ certain the accuser is, and on how far away etcd is.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import islice
 
 from rdzv_etcd.core.model import Accusation, Nodes
@@ -43,7 +44,8 @@ def lost_from_s(
 
     ``round_trip_s`` is how long etcd takes to answer the leader; the accused may be farther away.
     Before ``trust_absence_s`` nobody does because it is silent: the leader was cut off itself a
-    moment ago, and others may be coming back. That a process is gone is true all the same.
+    moment ago, and others may be coming back. That a process is gone is true all the same, unless
+    it was said before etcd went back: see :func:`doubted`.
     """
     accused, far_s = nodes.accused.get(node_id), ROUND_TRIPS * round_trip_s
     if accused is None:
@@ -53,6 +55,20 @@ def lost_from_s(
         return max(trust_absence_s, accused.seen_s + ABSENCE_GRACE_S + far_s)
     grace_s = ABSENCE_GRACE_S if _are_many(nodes, accused.seen_s) else ANSWER_GRACE_S
     return accused.seen_s + far_s + grace_s
+
+
+def doubted(nodes: Nodes, up_to: int) -> Nodes:
+    """Return ``nodes`` with nothing certain in what was said up to that revision: etcd has gone
+    back, and who was accused before that may have answered since, or have come back."""
+    if not any(one.mod_revision <= up_to for one in nodes.accused.values()):
+        return nodes
+    accused = {
+        node_id: one
+        if one.mod_revision > up_to
+        else replace(one, accusation=replace(one.accusation, is_certain=False))
+        for node_id, one in nodes.accused.items()
+    }
+    return replace(nodes, accused=accused)
 
 
 def _are_many(nodes: Nodes, seen_s: float) -> bool:

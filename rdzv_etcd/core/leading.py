@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rdzv_etcd.core.accusations import doubted
 from rdzv_etcd.core.changes import Healthy, Publish, decide_change
 from rdzv_etcd.core.closing import Close, KeepWaiting, RoundLimits, decide_close
 from rdzv_etcd.core.member import Member
@@ -41,6 +42,7 @@ def leader_step(
     times: Times,
 ) -> LeaderStep:
     """Say what the leader does next; ``settings`` are those that it was started with."""
+    nodes = doubted(nodes, member.doubted_revision)
     change = decide_change(
         control,
         nodes,

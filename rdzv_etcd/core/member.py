@@ -82,6 +82,9 @@ class Member:
     gone_revision: int = 0
     """The revision at which this node has seen that the round record was gone; 0 if it is there, or
     if etcd may have forgotten it."""
+    doubted_revision: int = 0
+    """Up to which revision an accusation may be one that was answered, or overcome, before etcd
+    went back."""
     regressions: int = 0
     """How often etcd has gone back: whatever else was seen of it before may be wrong by now."""
     _went_back: bool = False
@@ -150,6 +153,7 @@ class Member:
             self.opened_s = self.arrivable_s = now_s
         if self._went_back:
             self._went_back, self.restored_revision = False, control.round_revision
+            self.doubted_revision = control.revision
         if self.known_since is not None and control.revision < self.known_since:
             # Data wiped or restored: an end that is remembered now may be of any run. Who knows its
             # own is not concerned; who does not had better wait than take another's end for it.
@@ -174,6 +178,10 @@ class Member:
         self.forget_arrival()
         self.regressions += 1
         self.slice_revision = 0  # the record that was put back again may have that very revision
+
+    def doubt(self, revision: int) -> None:
+        """Note that accusations up to that revision may be from before etcd went back."""
+        self.doubted_revision = max(self.doubted_revision, revision)
 
     def _notice_end(self, control: Control) -> None:
         """Remember how this node's run ended, if it did.

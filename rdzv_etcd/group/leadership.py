@@ -11,6 +11,7 @@ import contextlib
 
 from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.closing import Close, KeepWaiting
+from rdzv_etcd.core.going_back import nodes_went_back
 from rdzv_etcd.core.leading import Times, leader_step
 from rdzv_etcd.core.losses import MemberLoss, losses
 from rdzv_etcd.core.member import Member
@@ -26,7 +27,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     RdzvEtcdError,
 )
-from rdzv_etcd.etcd.api import Op, TxnResult
+from rdzv_etcd.etcd.api import GetResult, Op, TxnResult
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
@@ -145,7 +146,7 @@ class Leadership:
             clock,
             context.wakeup,
             request=requests.read_nodes(keys),
-            build=lambda result: nodes_from(keys, result, clock.now_s(), presences.seen),
+            build=lambda result: self._read(result, presences.seen),
             fold=lambda nodes, batch: nodes_after(
                 keys, nodes, batch.revision, batch.events, clock.now_s()
             ),
@@ -178,6 +179,14 @@ class Leadership:
                 await asyncio.wait({following})
             await presences.close()
             await self.drop_prepared_leases()
+
+    def _read(self, result: GetResult, before: Nodes | None) -> Nodes:
+        context = self._context
+        nodes = nodes_from(context.keys, result, context.clock.now_s(), before)
+        if before is not None and nodes_went_back(before, nodes):
+            self._member.doubt(nodes.revision)
+            context.session.shake()
+        return nodes
 
     async def _step(self, presences: ViewWatch[Nodes]) -> None:
         """Decide once and act, or wait for something to change."""

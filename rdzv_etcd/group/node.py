@@ -14,6 +14,7 @@ from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.draining import should_yield
+from rdzv_etcd.core.going_back import control_went_back
 from rdzv_etcd.core.losses import cause_of_end
 from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Closure, Control, Drain
@@ -27,7 +28,7 @@ from rdzv_etcd.core.over import (
 )
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.api import Etcd, GetResult
 from rdzv_etcd.group import draining, job_lease, leaving, presence
 from rdzv_etcd.group.context import Identity, NodeContext
 from rdzv_etcd.group.job_watch import JobWatch
@@ -446,12 +447,18 @@ def _context(
         member.note_regress()
         session.shake()
 
-    control = ViewWatch(
+    def read(result: GetResult) -> Control:
+        view, before = control_from(keys, result), control.seen
+        if before is not None and control_went_back(before, view):
+            went_back()
+        return view
+
+    control: ViewWatch[Control] = ViewWatch(
         etcd,
         clock,
         wakeup,
         request=requests.read_control(keys),
-        build=lambda result: control_from(keys, result),
+        build=read,
         fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
         notice=notice,
         complain=lambda error: log.warn(f"goes by what it read before: {error}"),

@@ -10,6 +10,7 @@ from rdzv_etcd.core.accusations import (
     ABSENCE_GRACE_S,
     ANSWER_GRACE_S,
     FEW_AT_ONCE,
+    doubted,
     lost_from_s,
     may_answer_until_s,
 )
@@ -42,6 +43,13 @@ def accused(seen_s: float, *accusations: Accusation) -> Nodes:
 def test_a_process_that_is_gone_is_lost_almost_at_once_whatever_the_leader_hears() -> None:
     nodes = accused(100.0, GONE)
     assert lost_from_s(nodes, "n0", trust_absence_s=500.0) == 100.0 + ANSWER_GRACE_S
+
+
+def test_what_was_said_before_etcd_went_back_is_not_certain() -> None:
+    nodes = accused(100.0, GONE)
+    assert lost_from_s(doubted(nodes, 9), "n0", trust_absence_s=500.0) == 500.0
+    assert lost_from_s(doubted(nodes, 9), "n0") == 100.0 + ABSENCE_GRACE_S
+    assert doubted(nodes, 8) == nodes  # said since
 
 
 def test_a_silent_host_has_longer_to_answer_and_the_leader_must_hear_well() -> None:

@@ -6,8 +6,13 @@ from functools import partial
 
 import pytest
 
+from rdzv_etcd.core import leading
+from rdzv_etcd.core.model import Accusation, Nodes
 from rdzv_etcd.etcd.api import Put, Txn
-from tests.sim.world import TTL_S, SimJob, simulate
+from rdzv_etcd.group import leadership, node
+from rdzv_etcd.schema import requests
+from rdzv_etcd.schema.values import encode_accusation
+from tests.sim.world import TTL_S, SimJob, SimNode, Snapshot, simulate
 
 BUMPED = pytest.mark.parametrize("bump_revision", [0, 1_000_000_000])
 """``etcdctl snapshot restore`` without and with ``--bump-revision --mark-compacted``."""
@@ -292,3 +297,94 @@ def test_a_node_that_starts_while_etcd_goes_back_is_not_turned_away() -> None:
         await job.until_works("ab", 200)
 
     simulate(scenario, range(40), min_nodes=1, max_nodes=2)
+
+
+# --- accusations that are back --------------------------------------------------------------------
+
+
+def back_up_an_accusation(job: SimJob, victim: SimNode, by: SimNode) -> Snapshot:
+    """Have a backup made while a wrong accusation stands, which is answered a moment later."""
+    (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(victim.node_id)]
+    accusation = Accusation(by.node_id, "its process is gone (by the test)", is_certain=True)
+    session = by.node.context.session.lease_id
+    said = requests.accuse(job.keys, victim.node_id, presence, accusation, session)
+    job.server.apply(said, by.node_id)
+    saved = job.save()
+    assert any(place.value == encode_accusation(accusation) for place in job.server.snapshot())
+    return saved
+
+
+async def accusation_is_back(
+    job: SimJob, *, later_world: bool, other_leader: bool, bump_revision: int
+) -> None:
+    """What was wrong when the backup was made is wrong when etcd holds it again."""
+    nodes = job.start_all("abc", delay_s=0.02)
+    await job.until_works("abc")
+    await job.pass_time(TTL_S + job.loop.rng.uniform(0, 5))
+    near, (victim, by) = job.leader, job.loop.rng.sample(job.followers(), 2)
+    saved = back_up_an_accusation(job, victim, by)
+    await job.pass_time(3.0)
+    assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
+    if later_world:
+        job.start("d", delay_s=0.02)
+        await job.until_works("abcd")
+    if other_leader:
+        job.revoke([near.node.context.session.lease_id])
+        await job.until(lambda: not near.node.leads, "it lost the lead", TTL_S)
+    await job.pass_time(TTL_S + 1.0)
+    before = {node.name: node.joins for node in job.nodes.values()}
+    near.connection.link.delay(0.0, 0.001)
+    await job.pass_time(TTL_S)
+    job.restore(saved, bump_revision=bump_revision)
+    await job.pass_time(5 * TTL_S)
+    assert {node.name: node.joins for node in job.nodes.values()} == before, job.tell()
+    assert job.works(list(job.nodes)), job.tell()
+
+
+def accusations_are_back(later_world: bool, other_leader: bool, bump_revision: int) -> None:
+    scenario = partial(
+        accusation_is_back,
+        later_world=later_world,
+        other_leader=other_leader,
+        bump_revision=bump_revision,
+    )
+    simulate(scenario, min_nodes=2, max_nodes=4)
+
+
+@BUMPED
+@pytest.mark.parametrize("other_leader", [False, True])
+@pytest.mark.parametrize("later_world", [False, True])
+def test_an_accusation_that_is_back_makes_nobody_lost(
+    later_world: bool, other_leader: bool, bump_revision: int
+) -> None:
+    accusations_are_back(later_world, other_leader, bump_revision)
+
+
+def _as_they_are(nodes: Nodes, up_to: int) -> Nodes:
+    return nodes
+
+
+def _unnoticed(before: object, now: object) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "by", "other_leader", "bump_revision"),
+    [
+        (leading, "doubted", _as_they_are, False, 0),
+        (leadership, "nodes_went_back", _unnoticed, False, 1_000_000_000),
+        (node, "control_went_back", _unnoticed, True, 1_000_000_000),
+    ],
+    ids=["doubted", "nodes_went_back", "control_went_back"],
+)
+def test_each_guard_against_accusations_that_are_back_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+    by: object,
+    other_leader: bool,
+    bump_revision: int,
+) -> None:
+    monkeypatch.setattr(place, name, by)
+    with pytest.raises(AssertionError):
+        accusations_are_back(False, other_leader, bump_revision)
