@@ -162,8 +162,8 @@ class _Asked:
 
     async def _put(self, etcd: Etcd, reason: str, follows: str) -> None:
         """Put the request, unless there is one. What stands then is in :attr:`drain`."""
-        by = operator()
-        if not await request_drain(etcd, self._keys, self.node_id, reason, by=by):
+        by, clock = operator(), SystemClock()
+        if not await request_drain(etcd, self._keys, clock, self.node_id, reason, by=by):
             raise RefusedError(f"{self.node_id} has gone in this moment, or is found to be dead")
         seen = await self._read(etcd)
         stands = seen.control.drains.get(self.node_id)

@@ -7,6 +7,8 @@ goes with that.
 
 from __future__ import annotations
 
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.core.accusations import answer_grace_s
 from rdzv_etcd.core.draining import drain_to_tell, why_drained
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Accusation, Drain
@@ -27,23 +29,37 @@ _TRIES = 3
 
 
 async def request_drain(
-    etcd: Etcd, keys: JobKeys, node_id: str, reason: str, *, by: str = "an operator"
+    etcd: Etcd,
+    keys: JobKeys,
+    clock: Clock,
+    node_id: str,
+    reason: str,
+    *,
+    by: str = "an operator",
 ) -> bool:
     """Ask a node to leave at its next safe point; from outside, on any connection to its etcd.
 
     The node hears of it in one watch event, and obeys: see :meth:`rdzv_etcd.Group.drain`. An
-    earlier wish for the same stands. ``False`` if no node of that id is there. Raises EtcdError.
+    earlier wish for the same stands. ``False`` if no node of that id is there: one that was found
+    to be gone just then is looked for again when it had the time to answer. Raises EtcdError.
     """
     drain = Drain(shown(by, _BY) or "an operator", shown(reason, MAX_REASON))
-    unreadable = 0
+    unreadable = accused_at = 0
     for _ in range(_TRIES):
+        began_s = clock.now_s()
         found = await etcd.get(requests.read_presence(keys, node_id))
+        round_trip_s = clock.now_s() - began_s
         if not found.kvs:
             return False
         (presence,) = found.kvs
         try:
-            if isinstance(place_in(keys, presence), Accusation):
-                return False  # it is found to be gone
+            place = place_in(keys, presence)
+            if isinstance(place, Accusation):
+                if presence.mod_revision == accused_at:
+                    return False  # it has not answered
+                accused_at = presence.mod_revision
+                await clock.sleep(answer_grace_s(round_trip_s, place))
+                continue
             txn = health_requests.ask_to_drain(keys, node_id, presence, drain, revision=unreadable)
             result = await etcd.txn(txn, repeatable=True)
         except StateCorruptError:

@@ -10,6 +10,7 @@ import logging
 import pytest
 
 from rdzv_etcd.core.member import Phase
+from rdzv_etcd.core.model import Accusation
 from rdzv_etcd.core.over import Expelled, Left, Lost
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
 from rdzv_etcd.etcd.api import Put, Txn
@@ -17,6 +18,8 @@ from rdzv_etcd.group.draining import request_drain
 from rdzv_etcd.group.gate import Gate
 from rdzv_etcd.group.gate_check import Failure
 from rdzv_etcd.logs import JsonLines
+from rdzv_etcd.schema import requests
+from rdzv_etcd.testing import SimClock
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
@@ -74,7 +77,11 @@ def test_a_drained_node_leaves_at_a_commit_point_and_the_others_go_on(
             await node.node.be_drained("again")
         else:
             asked = await request_drain(
-                job.server.connect(OPERATOR), job.keys, node.node_id, "its fan is loud"
+                job.server.connect(OPERATOR),
+                job.keys,
+                SimClock(job.loop),
+                node.node_id,
+                "its fan is loud",
             )
             assert asked
         await job.until(lambda: all(map(yields, job.nodes.values())), "all know", TOLD_S)
@@ -116,7 +123,9 @@ def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool
             await job.until_works("ab")
         spare = job.start("c", join_timeout_s=500.0)
         await job.pass_time(1.0)
-        await request_drain(job.server.connect(OPERATOR), job.keys, spare.node_id, "not needed")
+        await request_drain(
+            job.server.connect(OPERATOR), job.keys, SimClock(job.loop), spare.node_id, "not needed"
+        )
         await job.until(lambda: isinstance(spare.error, DrainedError), "it leaves", TOLD_S)
         assert spare.error is not None
         assert "drained by an operator: not needed" in str(spare.error)
@@ -180,14 +189,41 @@ def test_nobody_is_asked_to_leave_who_is_not_there() -> None:
         nodes = job.start_all("ab")
         await job.until_works("ab")
         etcd = job.server.connect(OPERATOR)
-        assert not await request_drain(etcd, job.keys, "c~1~x", "?")
-        assert await request_drain(etcd, job.keys, nodes[0].node_id, "why")
-        assert await request_drain(etcd, job.keys, nodes[0].node_id, "another")
+        assert not await request_drain(etcd, job.keys, SimClock(job.loop), "c~1~x", "?")
+        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "another")
         await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
         assert nodes[0].node.drain is not None
         assert nodes[0].node.drain.reason == "why"
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
+    lives: bool, certain: bool
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc", delay_s=0.02)
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        etcd = job.server.connect(OPERATOR)
+        node, by = job.loop.rng.sample(job.followers(), 2)
+        if not lives:
+            job.crash(node.name)
+        (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
+        accusation = Accusation(by.node_id, "its process is gone", certain)
+        session = by.node.context.session.lease_id
+        accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+        job.server.apply(accuse, by.node_id)
+        asked = await request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
+        assert asked is lives
+        if lives:
+            await job.until(lambda: node.node.drain is not None, "it hears of it", TOLD_S)
+            assert [each.joins for each in nodes] == [1, 1, 1]
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
 
 def test_what_is_no_drain_does_not_keep_a_node_from_being_asked() -> None:
@@ -196,7 +232,7 @@ def test_what_is_no_drain_does_not_keep_a_node_from_being_asked() -> None:
         await job.until_works("ab")
         job.server.apply(Txn((), (Put(job.keys.drain(nodes[0].node_id), b"?"),)))
         etcd = job.server.connect(OPERATOR)
-        assert await request_drain(etcd, job.keys, nodes[0].node_id, "why")
+        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
         await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
 
     simulate(scenario, range(2), min_nodes=2, max_nodes=2)

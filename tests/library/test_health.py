@@ -19,6 +19,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd import Arrival, Expelled, Left, Lost
+from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import DrainedError, GateError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.draining import request_drain
@@ -88,7 +89,7 @@ async def _ask(server: EtcdServer, job_id: str, node_id: str) -> bool:
     etcd = EtcdClient(Connection(parse_endpoints(server.endpoint).endpoints))
     try:
         keys = JobKeys("/rdzv_etcd", job_id)
-        return await request_drain(etcd, keys, node_id, "its fan is loud")
+        return await request_drain(etcd, keys, SystemClock(), node_id, "its fan is loud")
     finally:
         await etcd.close()
 
