@@ -128,8 +128,10 @@ class Member:
 
     @property
     def is_active(self) -> bool:
-        """Whether this node takes part, and so may lead."""
-        return self.phase in (Phase.WAITING, Phase.MEMBER) and self.closure is None
+        """Whether this node takes part, and so may lead. Not if the others went on without it: one
+        that hangs would lead for good, and a job of other settings waits for a leader's end."""
+        takes_part = self.phase in (Phase.WAITING, Phase.MEMBER) and not self.evicted
+        return takes_part and self.closure is None
 
     @property
     def is_finishing(self) -> bool:

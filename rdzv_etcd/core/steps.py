@@ -237,7 +237,7 @@ class LeadStep(Enum):
 
     LEAD = "close rounds and publish changes"
     CLAIM = "claim the vacant lead, in its turn"
-    RESIGN = "let a new run of the closed job have a leader of its own"
+    RESIGN = "let others lead: its job is closed, or they went on without it"
     LEAVE = "leave the lead to others"
 
 
@@ -250,7 +250,7 @@ def lead_step(member: Member, control: Control, session: int) -> LeadStep:
         return LeadStep.LEAVE
     if member.is_active:
         return LeadStep.LEAD
-    return LeadStep.RESIGN if member.is_finishing else LeadStep.LEAVE
+    return LeadStep.RESIGN if member.is_finishing or member.evicted else LeadStep.LEAVE
 
 
 def holds_lead(member: Member, control: Control, session: int) -> bool:

@@ -95,7 +95,7 @@ class Leadership:
         return self._possible() is not LeadStep.LEAVE
 
     async def _resign(self, control: Control) -> None:
-        """Let a new run of a closed job have a leader of its own while this node works on."""
+        """Let others lead while this node finishes its run, or is left behind."""
         context = self._context
         try:
             result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)

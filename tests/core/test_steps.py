@@ -298,6 +298,14 @@ def test_a_leader_resigns_when_its_run_has_ended() -> None:
     assert a_member().sees("a me", closed=DONE).leads() is LeadStep.LEAVE
 
 
+def test_whom_the_others_left_behind_does_not_lead() -> None:
+    me = a_member()
+    assert me.leads() is LeadStep.CLAIM
+    me.member.evict()
+    assert me.leads() is LeadStep.LEAVE
+    assert me.sees_leader("me").leads() is LeadStep.RESIGN
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 ME = "a"

@@ -19,6 +19,7 @@ from rdzv_etcd.group.gate import Gate
 from rdzv_etcd.group.gate_check import Failure
 from rdzv_etcd.logs import JsonLines
 from rdzv_etcd.schema import requests
+from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.commits import OPERATOR
@@ -489,6 +490,25 @@ def test_a_wedged_node_keeps_nothing_of_a_dead_job() -> None:
         )
 
     simulate(scenario, SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
+
+
+def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job() -> None:
+    """It would keep the nodes of a job with other settings waiting for as long as it hangs."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        node, *others = job.loop.rng.sample(nodes, 3)
+        assert node.agent is not None
+        node.agent.cancel()
+        node.node._member.evict()
+        job.crash(*(each.name for each in others))
+        await job.pass_time(TIMING.job_ttl_s + 2 * TTL_S)
+        assert not node.node.leads
+        job.start("d", job=JobSettings(1, 2))
+        await job.until_works("d", 60)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
 
 def test_lost_is_what_the_others_call_a_wedged_node() -> None:
