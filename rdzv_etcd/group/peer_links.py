@@ -82,9 +82,13 @@ class PeerLinks:
             await wakeup.wait(when=lambda: member.hears_accusations)
         await self._network.admit(Peer(self._job, self._me))
         while True:
-            epoch = member.epoch
-            await self._tend(epoch)
-            await self._witness.withdraw()
+            withdrawing = asyncio.ensure_future(self._witness.withdraw())
+            try:
+                await self._tend(member.epoch)
+                if withdrawing.done():
+                    withdrawing.result()
+            finally:
+                await end_task(withdrawing)
 
     def _ring(self) -> tuple[str, ...]:
         member = self._member

@@ -158,14 +158,16 @@ class Witness:
         return True
 
     async def withdraw(self) -> None:
-        """Delete what was said of members of an earlier world: nobody reads it now."""
+        """Delete what was said of members of an earlier world: nobody reads it now. If this is
+        cancelled, call it again."""
         made, self._made = self._made, {}
-        while made and self._member.phase is Phase.MEMBER:
-            node_id, one = next(iter(made.items()))
-            txn = requests.withdraw_accusation(self._context.keys, node_id, one.revision)
-            try:
+        try:
+            while made and self._member.phase is Phase.MEMBER:
+                node_id, one = next(iter(made.items()))
+                txn = requests.withdraw_accusation(self._context.keys, node_id, one.revision)
                 await self._context.etcd.txn(txn, repeatable=True)
-            except EtcdError:
-                break  # it goes with this node's session
-            del made[node_id]
-        self._made = made | self._made
+                del made[node_id]
+        except EtcdError:
+            pass  # it goes with this node's session
+        finally:
+            self._made = made | self._made

@@ -22,7 +22,7 @@ from rdzv_etcd.peers.api import Answer, Contact
 from rdzv_etcd.schema import requests, values
 from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.invariants import InvariantError
-from tests.sim.matching import puts
+from tests.sim.matching import deletes, noted, puts
 from tests.sim.world import TIMING, TTL_S, SimJob, simulate
 
 LONG_LEASE = replace(TIMING, lease_ttl_s=30)
@@ -223,6 +223,29 @@ def test_what_was_said_of_the_dead_does_not_outlive_their_round() -> None:
         assert len(places) == 2
 
     simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
+
+
+def test_who_waits_for_etcd_to_forget_the_dead_watches_the_living() -> None:
+    """etcd takes a while to delete what was said of members of the world before."""
+
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abcd")
+        victim = job.loop.rng.choice("abcd")
+        forgotten, withdrawn = noted(deletes(job.keys.node(job.nodes[victim].node_id)))
+        for node in job.nodes.values():
+            node.connection.link.hold_requests(15.0, matching=forgotten)
+        job.kill(victim)
+        rest = [name for name in "abcd" if name != victim]
+        await job.until_works(rest, 2.0)
+        await job.pass_time(ESTABLISHED_S)
+        assert withdrawn
+        (said,) = accused_in(job)
+        by = next(node for node in job.nodes.values() if f"{node.node_id} accuses" in said)
+        (watched,) = [name for name in rest if job.nodes[name].rank == (by.rank + 1) % 3]
+        job.kill(watched)
+        assert await told_after_s(job) < TOLD_S
+
+    simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, timing=LONG_LEASE)
 
 
 # --- what looks like a death and is none ----------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.etcd.api import Delete, Txn
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import KeepAlive, Request
 
@@ -12,6 +12,15 @@ def puts(key: bytes) -> Match:
 
     def matching(request: Request) -> bool:
         return isinstance(request, Txn) and any(put.key == key for put in request.puts())
+
+    return matching
+
+
+def deletes(key: bytes) -> Match:
+    """Match the transactions that may delete ``key`` alone."""
+
+    def matching(request: Request) -> bool:
+        return isinstance(request, Txn) and Delete(key) in request.success
 
     return matching
 
