@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from rdzv_etcd.core.member import Phase
-from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, EtcdTlsError
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    RdzvEtcdError,
+)
 from rdzv_etcd.testing import SimClock
 from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode
@@ -145,6 +151,25 @@ class NodeFaults(Part):
         node.connection.link.refuse(lambda: kind("refused by the simulation"))
         await asyncio.sleep(self._rng.uniform(0, 5.0))
         node.connection.link.refuse(None)
+
+    def report_dead(self) -> None:
+        """A program says that members are dead, of which some live, and others come back."""
+        members = self._job.members_now()
+        if len(members) < 2:
+            return
+        by, about = self._rng.sample(members, 2)
+        if self._rng.random() < 0.5:
+            self._stage.later(self._frozen(about))
+        self._stage.later(self._reported(by, about.node_id, certain=self._rng.random() < 0.5))
+
+    async def _reported(self, by: SimNode, node_id: str, *, certain: bool) -> None:
+        work = by.node.report_dead(node_id, "by the simulation", certain=certain)
+        reporting = self._job.on(by, work)
+        await asyncio.wait((reporting,), timeout=3 * self._plan.ttl_s)  # it may be crashed
+        if not reporting.done():
+            reporting.cancel()
+        elif isinstance(reporting.exception(), RdzvEtcdError):
+            self._stage.note(f"not reported: {reporting.exception()}")
 
     def start_a_stranger(self) -> None:
         self._stage.stranger()

@@ -86,6 +86,14 @@ class OperatorFaults(Part):
         self._job.server.apply(Txn((), (Put(key, value),)), FOREIGN)
         self._clear_later(key)
 
+    def overwrite_a_slice(self) -> None:
+        """Of a large world: whoever was in it puts it back when a leader has to read it."""
+        prefix = self._job.keys.ranks.start
+        here = [kv.key for kv in self._job.server.snapshot(prefix)]
+        if here and self._job.server.up and not self._job.server.model.no_space:
+            put = Put(self._rng.choice(here), self._rng.choice(HOSTILE))
+            self._job.server.apply(Txn((), (put,)), FOREIGN)
+
     def _clear_later(self, key: bytes) -> None:
         self._written.add(key)
         self._stage.later(self._cleared(key, self._rng.uniform(0, 3 * self._plan.ttl_s)))

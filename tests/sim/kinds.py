@@ -22,6 +22,7 @@ NODES = (
     "stop_slowly",
     "refuse_a_return",
     "start_a_stranger",
+    "report_dead",
 )
 """See :mod:`tests.sim.faults_nodes`."""
 
@@ -37,6 +38,7 @@ OPERATOR = (
     "restore_a_backup",
     "lose_the_tail",
     "write_nonsense",
+    "overwrite_a_slice",
     "lose_data_between_runs",
 )
 """See :mod:`tests.sim.faults_operator`."""

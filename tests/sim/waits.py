@@ -116,6 +116,7 @@ class Afterwards(Part):
         always = (JobClosedError, JoinTimeoutError, EtcdRefusedError, EtcdUnavailableError)
         sometimes = {
             "write_nonsense": StateCorruptError,
+            "overwrite_a_slice": StateCorruptError,
             "start_a_stranger": JobSettingsMismatchError,
         }
         return (*always, *(sometimes[kind] for kind in self._plan.kinds if kind in sometimes))
