@@ -85,6 +85,10 @@ class JoinLimits:
         """Note that the node has arrived: it is no newcomer any more."""
         self.belongs = True
 
+    def note_unfit(self) -> None:
+        """Note that the node may not do what its place asks of it: it does not belong."""
+        self.belongs = False
+
     def note_conflict(self, problem: str) -> None:
         """Note what stands in the way of an arrival; nothing if it is empty."""
         self.conflict = problem
@@ -122,7 +126,7 @@ class JoinLimits:
             raise self.last_word(error) from error
         if type(error) not in self._told:
             self._told.add(type(error))
-            context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s to arrive: {error}")
+            context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s for etcd: {error}")
         seen = context.control.view.round_revision
         await context.wakeup.wait(
             retry_at_s,
@@ -142,4 +146,4 @@ class JoinLimits:
 
 def _too_late(error: EtcdRefusedError, timeout_s: float) -> EtcdRefusedError:
     text = error.detail if isinstance(error, EtcdNoSpaceError) else str(error)
-    return type(error)(f"could not arrive for the next round within {timeout_s:g} s: {text}")
+    return type(error)(f"the next round was not formed within {timeout_s:g} s: {text}")

@@ -24,6 +24,7 @@ from rdzv_etcd.core.steps import (
 from rdzv_etcd.core.wait_text import is_news, tell_world
 from rdzv_etcd.errors import (
     EtcdError,
+    EtcdPermissionError,
     EtcdRefusedError,
     EtcdUnavailableError,
     JobClosedError,
@@ -155,11 +156,34 @@ class Joining:
 
     async def _wait(self) -> None:
         context, limits = self._context, self._limits
+        self._check_lead()
         limits.relieved()  # there is nothing to ask etcd for, whatever it refused
         deadline_s = limits.deadline_s()
         until_s = None if deadline_s == math.inf else deadline_s
         if not await context.wakeup.wait(until_s) and self._is_over():
             raise await self._timeout()
+
+    def _check_lead(self) -> None:
+        """Raise what keeps this node from leading, if the lead is its own.
+
+        A node whose role lacks what a leader needs is a newcomer like one that may not arrive, if
+        it never was in a world: its end frees the lead, for a node that may do more.
+        """
+        problem = self._leadership.problem
+        if problem is None:
+            return
+        if isinstance(problem, EtcdPermissionError):
+            if not self._member.epoch:
+                self._limits.note_unfit()
+            raise EtcdPermissionError(f"cannot lead the job: {problem}{self._to_grant()}")
+        raise problem.copy()  # it may be raised again and again
+
+    def _to_grant(self) -> str:
+        root = self._context.keys.root.decode(errors="replace")
+        return (
+            f". Every node needs all keys under {root}, as each may come to lead: etcdctl role "
+            f"grant-permission ROLE --prefix=true readwrite {root}"
+        )
 
     def _is_over(self) -> bool:
         return self._context.clock.now_s() >= self._limits.deadline_s()
@@ -316,6 +340,10 @@ class Joining:
         try:
             result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)
             here = sorted(nodes_from(context.keys, result, 0.0).present)
+        except EtcdPermissionError as error:
+            return JoinTimeoutError(f"{text}who is there is not known: {error}{self._to_grant()}")
+        except EtcdRefusedError as error:
+            return JoinTimeoutError(f"{text}who is there is not known: {error}")
         except RdzvEtcdError as error:
             return JoinTimeoutError(f"{text}etcd does not answer ({error})")
         needed = context.settings.job.min_nodes

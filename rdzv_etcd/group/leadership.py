@@ -26,6 +26,7 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     OutcomeUnknownError,
     RdzvEtcdError,
+    StateCorruptError,
 )
 from rdzv_etcd.etcd.api import GetResult, Op, TxnResult
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
@@ -58,6 +59,14 @@ class Leadership:
         """The last change that this node has published …"""
         self._losses: tuple[MemberLoss, ...] = ()
         """… and its losses."""
+        self._problem: RdzvEtcdError | None = None
+        """See :attr:`problem`. Only a lead that works clears it: that something else can be read
+        says nothing of what a leader needs."""
+
+    @property
+    def problem(self) -> RdzvEtcdError | None:
+        """What keeps this node from leading while it holds the lead, as no other node can then."""
+        return self._problem if self.is_mine else None
 
     @property
     def is_mine(self) -> bool:
@@ -74,6 +83,7 @@ class Leadership:
         while True:
             step = self._possible()
             if step is LeadStep.LEAVE:
+                self._problem = None
                 await self._context.wakeup.wait(when=self._is_asked)
                 continue
             try:
@@ -202,11 +212,15 @@ class Leadership:
             await self._drafting.lease_lost()  # the members put back what lived on it
             await self._recover(presences)
         except EtcdError as error:
-            context.log.say(f"as leader: {error}", warn=self._backoff.is_news(error))
+            if isinstance(error, EtcdRefusedError):
+                self._stumble(error)
+            else:
+                context.log.say(f"as leader: {error}")
             self._member.note_trouble(context.clock.now_s())
             await self._recover(presences, self._backoff.after(error))
         else:
             self._backoff.reset()
+            self._problem = None
             now_s = context.clock.now_s()
             if until_s is None or until_s > now_s:
                 await context.wakeup.wait(until_s)
@@ -371,12 +385,15 @@ class Leadership:
 
     def _stumble(self, problem: RdzvEtcdError) -> None:
         """Let a join that waits on this node's lead fail with the cause."""
+        context = self._context
         if isinstance(problem, EtcdUnavailableError):
-            self._context.log.say(f"cannot lead at the moment: {problem}")
+            context.log.say(f"cannot lead at the moment: {problem}")
             return
-        if not isinstance(problem, EtcdRefusedError) or self._backoff.is_news(problem):
-            self._context.log.warn(f"cannot lead: {problem}")
-        self._context.control.note_problem(problem)
+        if type(problem) is not type(self._problem):
+            context.log.warn(f"cannot lead: {problem}")
+        if not isinstance(problem, StateCorruptError):  # the view of the control keys has that
+            self._problem = problem
+            context.wakeup.notify()
 
 
 def _same_keys(one: Control, other: Control) -> bool:

@@ -95,11 +95,6 @@ class ViewWatch(Generic[V]):
         """Take over what the node itself has just written; the watch will tell the same again."""
         self._show(view)
 
-    def note_problem(self, problem: RdzvEtcdError) -> None:
-        """Note that the view is of no use, because of something else that went wrong."""
-        self.problem = self.problem or problem
-        self._wakeup.notify()
-
     async def open(self, timeout_s: float | None = None) -> V:
         """Begin to watch, and read: the first view. Follow it with :meth:`run`.
 

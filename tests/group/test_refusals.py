@@ -4,13 +4,20 @@ a newcomer is told at once. In virtual time; out of space is ``test_no_space.py`
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError, EtcdTlsError
-from rdzv_etcd.etcd.api import Delete, Put, Txn
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    JoinTimeoutError,
+)
+from rdzv_etcd.etcd.api import Delete, Get, Put, Txn
 from rdzv_etcd.testing import Applied
-from rdzv_etcd.testing.requests import Grant
+from rdzv_etcd.testing.requests import Grant, Request
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
 
 REFUSALS = [EtcdPermissionError, EtcdAuthError, EtcdTlsError]
@@ -188,3 +195,88 @@ def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease(
         job.server.set_no_space(False)
 
     simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+
+
+# -- a role that lacks what only a leader does ----------------------------------------------------
+
+
+def deny(node: SimNode, matching: Callable[[Request], bool]) -> None:
+    """As for a user whose role lacks some keys of the job's; more often than anybody asks."""
+    node.connection.link.fail(EtcdPermissionError("denied by its role"), 10**6, matching)
+
+
+def reads_nodes(job: SimJob) -> Callable[[Request], bool]:
+    return lambda request: isinstance(request, Get) and request.key == job.keys.nodes.start
+
+
+def writes_record(job: SimJob) -> Callable[[Request], bool]:
+    def matches(request: Request) -> bool:
+        puts = request.success if isinstance(request, Txn) else ()
+        return any(isinstance(op, Put) and op.key == job.keys.round for op in puts)
+
+    return matches
+
+
+LEADERS_PART = [reads_nodes, writes_record]
+
+
+@pytest.mark.parametrize("part", LEADERS_PART)
+def test_a_newcomer_whose_role_does_not_let_it_lead_ends_and_another_leads(
+    part: Callable[[SimJob], Callable[[Request], bool]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Waiting for the lead of such a node, all would be told in the end that nobody came."""
+
+    async def scenario(job: SimJob) -> None:
+        node = job.make("a")
+        deny(node, part(job))
+        began_s = job.loop.time()
+        await job.on(node, node.run())
+        assert isinstance(node.error, EtcdPermissionError)
+        assert job.loop.time() - began_s < TIMING.last_call_timeout_s + 10.0
+        assert "cannot lead: denied by its role" in "".join(warnings_of(caplog, node))
+        assert "cannot lead the job: denied by its role" in str(node.error)
+        assert f"readwrite {job.keys.root.decode()}" in str(node.error)
+        job.start("b")
+        await job.until_works("b", 40.0)
+
+    simulate(scenario, range(3), min_nodes=1, max_nodes=2)
+
+
+@pytest.mark.parametrize("part", LEADERS_PART)
+def test_a_member_whose_role_does_not_let_it_lead_any_more_waits_and_says_so(
+    part: Callable[[SimJob], Callable[[Request], bool]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab", join_timeout_s=100.0)
+        await job.until_works("ab")
+        nodes = list(job.nodes.values())
+        for node in nodes:
+            deny(node, part(job))
+        caplog.clear()
+        job.crash(job.leader.name)
+        left = next(node for node in nodes if node.alive)
+        rejoin(job, left)
+        await job.pass_time(TTL_S + 10.0)
+        (waits,) = (each for each in warnings_of(caplog, left) if "waiting up to" in each)
+        assert "cannot lead the job: denied by its role" in waits
+        await job.until(lambda: left.error is not None, "it gives up", 200.0)
+        assert isinstance(left.error, EtcdPermissionError)
+        assert "within 100 s: cannot lead the job: denied by its role" in str(left.error)
+
+    simulate(scenario, range(3), min_nodes=1, max_nodes=2)
+
+
+def test_a_node_that_may_not_see_who_is_there_says_so_when_it_gives_up() -> None:
+    """Another one leads. A refusal is an answer: not "etcd does not answer"."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start("a")
+        await job.until(lambda: job.nodes["a"].node.leads, "it leads")
+        node = job.make("b", join_timeout_s=30.0)
+        deny(node, reads_nodes(job))
+        await job.on(node, node.run())
+        assert isinstance(node.error, JoinTimeoutError)
+        assert "who is there is not known: denied by its role" in str(node.error)
+        assert "does not answer" not in str(node.error)
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)

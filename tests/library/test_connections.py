@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,38 @@ def test_a_prefix_the_user_may_not_touch(
 ) -> None:
     with pytest.raises(EtcdPermissionError, match="etcd"):
         Group(node_settings(auth_etcd, job_id, "1", environ=LOGIN, etcd_prefix="/others"))
+
+
+def test_a_role_without_a_part_of_the_jobs_keys(
+    leak_check: LeakCheck,
+    auth_etcd: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever arrives first would lead, and cannot; so in turn each is told what to grant."""
+    gateway, role = auth_etcd.gateway, f"role-{job_id}"
+    root = job_root(job_id)
+    gateway.call("/v3/auth/user/add", {"name": role, "password": "secret"})
+    gateway.call("/v3/auth/role/add", {"name": role})
+    gateway.call("/v3/auth/user/grant", {"user": role, "role": role})
+    for part in (b"ctl/", b"ranks/", b"gate/", b"audit/"):
+        gateway.grant_prefix(role, root + part)
+    gateway.grant_prefix(role, root + b"nodes/", "WRITE")
+    environ = {"RDZV_ETCD_USER": role, "RDZV_ETCD_PASSWORD": "secret"}
+    began_s = time.monotonic()
+    with (
+        groups(node_settings(auth_etcd, job_id, "2", environ=environ, join_timeout=60), 2) as nodes,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for joining in [pool.submit(node.join) for node in nodes]:
+            with pytest.raises(EtcdPermissionError) as refused:
+                joining.result(LIMIT_S)
+            told = str(refused.value)
+            assert f"as user {role!r}: the etcd user may not do this" in told
+            assert f"read all under '{root.decode()}nodes/'" in told
+            assert f"grant-permission ROLE --prefix=true readwrite {root.decode()}" in told
+    assert time.monotonic() - began_s < 30.0
+    assert "cannot lead: " in caplog.text
 
 
 def test_a_wrong_password(leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str) -> None:
