@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +25,12 @@ import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
+from rdzv_etcd.latch import Latch
+from rdzv_etcd.torch.connecting import Connecting
+from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
 from tests.in_process.processes import LIMIT_S, die_with_parent
+
+_WAIT = Latch.wait.__code__
 
 
 def play(scene: Callable[..., object], output: Path, *args: object) -> None:
@@ -278,3 +285,34 @@ def by_init_method(url: str, rank: int, size: int) -> dict[str, Any]:
     dist.barrier()
     dist.destroy_process_group()
     return result
+
+
+def interrupted_while_connecting() -> bool:
+    """A signal is raised in the wait for gloo; tells whether what gloo did then went on."""
+    # It is ignored where the tests run in the background of a shell.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = threading.Event()
+
+    def waits() -> bool:
+        return sys._current_frames()[threading.main_thread().ident or 0].f_code is _WAIT
+
+    def make() -> None:
+        while not waits():
+            time.sleep(0.01)
+        # It does not interrupt the wait of the main thread, in which Python raises it.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        interrupted.wait()
+
+    try:
+        Connecting().run(make)
+    except KeyboardInterrupt:
+        interrupted.set()
+    for thread in threading.enumerate():
+        if thread.name == LEFT_BEHIND:
+            thread.join()
+    return interrupted.is_set()
+
+
+def ended_without_streams() -> None:
+    sys.stdout = sys.stderr = None
+    end_process("for a test")

@@ -136,48 +136,16 @@ def test_gloo_is_left_behind_where_it_waits_for_one_that_died(
         assert results(tmp_path, processes) == [[1]]
 
 
-INTERRUPTED = """
-import signal, sys, threading, time, traceback
-from rdzv_etcd.torch.connecting import Connecting
-
-interrupted = threading.Event()
-def is_waited_for():
-    frame = sys._current_frames()[threading.main_thread().ident]
-    names = {one.name for one in traceback.extract_stack(frame)}
-    return "wait" in names and "start" not in names
-def make():
-    while not is_waited_for():
-        time.sleep(0.01)
-    # It does not interrupt the wait of the main thread, in which Python raises it.
-    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-    interrupted.wait()
-try:
-    Connecting().run(make)
-except KeyboardInterrupt:
-    interrupted.set()
-for thread in threading.enumerate():
-    if thread.name == "rdzv-etcd-connecting":
-        thread.join()
-print("went on")
-"""
-STREAMLESS = """
-import sys
-from rdzv_etcd.torch.stuck import end_process
-
-sys.stdout = sys.stderr = None
-end_process("for a test")
-"""
+def test_an_interrupt_while_gloo_connects_ends_only_the_wait(tmp_path: Path) -> None:
+    """gloo connects then, and the process goes on."""
+    with playing(tmp_path, (scenes.interrupted_while_connecting,)) as processes:
+        assert results(tmp_path, processes) == [True]
 
 
-@pytest.mark.parametrize(
-    ("script", "code", "said"), [(INTERRUPTED, 0, "went on\n"), (STREAMLESS, os.EX_TEMPFAIL, "")]
-)
-def test_only_what_has_to_end_the_process_does(script: str, code: int, said: str) -> None:
-    """Not an interrupt while gloo connects, which then does; but one without any streams."""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (code, said), done.stderr
+def test_a_process_without_any_streams_can_be_ended(tmp_path: Path) -> None:
+    with playing(tmp_path, (scenes.ended_without_streams,)) as (process,):
+        process.join(LIMIT_S)
+        assert process.exitcode == os.EX_TEMPFAIL
 
 
 def test_a_collective_is_seen_while_it_lasts() -> None:
