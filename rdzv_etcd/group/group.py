@@ -27,6 +27,7 @@ from rdzv_etcd.group.gate import Gate
 from rdzv_etcd.group.gate_check import GateFunction, check_gate
 from rdzv_etcd.group.job_events import JobEvents, begun
 from rdzv_etcd.group.job_watch import JobWatch
+from rdzv_etcd.group.leaving import why_interrupted
 from rdzv_etcd.group.listener import (
     Listener,
     bind_beside,
@@ -254,9 +255,10 @@ class Group:
             listener = self._part.begin_join() or bound or self._bind()
             try:
                 yield listener
-            except BaseException:
+            except BaseException as error:
                 listener.close()
-                self._part.begin(self._node.give_up_seat(joined_after=epoch))
+                why = why_interrupted(error)
+                self._part.begin(self._node.give_up_seat(joined_after=epoch, reason=why))
                 raise
         finally:
             self._joining.release()

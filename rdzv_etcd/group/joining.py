@@ -40,7 +40,7 @@ from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.draining import drained_error
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.group.leadership import Leadership
-from rdzv_etcd.group.leaving import INTERRUPTED, say_goodbye
+from rdzv_etcd.group.leaving import say_goodbye, why_interrupted
 from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
@@ -284,7 +284,7 @@ class Joining:
             return why_drained(drain, self._member.node_id)
         if isinstance(error, RdzvEtcdError):
             return shown(f"gave up its join: {error}", MAX_REASON)
-        return INTERRUPTED
+        return why_interrupted(error)
 
     # -- reasons to stop waiting ----------------------------------------------------------------
 

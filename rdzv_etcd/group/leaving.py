@@ -15,14 +15,20 @@ from rdzv_etcd.group import job_lease
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.leadership import Leadership
+from rdzv_etcd.group.loop_call import what_interrupted
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings.limits import MAX_REASON
+from rdzv_etcd.text import shown
 
 _ROOM_FOR_RANK_0_S = 1.0
-INTERRUPTED = "was interrupted in its join"
-"""Why a node has left whose caller waits no longer."""
 RUNS_REMEMBERED = 8
 """A node that was cut off for longer than this many runs of one id counts as new."""
+
+
+def why_interrupted(error: BaseException) -> str:
+    """Why a node has left whose caller waits no longer, as the others are told."""
+    by = what_interrupted(error)
+    return shown(f"was interrupted in its join{': ' if by else ''}{by}", MAX_REASON)
 
 
 async def close_job(

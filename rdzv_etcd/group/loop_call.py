@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,15 @@ from rdzv_etcd.latch import Latch
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+def what_interrupted(error: BaseException) -> str:
+    """Name what interrupted a call: the signal, if its handler's exception tells it, as torch's
+    does in ``sigval``; what a canceller said, which may be nothing."""
+    if isinstance(error, asyncio.CancelledError):
+        return str(error)
+    number = getattr(error, "sigval", None)
+    return number.name if isinstance(number, signal.Signals) else type(error).__name__
 
 
 class LoopCall(Generic[T]):

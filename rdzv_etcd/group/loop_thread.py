@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError
-from rdzv_etcd.group.loop_call import LoopCall
+from rdzv_etcd.group.loop_call import LoopCall, what_interrupted
 from rdzv_etcd.process import process_id
 
 T = TypeVar("T")
@@ -157,8 +157,8 @@ class LoopHold:
         try:
             thread.begin(call)
             finished = call.wait(timeout_s)
-        except BaseException:  # from a signal handler: SignalException, KeyboardInterrupt
-            thread.cancel(call)
+        except BaseException as error:  # from a signal handler: SignalException, KeyboardInterrupt
+            thread.cancel(call, what_interrupted(error))
             call.wait(CANCEL_GRACE_S)
             call.log_failure()
             raise
@@ -181,8 +181,8 @@ class LoopHold:
         try:
             thread.begin(call)
             await asyncio.wait({ended})
-        except asyncio.CancelledError:
-            thread.cancel(call)
+        except asyncio.CancelledError as error:
+            thread.cancel(call, what_interrupted(error))
             await asyncio.wait({ended}, timeout=CANCEL_GRACE_S)
             call.log_failure()
             raise
@@ -248,10 +248,13 @@ class _LoopThread:
             call.coro.close()
             raise RuntimeError("the LoopHold has been stopped") from error
 
-    def cancel(self, call: LoopCall[Any]) -> None:
-        """Ask the loop to cancel ``call``; harmless if it has ended or never began."""
+    def cancel(self, call: LoopCall[Any], why: str = "") -> None:
+        """Ask the loop to cancel ``call``; harmless if it has ended or never began.
+
+        ``why`` is the message of the ``CancelledError`` that it sees.
+        """
         with contextlib.suppress(RuntimeError):  # a closed loop has abandoned all its calls
-            self._loop.call_soon_threadsafe(self._cancel, call)
+            self._loop.call_soon_threadsafe(self._cancel, call, why)
 
     def stop(self) -> None:
         """Cancel what runs, stop the loop, join the thread. A second stop only joins."""
@@ -277,9 +280,9 @@ class _LoopThread:
         call.task = self._loop.create_task(call.coro)
         call.task.add_done_callback(lambda _: self._ended(call))
 
-    def _cancel(self, call: LoopCall[Any]) -> None:
+    def _cancel(self, call: LoopCall[Any], why: str) -> None:
         if call.task is not None:
-            call.task.cancel()
+            call.task.cancel(why or None)
         else:  # the interruption came before _start was scheduled, so it never will be
             self._abandon(call)
 

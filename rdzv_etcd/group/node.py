@@ -332,7 +332,7 @@ class Node:
         member.be_drained(draining.own_drain(member.node_id, reason))
         self._context.wakeup.notify()
 
-    async def give_up_seat(self, joined_after: int, reason: str = leaving.INTERRUPTED) -> None:
+    async def give_up_seat(self, joined_after: int, reason: str) -> None:
         """Leave the world of an epoch after ``joined_after``, if this node has become a member of
         one: the caller of that join was interrupted, and will not work in it.
 

@@ -28,6 +28,7 @@ from rdzv_etcd.errors import (
     SettingsError,
     StateCorruptError,
 )
+from rdzv_etcd.group.loop_call import what_interrupted
 from rdzv_etcd.torch_plugin.last_word import without_traceback
 
 _log = logging.getLogger("rdzv_etcd")
@@ -98,7 +99,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
         return Outcome(False, False, "could not take part")
     if isinstance(error, Exception) and not isinstance(error, SignalException):
         return Outcome(True, False, f"the agent failed: {type(error).__name__}: {error}")
-    return Outcome(False, False, f"was told to stop ({type(error).__name__})")
+    return Outcome(False, False, f"was told to stop ({what_interrupted(error)})")
 
 
 def is_missing_result(error: BaseException | None) -> bool:

@@ -63,7 +63,7 @@ def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(
             one.join()
         world = joining.result(LIMIT_S)
         assert world.wait_over(LIMIT_S)
-        assert world.change == Left({one.node_id: "was interrupted in its join"})
+        assert world.change == Left({one.node_id: "was interrupted in its join: KeyboardInterrupt"})
         worlds = join_all([one, other])
         at_once([partial(world.barrier, "all", LIMIT_S) for world in worlds])
 

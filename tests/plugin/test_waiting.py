@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import (
+    SignalException,
+    _terminate_process_handler,
+)
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+import rdzv_etcd
+from rdzv_etcd import NodeLeft, Snapshot
+from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
 from tests.library.nodes import ALONE, LIMIT_S, RemoteNode, at_once, node_options, wait_until
 from tests.plugin.handlers import handlers, join_all, leave
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
+from tests.support.signals import handling
 
 FROM_MEMORY_S = 3.0
 """An answer from memory takes microseconds, and what a busy machine adds; one that etcd were asked
@@ -34,6 +43,42 @@ def test_a_waiter_is_counted_until_it_is_taken_in(
         assert early.next_rendezvous().world_size == 2
         assert joining.result(LIMIT_S).world_size == 2
         assert (early.num_nodes_waiting(), late.num_nodes_waiting()) == (0, 0)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["it waits", "it works"])
+def test_the_others_are_told_which_signal_stopped_an_agent(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, waits: bool
+) -> None:
+    """torch's handler raises in the main thread, wherever that is, and its agent shuts down."""
+    reason = "was interrupted in its join: SIGTERM" if waits else "was told to stop (SIGTERM)"
+    with (
+        handlers(etcd_server, job_id, "2" if waits else "1", 1) as (handler,),
+        rdzv_etcd.observe(etcd_server.endpoint, job=job_id) as observer,
+        observer.events() as events,
+        ThreadPoolExecutor(1) as pool,
+        handling(signal.SIGTERM, _terminate_process_handler),
+    ):
+        assert isinstance(events.next(LIMIT_S), Snapshot)
+        if waits:
+            pool.submit(_terminate_when_there, etcd_server, job_id)
+        with pytest.raises(SignalException):
+            _be_an_agent(handler)
+        while not isinstance(event := events.next(LIMIT_S), NodeLeft):
+            assert event is not None
+        assert event.reason == reason
+
+
+def _be_an_agent(handler: EtcdRendezvousHandler) -> None:
+    try:
+        handler.next_rendezvous()
+        signal.raise_signal(signal.SIGTERM)  # while it works
+    finally:
+        handler.shutdown()
+
+
+def _terminate_when_there(server: EtcdServer, job_id: str) -> None:
+    wait_until("its arrival", lambda: server.keys(job_root(job_id) + b"nodes/"))
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def test_a_spare_is_not_counted(
