@@ -32,6 +32,20 @@ def in_fork(work):
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
+_COROUTINES = """
+import asyncio
+import rdzv_etcd.aio
+
+given = json.loads(sys.argv[1])
+
+def connect(job):
+    return rdzv_etcd.aio.connect(given["endpoint"], job=job, nodes=1, ended_ttl=5)
+
+async def with_a_group(main):
+    async with await connect(given["job_id"]) as group:
+        await main(group)
+"""
+
 
 def run(program: str, server: EtcdServer, job_id: str, nodes: str = "1") -> str:
     """Return what a program printed that ended well, without a word on stderr."""
@@ -201,83 +215,63 @@ def test_a_child_does_not_lead_and_has_no_world(
 def test_a_child_of_coroutines_does_not_lead_and_has_no_world(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    printed = run(
-        """
-        import asyncio
-        import rdzv_etcd.aio
+    program = """
+        async def main(group):
+            world = await group.join()
+            leadership = await world.elect("writer", 60)
 
-        async def main():
-            given = json.loads(sys.argv[1])
-            async with await rdzv_etcd.aio.connect(
-                given["endpoint"], job=given["job_id"], nodes=1, ended_ttl=5
-            ) as group:
-                world = await group.join()
-                leadership = await world.elect("writer", 60)
-
-                def look():
-                    print(leadership.is_held, world.over, flush=True)
-                    for call in (leadership.wait_lost(60), world.wait_over(60)):
-                        try:
-                            call.send(None)
-                        except StopIteration as end:
-                            print(end.value, flush=True)
+            def look():
+                print(leadership.is_held, world.over, flush=True)
+                for call in (leadership.wait_lost(60), world.wait_over(60)):
                     try:
-                        group.drain("x")
-                    except ForkedProcessError:
-                        print("refused", flush=True)
-                    os._exit(0)  # asyncio's own end would take the parent's descriptors
+                        call.send(None)
+                    except StopIteration as end:
+                        print(end.value, flush=True)
+                try:
+                    group.drain("x")
+                except ForkedProcessError:
+                    print("refused", flush=True)
+                os._exit(0)  # asyncio's own end would take the parent's descriptors
 
-                in_fork(look)
-                print(leadership.is_held, world.over)
+            in_fork(look)
+            print(leadership.is_held, world.over)
 
-        asyncio.run(main())
-        """,
-        etcd_server,
-        job_id,
-    )
+        asyncio.run(with_a_group(main))
+    """
+    printed = run(_COROUTINES + textwrap.dedent(program), etcd_server, job_id)
     assert printed.split() == ["False", *["True"] * 3, "refused", "0", "True", "False"]
 
 
 def test_a_child_of_a_program_of_coroutines_is_refused(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    printed = run(
-        """
-        import asyncio
-        import rdzv_etcd.aio
+    program = """
+        async def main(group):
+            world = await group.join()
 
-        async def main():
-            given = json.loads(sys.argv[1])
-            async with await rdzv_etcd.aio.connect(
-                given["endpoint"], job=given["job_id"], nodes=1, ended_ttl=5
-            ) as group:
-                world = await group.join()
-
-                def use():
-                    for call in (
-                        rdzv_etcd.aio.connect(given["endpoint"], job="another", nodes=1),
-                        group.join(),
-                        world.barrier("here"),
-                        world.exchange(b"v"),
-                    ):
-                        try:
-                            call.send(None)
-                        except ForkedProcessError as error:
-                            print("spawn" in str(error), flush=True)
+            def use():
+                for call in (
+                    connect("another"),
+                    group.join(),
+                    world.barrier("here"),
+                    world.exchange(b"v"),
+                ):
                     try:
-                        group.leave().send(None)
-                    except StopIteration:  # it has nothing to wait for
-                        print("left", flush=True)
-                    os._exit(0)  # asyncio's own end would take the parent's descriptors
+                        call.send(None)
+                    except ForkedProcessError as error:
+                        print("spawn" in str(error), flush=True)
+                try:
+                    group.leave().send(None)
+                except StopIteration:  # it has nothing to wait for
+                    print("left", flush=True)
+                os._exit(0)  # asyncio's own end would take the parent's descriptors
 
-                in_fork(use)
-                await world.barrier("the parent goes on")
+            in_fork(use)
+            await world.barrier("the parent goes on")
 
-        asyncio.run(main())
-        """,
-        etcd_server,
-        job_id,
-    )
+        asyncio.run(with_a_group(main))
+    """
+    printed = run(_COROUTINES + textwrap.dedent(program), etcd_server, job_id)
     assert printed.split() == ["True"] * 4 + ["left", "0"]
 
 
