@@ -69,6 +69,25 @@ def warn(words: object) -> None:
     click.echo(shown(words, LINE), err=True)
 
 
+@contextmanager
+def telling_if_slow(words: object, after_s: float = 5.0, again_s: float = 60.0) -> Iterator[None]:
+    """Warn if the block takes longer, and now and then again. Only in the main thread.
+
+    An alarm, not a thread: ``serve`` forks.
+    """
+
+    def tell(*_: object) -> None:
+        warn(words)
+
+    handler = signal.signal(signal.SIGALRM, tell)
+    left = signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        signal.signal(signal.SIGALRM, handler)
+
+
 def cell(value: object, style: str = "") -> Text:
     return Text(shown(value, _CELL), style)
 

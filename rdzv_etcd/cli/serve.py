@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
@@ -15,9 +17,9 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.embedded import lock
 from rdzv_etcd.embedded.addresses import listen_urls, own_addresses
-from rdzv_etcd.embedded.binary import Binary, find_binary
-from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError
-from rdzv_etcd.embedded.signals import UNBLOCKED, wait_for_signal
+from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
+from rdzv_etcd.embedded.child import START_LIMIT_S, Etcd, Login, Plan, StartError, ToldToStopError
+from rdzv_etcd.embedded.signals import UNBLOCKED, is_told_to_stop, wait_for_signal
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection
 
@@ -68,7 +70,20 @@ def _place(connection: Connection) -> Place:
     addresses = own_addresses(endpoint.host)
     if not addresses:
         raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
-    return Place(connection, find_binary(os.environ), listen_urls(endpoint, addresses))
+    slow = "looking for an etcd that answers --version"
+    with _ending_in_order(), output.telling_if_slow(slow):
+        binary = find_binary(os.environ)
+    return Place(connection, binary, listen_urls(endpoint, addresses))
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Let SIGTERM end this as Ctrl-C does: a program that was asked for its version is ended."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve(place: Place, as_json: bool) -> int:
@@ -77,15 +92,21 @@ def _serve(place: Place, as_json: bool) -> int:
     login = None if given is None else Login(given.user, given.password)
     etcd = Etcd(Plan(str(place.binary.path), place.listen, where, login))
     try:
-        etcd.start()
+        with output.telling_if_slow(
+            f"waiting for {place.binary.path} to answer as an etcd, for {START_LIMIT_S:g} s at "
+            f"most; if it never does, name another in {BINARY_VARIABLE}"
+        ):
+            etcd.start()
         if as_json:
             output.show_json("serving", {"endpoint": where, "etcd": place.binary.version})
         else:
             output.say(f"etcd {place.binary.version} serves {where}; Ctrl-C ends it, data and all")
         while etcd.running:
-            if wait_for_signal(_LOOK_EVERY_S) in (signal.SIGTERM, signal.SIGINT):
+            if is_told_to_stop(wait_for_signal(_LOOK_EVERY_S)):
                 return output.DONE
             etcd.tidy()
+    except ToldToStopError:
+        return output.DONE
     except StartError as error:
         raise EmbeddedEtcdError(f"no etcd at {where}: {error}") from error
     finally:

@@ -13,6 +13,7 @@ itself when nobody has used it for a while.
     launch.py      starts the supervisor
     supervisor.py  the detached process that keeps etcd and ends it; a program of its own
     child.py       its etcd: command line, users, requests
+    program.py     a process and all that it starts
     http.py, data_folder.py, signals.py, etcd_log.py   what these need
 """
 

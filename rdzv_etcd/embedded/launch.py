@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import subprocess
@@ -11,12 +12,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from rdzv_etcd.embedded.addresses import listen_urls
-from rdzv_etcd.embedded.binary import Binary
+from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary
 from rdzv_etcd.embedded.child import Login
+from rdzv_etcd.embedded.waiting import WARN_AFTER_S, WARN_AGAIN_S
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.settings import Endpoint, Settings
+
+log = logging.getLogger(__name__)
 
 _START_GRACE_S = 30.0
 """What the first node has at least between the start and its first lease."""
@@ -64,15 +69,39 @@ def launch(
             ) from error
         finally:
             os.close(write_fd)
-        waiter = select.poll()
-        waiter.register(status, select.POLLIN)
-        ready = waiter.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        line = status.readline() if ready else b""
-    if not line:
-        why = "ended without a report" if ready else "did not report in time"
-        raise EmbeddedEtcdError(f"the supervisor of an embedded etcd ({binary.path}) {why}")
+        line = _line(status, binary, deadline)
     report: dict[str, str] = json.loads(line)
     return report
+
+
+def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
+    """Wait for the report; after some seconds, and now and then, say that it takes long."""
+    waiter = select.poll()
+    waiter.register(status, select.POLLIN)
+    began = time.monotonic()
+    due = began + WARN_AFTER_S
+    while not waiter.poll(max(0.0, min(due, deadline) - time.monotonic()) * 1000):
+        now = time.monotonic()
+        if now >= deadline:
+            raise EmbeddedEtcdError(
+                f"the embedded etcd that was started ({binary.path}) did not answer in time"
+            )
+        if now >= due:
+            due = now + WARN_AGAIN_S
+            log.warning(
+                "waiting %.0f s (of %.0f) for the embedded etcd that this node has started (%s); "
+                "if it never comes up, name another in %s",
+                now - began,
+                deadline - began,
+                binary.path,
+                BINARY_VARIABLE,
+            )
+    line = status.readline()
+    if not line:
+        raise EmbeddedEtcdError(
+            f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
+        )
+    return line
 
 
 def _command(

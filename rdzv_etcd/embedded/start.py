@@ -18,7 +18,7 @@ from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.launch import launch
 from rdzv_etcd.embedded.probe import Answer, Found, probe
 from rdzv_etcd.embedded.trust import check_owner, check_password, is_trusted, user_of
-from rdzv_etcd.embedded.waiting import why_nobody_answers
+from rdzv_etcd.embedded.waiting import WARN_AFTER_S, WARN_AGAIN_S, why_nobody_answers
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_START_S = 5.0
-_WARN_AFTER_S = 5.0
-_WARN_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class _Ensure:
         self._endpoint = _single_endpoint(settings)
         self._began = time.monotonic()
         self._told = False
-        self._next_warning = self._began + _WARN_AFTER_S
+        self._next_warning = self._began + WARN_AFTER_S
         self._silent_since: float | None = None
         self._next_start = 0.0
 
@@ -190,7 +188,7 @@ class _Ensure:
             )
         now = time.monotonic()
         if now >= self._next_warning:
-            self._next_warning = now + _WARN_AGAIN_S
+            self._next_warning = now + WARN_AGAIN_S
             log.warning(
                 "waiting %d s (of %g) for the etcd at %s: %s",
                 now - self._began,

@@ -18,8 +18,8 @@ import sys
 import time
 
 from rdzv_etcd.embedded import lock
-from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError
-from rdzv_etcd.embedded.signals import UNBLOCKED, wait_for_signal
+from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError, ToldToStopError
+from rdzv_etcd.embedded.signals import UNBLOCKED, is_told_to_stop, wait_for_signal
 
 MOST_RESTARTS = 5
 HEALTHY_AFTER_S = 60.0
@@ -46,7 +46,7 @@ class Keeper:
         quiet_since, patience_s = time.monotonic(), max(options.grace, options.start_grace)
         started, restarts = time.monotonic(), 0
         while True:
-            if wait_for_signal(interval_s) in (signal.SIGTERM, signal.SIGINT):
+            if is_told_to_stop(wait_for_signal(interval_s)):
                 return "told to stop"
             lock.dismiss(self._held)
             self._etcd.tidy()
@@ -57,6 +57,8 @@ class Keeper:
                     return "etcd keeps crashing"
                 try:
                     self._etcd.start()  # on the same data: leases and keys are still there
+                except ToldToStopError:
+                    return "told to stop"
                 except StartError:
                     return "etcd cannot be restarted"
                 started = now

@@ -11,6 +11,10 @@ from rdzv_etcd.embedded.trust import listeners, reached_by
 from rdzv_etcd.settings import Endpoint
 from rdzv_etcd.settings.hosts import resolve
 
+WARN_AFTER_S = 5.0
+"""So long a wait is silent."""
+WARN_AGAIN_S = 60.0
+
 
 def why_nobody_answers(endpoint: Endpoint, found: Found) -> str:
     """Return the cause, and what to do. Blocks for a name look-up."""

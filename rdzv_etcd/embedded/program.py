@@ -1,0 +1,69 @@
+"""A program together with all that it starts: an etcd may be a script, and has children then.
+
+Each has a session of its own: its group can be ended as a whole, and Ctrl-C at a terminal is for
+whoever started it, who then ends it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+
+class Program:
+    """One that runs, without input, until :meth:`end`."""
+
+    def __init__(self, command: Sequence[str | os.PathLike[str]], output: int, **how: Any) -> None:
+        """Start it; ``how``: as for :class:`subprocess.Popen`. Raises OSError."""
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **how,
+        )
+
+    @property
+    def running(self) -> bool:
+        """Tell it without reaping: while its id is in use, no other group can have it."""
+        if self.process.returncode is not None:
+            return False
+        try:
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self.process.pid, how) is None
+        except ChildProcessError:  # somebody lets the system reap
+            return False
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """End it and all that is left of its group; with patience it may do so in good order."""
+        if patience_s and self.running:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_s)
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+def answer(command: Sequence[str | os.PathLike[str]], limit_s: float) -> tuple[int, str]:
+    """Run it to its end; return its exit code and what it wrote.
+
+    Raises OSError, and TimeoutError if it does not end within ``limit_s``.
+    """
+    program = Program(command, subprocess.PIPE)
+    with program.process:
+        try:
+            said, _ = program.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError from error
+        finally:
+            program.end()
+    return program.process.returncode, said.decode(errors="replace")

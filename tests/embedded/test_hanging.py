@@ -1,0 +1,125 @@
+"""An etcd that hangs, or is a script: the wait is told, and nothing of it is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rdzv_etcd.embedded import ensure_etcd
+from rdzv_etcd.embedded.binary import examine
+from rdzv_etcd.errors import EmbeddedEtcdError
+from tests.cli.terminal import Terminal
+from tests.embedded.agents import environment, has_ended, settings
+from tests.embedded.test_binary import script
+from tests.library.nodes import wait_until
+
+_HELPER = "sleep 1000 >/dev/null 2>&1 & echo $! >>{pids}"
+_VERSION = "case $1 in --version) echo 'etcd Version: 3.5.9'; exit;; --help) exit;; esac"
+
+
+class Helpers:
+    """The children of a script that stands for etcd."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pids = folder / "pids"
+        self.start = _HELPER.format(pids=self._pids)
+
+    def wait_for_end(self) -> None:
+        pids = [int(line) for line in self._pids.read_text().split()]
+        assert pids
+        wait_until("no child is left", lambda: all(map(_has_ended, pids)))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return has_ended(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def helpers(tmp_path: Path) -> Helpers:
+    return Helpers(tmp_path)
+
+
+def test_one_that_does_not_tell_its_version_is_given_up(tmp_path: Path, helpers: Helpers) -> None:
+    path = script(tmp_path / "hangs", f"{helpers.start}; wait")
+    assert examine(path, 0.5) == f"{path} --version has not ended within 0.5 s, as etcd's does"
+    helpers.wait_for_end()
+
+
+def test_a_child_that_a_version_check_leaves_is_ended(tmp_path: Path, helpers: Helpers) -> None:
+    path = script(tmp_path / "leaves", f"{helpers.start}; echo no version")
+    assert "does not answer as etcd's does" in str(examine(path))
+    helpers.wait_for_end()
+
+
+def test_a_crash_leaves_no_child(
+    tmp_path: Path, helpers: Helpers, scratch: Path, port: int
+) -> None:
+    path = script(tmp_path / "crashes", f"{_VERSION}; {helpers.start}; echo fatal; exit 1")
+    with pytest.raises(EmbeddedEtcdError, match="fatal"):
+        ensure_etcd(settings(f"127.0.0.1:{port}"), environment(path, scratch))
+    helpers.wait_for_end()
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_node_says_that_its_etcd_does_not_answer(
+    tmp_path: Path,
+    helpers: Helpers,
+    scratch: Path,
+    port: int,
+    supervisors: Callable[[], list[psutil.Process]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = script(tmp_path / "hangs", f"{_VERSION}; {helpers.start}; wait")
+    with pytest.raises(EmbeddedEtcdError, match=r"hangs/etcd.*did not answer in time"):
+        ensure_etcd(settings(f"127.0.0.1:{port}", join_timeout=12), environment(path, scratch))
+    assert "waiting 5 s (of " in caplog.text
+    assert f"for the embedded etcd that this node has started ({path}); if" in caplog.text
+    (supervisor,) = supervisors()
+    supervisor.terminate()
+    wait_until("the supervisor has ended", lambda: has_ended(supervisor))
+    helpers.wait_for_end()
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "how"),
+    [
+        ("--version", signal.SIGINT),
+        ("--version", signal.SIGTERM),
+        ("to serve", signal.SIGINT),
+        ("to serve", signal.SIGTERM),
+        ("to serve", signal.SIGHUP),
+    ],
+)
+def test_serve_says_what_it_waits_for_and_ends_when_told(
+    tmp_path: Path,
+    helpers: Helpers,
+    scratch: Path,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    how: signal.Signals,
+) -> None:
+    known = _VERSION if asked == "to serve" else ":"
+    path = script(tmp_path / "hangs", f"{known}; {helpers.start}; wait")
+    for name, value in environment(path, scratch).items():
+        monkeypatch.setenv(name, value)
+    with Terminal("serve", "--endpoint", f"127.0.0.1:{port}") as terminal:
+        terminal.wait_for("waiting for .*hangs/etcd" if asked == "to serve" else "looking for an e")
+        if how is signal.SIGINT:
+            terminal.press(b"\x03")
+        else:
+            psutil.Process(terminal.pid).send_signal(how)
+        told = time.monotonic()
+        assert terminal.end() == (0 if asked == "to serve" else 130)
+        assert time.monotonic() - told < 5
+    helpers.wait_for_end()
+    assert list(scratch.iterdir()) == []
