@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -89,8 +90,6 @@ def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None
     settings = target.settings(target.job(job))
     draw = None if plot is None else _plotter(plot)
     control, notes = asyncio.run(_read(settings))
-    if draw is not None:
-        draw(settings.job_id, control, notes)
     if as_json:
         ended = [
             {
@@ -106,6 +105,10 @@ def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None
         output.show_json("history", {"job": settings.job_id, "rounds": rounds, "ended": ended})
     else:
         _show(settings, control, notes)
+    if draw is not None:
+        sys.stdout.flush()  # what was read is shown, however long the picture takes
+        with output.telling_if_slow(f"drawing {len(notes)} rounds: {plot}"):
+            draw(settings.job_id, control, notes)
     return output.DONE if notes or control.ended else output.CLOSED_OR_UNKNOWN
 
 

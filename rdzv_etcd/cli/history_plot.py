@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.dates
+import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
@@ -53,6 +55,7 @@ _STYLE: dict[str, Any] = {
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "rdzv-etcd",
 }
+_NUMBER: dict[str, Any] = {"ha": "center", "size": 8.5, "weight": "bold"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Stretch:
     """When it was over; ``None``: nobody has said so yet, or nobody could."""
     closure: Closure | None = None
     """If its run ended with it: how."""
+    is_told_wrong: bool = False
+    """Its leader says that there was no world for longer than can be: that is left out."""
 
     def until_s(self, last_s: float) -> float:
         return max(self.begin_s, last_s if self.end_s is None else self.end_s)
@@ -83,15 +88,17 @@ def stretches(notes: Sequence[Note], ended: Mapping[str, Closure]) -> list[Stret
     for place, note in enumerate(known):
         before = found[-1] if found else None
         begin_s = max(note.wall_s or 0.0, before.begin_s if before else 0.0)
-        open_s = 0.0
+        open_s, is_told_wrong = 0.0, False
         if before is not None and before.closure is None:
-            open_s = min(max(note.open_s or 0.0, 0.0), begin_s - before.begin_s)
+            open_s = note.open_s or 0.0
+            is_told_wrong = not 0 <= open_s <= begin_s - before.begin_s
+            open_s = 0.0 if is_told_wrong else open_s
         if before is not None and before.end_s is None:
             found[-1] = replace(before, end_s=begin_s - open_s)
         last_of_run = all(later.run != note.run for later in known[place + 1 :])
         closure = ended.get(note.run) if last_of_run else None
         end_s = max(begin_s, closure.wall_s) if closure and _can_be(closure.wall_s) else None
-        found.append(Stretch(note, begin_s, open_s, end_s, closure))
+        found.append(Stretch(note, begin_s, open_s, end_s, closure, is_told_wrong))
     return found
 
 
@@ -171,6 +178,10 @@ def draw(
     last_s = _last_s(found, now_s if goes_on else None)
     told = found[-_LISTED:]
     words = _lines(told, now_s, skipped=len(found) - len(told), unknown=len(notes) - len(found))
+    wrong = [one.note.number for one in found if one.is_told_wrong]
+    if wrong:
+        which = f"{_many(len(wrong), 'round')}, the first of them {wrong[0]}"
+        words.append(("", f"left out: an open_s that cannot be ({which})"))
     if found and found[-1].end_s is None:
         words.append(("", "this world goes on" if goes_on else "its end is not known"))
     heights = [2.2, 0.185 * (len(words) + 1)]
@@ -184,8 +195,9 @@ def draw(
     grid = figure.subplots(2, 1, squeeze=False, height_ratios=heights)
     axes, below = grid[0][0], grid[1][0]
     if found:
-        _draw_worlds(axes, found, last_s, zone or datetime.now(timezone.utc).astimezone().tzinfo)
-        _number(figure, axes, found, last_s)
+        here = zone or datetime.now(timezone.utc).astimezone().tzinfo
+        boxes = _draw_worlds(axes, found, last_s, here)
+        _number(figure, axes, found, last_s, boxes)
     else:
         axes.axis("off")
     _write(figure, below, words)
@@ -215,22 +227,30 @@ def _last_s(found: Sequence[Stretch], now_s: float | None) -> float:
     return last.begin_s + max(1.0, 0.06 * (last.begin_s - found[0].begin_s))
 
 
-def _draw_worlds(axes: Axes, found: Sequence[Stretch], last_s: float, zone: tzinfo | None) -> None:
+def _draw_worlds(
+    axes: Axes, found: Sequence[Stretch], last_s: float, zone: tzinfo | None
+) -> list[_Box]:
+    """Return the boxes that were drawn."""
     span_s = max(1.0, last_s - found[0].begin_s)
     sizes = [one.note.size or 0 for one in found]
+    known: list[_Box] = []
+    unknown: list[_Box] = []
+    long: list[_Box] = []
+    short: list[_Box] = []
     for one, before in zip(found, [0, *sizes], strict=False):
-        begin, until_s = one.begin_s, one.until_s(last_s)
-        kind: dict[str, Any] = {"color": _WORLD, "edgecolor": _EDGE, "linewidth": 0.8}
-        if one.end_s is None:
-            kind |= {"linestyle": ":"}
-        axes.bar(_at(begin), one.note.size or 0, _days(until_s - begin), align="edge", **kind)
+        begin_s, size = one.begin_s, one.note.size or 0
+        worlds = unknown if one.end_s is None else known
+        worlds.append(_Box(_at(begin_s), _at(one.until_s(last_s)), size))
         if one.open_s > 0:
-            height = max(before, one.note.size or 0)
-            gap: dict[str, Any] = {"color": _GAP, "linewidth": 0}
-            if one.open_s > span_s / 100:
-                gap = {"color": "white", "edgecolor": _GAP, "hatch": "//////", "linewidth": 0.8}
             width_s = max(one.open_s, span_s / 400)  # however short, one sees it
-            axes.bar(_at(begin - width_s), height, _days(width_s), align="edge", **gap)
+            gaps = long if one.open_s > span_s / 100 else short
+            gaps.append(_Box(_at(begin_s - width_s), _at(begin_s), max(before, size)))
+    world = {"facecolor": _WORLD, "edgecolor": _EDGE, "linewidth": 0.8}
+    _draw_boxes(axes, known, **world)
+    _draw_boxes(axes, unknown, **world, linestyle=":")
+    gap = {"facecolor": "white", "edgecolor": _GAP, "linewidth": 0.8, "hatch": "//////"}
+    _draw_boxes(axes, long, **gap)
+    _draw_boxes(axes, short, facecolor=_GAP, linewidth=0)
     axes.set_xlim(_at(found[0].begin_s - span_s / 100), _at(last_s + span_s / 100))
     axes.set_ylim(0, 1.22 * max(1, *sizes))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -250,38 +270,61 @@ def _draw_worlds(axes: Axes, found: Sequence[Stretch], last_s: float, zone: tzin
         color=_GREY,
         pad=8,
     )
+    return [*known, *unknown, *long, *short]
 
 
-def _number(figure: Figure, axes: Axes, found: Sequence[Stretch], last_s: float) -> None:
+class _Box(NamedTuple):
+    """From the ground up; its sides in matplotlib's days."""
+
+    left: float
+    right: float
+    height: float
+
+
+def _draw_boxes(axes: Axes, boxes: Sequence[_Box], **look: Any) -> None:
+    """Draw them as one artist: with one for each, hundreds of rounds take half a minute."""
+    corners = [
+        [(box.left, 0), (box.left, box.height), (box.right, box.height), (box.right, 0)]
+        for box in boxes
+    ]
+    axes.add_collection(PolyCollection(corners, zorder=1, **look), autolim=False)
+
+
+def _number(
+    figure: Figure, axes: Axes, found: Sequence[Stretch], last_s: float, boxes: Sequence[_Box]
+) -> None:
     """Write each round's number above it, where there is room."""
     figure.draw_without_rendering()
-    taken = [bar.get_window_extent() for bar in axes.patches]
+    to_pixels, point = axes.transData.transform, figure.dpi / 72
+    corners = [to_pixels([(box.left, 0), (box.right, box.height)]).ravel() for box in boxes]
+    taken = np.array(corners)
+    sizes: dict[int, Bbox] = {}
     for one in found:
+        number, height = f"{one.note.number}", one.note.size or 0
         middle = (_at(one.begin_s) + _at(one.until_s(last_s))) / 2
-        place = axes.annotate(
-            f"{one.note.number}",
-            (middle, one.note.size or 0),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            size=8.5,
-            weight="bold",
+        if len(number) not in sizes:  # its digits are all as wide
+            sizes[len(number)] = _extent(figure, number)
+        size = sizes[len(number)]
+        x, y = to_pixels((middle, height))
+        half, bottom = size.width / 2 + 3, y + 3 * point
+        box = np.array([x - half, bottom, x + half, bottom + size.height])
+        if np.any(np.all((taken[:, :2] <= box[2:]) & (taken[:, 2:] >= box[:2]), axis=1)):
+            continue
+        taken = np.vstack([taken, box])
+        axes.annotate(
+            number, (middle, height), (0, 3), textcoords="offset points", va="bottom", **_NUMBER
         )
-        box = place.get_window_extent()
-        wide = Bbox.from_extents(box.x0 - 3, box.y0, box.x1 + 3, box.y1)
-        if any(wide.overlaps(other) for other in taken):
-            place.remove()
-        else:
-            taken.append(box)
+
+
+def _extent(figure: Figure, number: str) -> Bbox:
+    probe = figure.text(0.5, 0.5, number, **_NUMBER)
+    extent = probe.get_window_extent()
+    probe.remove()
+    return extent
 
 
 def _at(wall_s: float) -> float:
     return wall_s / 86400  # matplotlib counts days
-
-
-def _days(seconds: float) -> float:
-    return seconds / 86400
 
 
 def _lines(

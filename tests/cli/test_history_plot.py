@@ -10,13 +10,14 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
+from matplotlib.artist import Artist
 from matplotlib.text import Text
 
 from rdzv_etcd.cli import history_plot
 from rdzv_etcd.cli.history import Note
 from rdzv_etcd.cli.history_plot import draw, finding, save, stretches
 from rdzv_etcd.core.model import Closure
-from tests.cli.tools import Run
+from tests.cli.tools import Run, run_alone
 from tests.library.nodes import groups, join_all, node_settings
 from tests.support.pictures import check_layout
 from tests.support.servers import EtcdServer
@@ -57,6 +58,34 @@ def test_where_nothing_is_known_no_picture_is_made(
     assert not path.exists()
 
 
+def test_the_rounds_are_told_before_the_picture_is_made(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """Drawing may take long, or fail."""
+    with groups(node_settings(etcd_server, job_id, "1", ended_ttl=600), 1) as (node,):
+        node.join()
+    words = ("history", job_id, "--endpoint", etcd_server.endpoint)
+    done = run_alone(*words, "--plot", str(tmp_path / "missing" / "job.svg"))
+    assert (done.code, "ROUND" in done.out, "missing" in done.err) == (74, True, True)
+
+
+def test_many_rounds_are_few_artists() -> None:
+    """With one for each, six hundred of them took half a minute."""
+    notes = [note(number, 60 * number, open_s=number % 3) for number in range(1, 601)]
+    with history_plot.styled():
+        figure = draw("job", notes, {}, BEGAN_S + 40_000, goes_on=True)
+    assert len(figure.findobj(Artist)) < 500
+
+
+def test_an_open_time_that_cannot_be_is_left_out_and_told() -> None:
+    notes = [note(1, 0), note(2, 60, open_s=1e14), note(3, 90, open_s=-5)]
+    assert "without a world" not in finding("job", stretches(notes, {}), 0.0)
+    with history_plot.styled():
+        figure = draw("job", notes, {}, BEGAN_S + 120, goes_on=True)
+    texts = [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
+    assert "left out: an open_s that cannot be (2 rounds, the first of them 2)" in texts
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "job.svg"
     with pytest.raises(FileNotFoundError, match="missing"):
@@ -81,7 +110,8 @@ def test_worlds_follow_each_other_whatever_the_clocks_said() -> None:
     notes = [note(1, 50), note(2, 10, open_s=20), note(3, 70, open_s=1e9)]
     found = stretches(notes, {})
     assert [one.begin_s - BEGAN_S for one in found] == [50, 50, 70]
-    assert [one.open_s for one in found] == [0, 0, 20]
+    assert [one.open_s for one in found] == [0, 0, 0]
+    assert [one.is_told_wrong for one in found] == [False, True, True]
     assert found[-1].end_s is None
     for wrong in (None, -1.0, 1e12, float("nan")):
         assert stretches([note(1, 0, wall_s=wrong)], {}) == []

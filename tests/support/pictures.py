@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -54,6 +55,10 @@ def marks_of(figure: Figure) -> Iterator[tuple[str, Bbox]]:
             box = patch.get_window_extent()
             if box.width > 0 and box.height > 0:
                 yield "a bar", box
+        for boxes in axes.collections:
+            if isinstance(boxes, PolyCollection):
+                for path in boxes.get_paths():
+                    yield "a bar", path.get_extents(axes.transData)
         for line in axes.lines:
             yield from _pieces(axes, line)
 
