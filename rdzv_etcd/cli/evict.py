@@ -20,7 +20,7 @@ from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.model import Accusation, Control, NodeInfo
-from rdzv_etcd.errors import OutcomeUnknownError, StateCorruptError
+from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.schema.control import control_from, place_in
 from rdzv_etcd.schema.keys import JobKeys
@@ -34,7 +34,7 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
 _LEASE_S = 60
-"""The accusation's, which ends much earlier: the leader decides within seconds."""
+"""The accusation's. It is renewed for as long as somebody waits, and is soon gone with who does."""
 
 
 class Fate(Enum):
@@ -90,7 +90,7 @@ def evict(
     because = f": {reason}" if reason else ""
     how = shown(f"evicted by {operator()}{because}", 200)
     accusation = Accusation(operator(), how, certain)
-    node_id, fate = asyncio.run(_evict(settings, node, accusation, wait_s, yes))
+    node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
     if as_json:
         fields = {"job": settings.job_id, "node": node_id, "fate": fate.name.lower()}
         output.show_json("evict", fields)
@@ -99,9 +99,17 @@ def evict(
     return output.DONE if fate in (Fate.LOST, Fate.GONE) else output.NOT_DONE
 
 
-async def _evict(
-    settings: Settings, node: str, accusation: Accusation, wait_s: float, yes: bool
+async def accuse_and_wait(
+    settings: Settings,
+    node: str,
+    accusation: Accusation,
+    wait_s: float,
+    yes: bool,
+    *,
+    lease_s: int = _LEASE_S,
 ) -> tuple[str, Fate]:
+    """Return the node's id, and what has become of it within ``wait_s``; the accusation stands
+    all the while. Raises RefusedError, EtcdError."""
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         node_id = await find(etcd, keys, node)
@@ -112,21 +120,35 @@ async def _evict(
         )
         presence, info = await _read(etcd, keys, node_id)
         accusation = replace(accusation, round_trip_ms=info.round_trip_ms)
-        lease = await etcd.grant(_LEASE_S)
+        lease = await etcd.grant(lease_s)
         try:
             async with watching(etcd, keys, node_id) as news:
                 at = await _accuse(etcd, keys, presence, accusation, lease.lease_id)
-                until_s = SystemClock().now_s() + wait_s
-                while True:
+                clock = SystemClock()
+                until_s = clock.now_s() + wait_s
+                fate = await _look(etcd, keys, node_id, at)
+                while fate is Fate.OPEN and clock.now_s() < until_s:
+                    if not await news.more(min(until_s, clock.now_s() + lease.ttl_s / 3)):
+                        await _renew(etcd, lease.lease_id)
                     news.clear()
                     fate = await _look(etcd, keys, node_id, at)
-                    if fate is not Fate.OPEN or not await news.more(until_s):
-                        break
                 if fate is Fate.OPEN:
                     await etcd.txn(withdraw_accusation(keys, node_id, at), repeatable=True)
                 return node_id, fate
         finally:
             await etcd.revoke(lease.lease_id)
+
+
+async def _renew(etcd: Etcd, lease_id: int) -> None:
+    try:
+        ttl_s = await etcd.keep_alive(lease_id)
+    except EtcdUnavailableError:
+        return  # there is time for two more attempts
+    if not ttl_s:
+        raise RefusedError(
+            "the accusation has gone, as etcd did not hear of this command for too long: see what "
+            "`status` says, and ask again"
+        )
 
 
 async def _read(etcd: Etcd, keys: JobKeys, node_id: str) -> tuple[KeyValue, NodeInfo]:

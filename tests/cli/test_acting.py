@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from rdzv_etcd.cli.evict import Fate, judge
-from rdzv_etcd.core.model import Change, Control, Round
+from rdzv_etcd.cli.evict import Fate, accuse_and_wait, judge
+from rdzv_etcd.core.model import Accusation, Change, Control, Round
 from rdzv_etcd.core.over import Failed, Finished
 from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import JobSettings
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
+    LIMIT_S,
     PREFIX,
     Done,
     Run,
@@ -26,7 +29,14 @@ from tests.cli.tools import (
     plant_round,
     run_alone,
 )
-from tests.library.nodes import RemoteNode, groups, join_all, node_options, node_settings
+from tests.library.nodes import (
+    RemoteNode,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 
@@ -253,6 +263,27 @@ def test_a_node_that_does_not_answer_is_not_lost_without_a_leader(
     assert (done.code, done.json["evict"]["fate"]) == (1, "open")
     done = act("evict", job_id, "one", "--yes")
     assert (done.code, "no node 'one'" in done.err) == (1, True)
+
+
+def test_an_accusation_stands_for_as_long_as_its_fate_is_waited_for(
+    etcd_server: EtcdServer, job_id: str
+) -> None:
+    """It once ended after a minute, however long the wait."""
+    plant_round(etcd_server, job_id, ["one~1~a", "two~2~b"])
+    plant_node(etcd_server, job_id, "one~1~a")
+    key = JobKeys(PREFIX, job_id).node("one~1~a")
+    settings, accusation = node_settings(etcd_server, job_id, "1:2"), Accusation("me", "dead", True)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(
+            lambda: asyncio.run(
+                accuse_and_wait(settings, "one", accusation, 9.0, yes=True, lease_s=2)
+            )
+        )
+        wait_until("it is accused", lambda: b"dead" in etcd_server.keys(key).get(key, b""))
+        wait([asking], timeout=6)
+        assert b"dead" in etcd_server.keys(key)[key]
+        assert asking.result(LIMIT_S) == ("one~1~a", Fate.OPEN)
+    assert not etcd_server.keys(key)
 
 
 def test_a_name_that_no_node_has_or_several_is_refused(
