@@ -14,6 +14,7 @@ from typing import NoReturn
 from rdzv_etcd.errors import EtcdTlsError, SettingsError
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.settings.connection import Tls
+from rdzv_etcd.settings.secrets import read_file
 
 # Where distributions keep their bundle when OpenSSL's compiled-in path does not exist here (as in
 # relocatable Python builds). Source: Go's crypto/x509/root_linux.go
@@ -25,6 +26,9 @@ _BUNDLES = (
     "/etc/ssl/cert.pem",
 )
 
+
+_LARGEST = 1 << 24
+"""Bytes; what systems trust is a hundredth of it."""
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -109,7 +113,9 @@ def system_roots() -> bytes | None:
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, f"the {what} {path}", _LARGEST)
+    except SettingsError as error:
+        raise EtcdTlsError(str(error)) from error
     except OSError as error:
         raise EtcdTlsError(f"cannot read the {what} {path}: {error.strerror}") from error
 

@@ -1,7 +1,7 @@
 """Reads user and password from their files, now and again when they have been rotated.
 
-Knows what such a file looks like, and how long a pipe is waited for. Must not know what
-the secrets are for, nor put one in a message.
+Knows what such a file looks like, how long a pipe is waited for, and what is no file. Must not know
+what the secrets are for, nor put one in a message.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ _from_pipes: dict[tuple[int, int], bytes] = {}
 
 
 def read_secret(
-    path: Path, typed: str, *, warn_after_s: float = 10.0, limit_s: float = 60.0
+    path: Path,
+    typed: str,
+    *,
+    may_wait: bool = True,
+    warn_after_s: float = 10.0,
+    limit_s: float = 60.0,
 ) -> str:
     """Return the file's line; ``typed`` is the option that named it.
 
-    Blocks until a pipe is told, which a person may have to do, but not beyond ``limit_s``. Raises
-    :class:`SettingsError` if it cannot be read, is empty, too large or no text.
+    Blocks until a pipe is told, which a person may have to do, but not beyond ``limit_s``; a pipe
+    that has not been read before is refused unless it ``may_wait``. Raises :class:`SettingsError`
+    if it cannot be read, is empty, too large or no text.
     """
     named = f"{typed}={str(path)!r}"
     try:
-        text = _content(path, named, warn_after_s, limit_s).decode()
+        text = _content(path, named, may_wait, warn_after_s, limit_s).decode()
     except OSError as error:
         raise SettingsError(f"{named} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -47,21 +53,44 @@ def read_secret(
 
 
 def read_again(credentials: Credentials) -> Credentials:
-    """Return the credentials with what their files contain now. Raises :class:`SettingsError`."""
+    """Return the credentials with what their files contain now. Raises :class:`SettingsError`.
+
+    Waits for nobody: an event loop calls this, and keeps leases meanwhile.
+    """
     user, password = credentials.user, credentials.password
     if credentials.user_file is not None:
-        user = read_secret(credentials.user_file, "user_file")
+        user = read_secret(credentials.user_file, "user_file", may_wait=False)
     if credentials.password_file is not None:
-        password = read_secret(credentials.password_file, "password_file")
+        password = read_secret(credentials.password_file, "password_file", may_wait=False)
     return replace(credentials, user=user, password=password)
 
 
-def _content(path: Path, named: str, warn_after_s: float, limit_s: float) -> bytes:
+def read_file(path: Path, named: str, most: int) -> bytes:
+    """Return what is in a file of at most so many bytes, without waiting for anybody.
+
+    Raises OSError, and :class:`SettingsError` if it is larger, a pipe or a device.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a directory tells what it is
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise SettingsError(f"{named} is a {kind}; it must be a file")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise SettingsError(f"{named} is larger than {most} bytes: is it another file?")
+    return content
+
+
+def _content(path: Path, named: str, may_wait: bool, warn_after_s: float, limit_s: float) -> bytes:
     status = path.stat()
     identity = (status.st_dev, status.st_ino)
     is_pipe = stat.S_ISFIFO(status.st_mode)  # --rdzv-conf=password_file=<(command)
     if is_pipe and identity in _from_pipes:
         return _from_pipes[identity]
+    if is_pipe and not may_wait:
+        raise SettingsError(
+            f"{named} is a pipe now, which nobody waits for while a job runs: put a file there"
+        )
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
         raise SettingsError(f"{named} is a device; it must be a file or a pipe")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it waits for a pipe's other end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.settings.connection import Tls
 from tests.etcd.tools import LIMIT_S, client_of, connection, put, run
 from tests.support.certificates import Certificates, make_certificates
@@ -131,6 +133,24 @@ def test_a_missing_or_foreign_client_certificate_is_named(
         error = failure(mtls_etcd, tls, connect_timeout_s=5.0)
         assert "client certificate" in str(error)
         assert mtls_etcd.endpoint in str(error)
+
+
+def test_what_is_no_file_is_refused_in_bounded_time_and_memory(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    pipe, large = tmp_path / "pipe.pem", tmp_path / "large.pem"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)  # a sparse file takes no room
+    files, zero = certificates, Path("/dev/zero")
+    for source, problem in ((pipe, "is a pipe"), (zero, "is a device"), (large, "is larger than")):
+        for tls in (
+            Tls(source),
+            Tls(files.ca, source, files.client_key),
+            Tls(files.ca, files.client_cert, source),
+        ):
+            with pytest.raises(EtcdTlsError, match=f"{source} {problem}"):
+                channel_credentials(tls)
 
 
 def test_unusable_files_are_named_at_once(

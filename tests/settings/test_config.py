@@ -255,6 +255,18 @@ def test_a_file_that_can_be_no_secret_is_not_read_to_its_end(tmp_path: Path) -> 
     refused("user_file='/' cannot be read: Is a directory", user_file="/")
 
 
+def test_a_file_that_has_become_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Leases would not be kept meanwhile."""
+    (tmp_path / "password").write_text("first\n")
+    os.mkfifo(tmp_path / "user")
+    for credentials in (
+        Credentials("ann", "first", tmp_path / "user", None),
+        Credentials("ann", "first", None, tmp_path / "user"),
+    ):
+        with pytest.raises(SettingsError, match=r"_file=.*/user' is a pipe now"):
+            read_again(credentials)
+
+
 def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
     files: dict[str, Any] = {
         "user_file": tmp_path / "user",
