@@ -18,8 +18,10 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """``host:port``, an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """``host:port`` for URLs, of which gRPC's targets are a kind: an IPv6 address in brackets,
+        and ``%25`` before its zone (RFC 6874)."""
+        host = self.host.replace("%", "%25")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

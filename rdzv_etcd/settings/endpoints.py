@@ -4,6 +4,7 @@ host                  port 2379
 h1:2379,h2:2379       several members of one etcd cluster
 https://h1,https://h2 TLS; one scheme for all
 [2001:db8::1]:2379    an IPv6 address, always in brackets
+[fe80::1%eth0]:2379   one of a link, with its zone; in URLs %25eth0 is the same
 (nothing)             localhost:2379
 """
 
@@ -19,6 +20,7 @@ from rdzv_etcd.settings.connection import Endpoint
 DEFAULT_PORT = 2379
 _OPTION = "--rdzv-endpoint"
 _MISSPELT_SCHEME = re.compile(r"(https?)(?::/?|//)(?!/)(?!\d+$)(.+)", re.IGNORECASE)
+_OF_A_LINK = ipaddress.IPv6Network("fe80::/10")
 _HOST = re.compile(r"[\w.-]+")
 
 
@@ -42,6 +44,12 @@ def parse_endpoints(text: str) -> ParsedEndpoints:
         raise SettingsError(
             f"{_OPTION} contains user information (…@host), which would end up in logs: set "
             "RDZV_ETCD_USER and RDZV_ETCD_PASSWORD in the environment instead"
+        )
+    if ";" in text:
+        listed = ",".join(filter(None, (part.strip() for part in re.split("[;,]", text))))
+        raise SettingsError(
+            f"{_OPTION} {text!r} contains a semicolon; endpoints are separated by commas: write "
+            f"{listed or 'h1:2379,h2:2379'}"
         )
     schemes: dict[str, str] = {}
     endpoints: dict[Endpoint, None] = {}
@@ -82,8 +90,14 @@ def _parse_address(entry: str, address: str) -> Endpoint:
         )
     if address.startswith("["):
         host, closing, rest = address[1:].partition("]")
+        host = host.replace("%25", "%", 1)
         if not closing or not _is_ipv6(host) or (rest and not rest.startswith(":")):
             raise SettingsError(f"{_OPTION} {entry!r}: expected [IPv6 address]:port")
+        if "%" not in host and ipaddress.IPv6Address(host) in _OF_A_LINK:
+            raise SettingsError(
+                f"{_OPTION} {entry!r}: such an address is valid on one link only, and needs the "
+                f"name of this machine's interface there: write [{host}%eth0]{rest} if it is eth0"
+            )
         return Endpoint(host, _parse_port(entry, rest[1:]) if rest else DEFAULT_PORT)
     if address.count(":") > 1:
         raise SettingsError(

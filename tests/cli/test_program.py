@@ -14,6 +14,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.cli.options import Target
+from rdzv_etcd.embedded.addresses import own_addresses
 from tests.cli.tools import LIMIT_S, Run, plant_node, plant_round, run_alone
 from tests.support.processes import free_port
 from tests.support.servers import EtcdServer, find_binaries
@@ -270,6 +271,14 @@ def test_an_etcd_is_served_until_it_is_told_to_end(
         process.send_signal(by)
         assert process.wait(LIMIT_S) == 0
     assert cli("status", "--endpoint", endpoint, "--conf=connect_timeout=1").code == 3
+
+
+@pytest.mark.parametrize("zone", ["%lo", "%25lo"])
+def test_an_address_may_have_a_zone(etcd_server: EtcdServer, cli: Run, zone: str) -> None:
+    if not own_addresses("::1"):
+        pytest.skip("this machine has no IPv6")
+    done = cli("status", "--endpoint", f"[::ffff:127.0.0.1{zone}]:{etcd_server.port}")
+    assert (done.code, done.err) == (0, "")
 
 
 def test_an_etcd_with_a_password_lets_nobody_else_in(

@@ -27,6 +27,7 @@ from rdzv_etcd.settings import Endpoint, parse_endpoints
             "http",
             [("2001:db8::1", 80), ("fe80::1%eth0", 2379)],
         ),
+        ("http://[fe80::1%25eth0]:1", "http", [("fe80::1%eth0", 1)]),
         ("10.0.0.1:1,10.0.0.1:1", None, [("10.0.0.1", 1)]),
         ("etcd-0.etcd_headless.ns.svc:2379", None, [("etcd-0.etcd_headless.ns.svc", 2379)]),
     ],
@@ -64,11 +65,21 @@ def test_forms(text: str, scheme: str | None, endpoints: list[tuple[str, int]]) 
         ("[::1", r"expected \[IPv6 address\]:port"),
         ("[h1]:2379", "expected"),
         ("[::1]2379", "expected"),
+        ("[fe80::1]:2379", r"needs the name.*: write \[fe80::1%eth0\]:2379"),
+        ("h1:2379;h2:2379", "separated by commas: write h1:2379,h2:2379$"),
+        ("h1; h2,h3;", "write h1,h2,h3$"),
+        (";", "commas"),
     ],
 )
 def test_refusals(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         parse_endpoints(text)
+
+
+def test_a_zone_stands_in_urls_as_they_want_it() -> None:
+    """gRPC takes ``%d0`` for an escaped letter."""
+    (endpoint,) = parse_endpoints("[fe80::1%d0]").endpoints
+    assert endpoint.target == "[fe80::1%25d0]:2379"
 
 
 def test_user_information_is_refused_without_being_repeated() -> None:
