@@ -20,6 +20,7 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.world_over import unless_over
 from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.kv.writes import too_large
 
 
 class Exchange:
@@ -82,9 +83,9 @@ class Exchange:
             self._given = data
         try:
             await self._put(turn, self._given, self._left_s(until_s))
-        except RequestTooLargeError:
-            self._given = None
-            raise
+        except RequestTooLargeError as error:
+            size, self._given = len(self._given), None
+            raise too_large(f"what this member gives in exchange {turn}", size) from error
         return await self._take(turn, self._left_s(until_s))
 
     async def _put(self, turn: int, data: bytes, timeout_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rdzv_etcd.arguments import named_key
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
-from rdzv_etcd.kv.writes import Deadline, OnceWriter
+from rdzv_etcd.kv.writes import Deadline, OnceWriter, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.store_values import StoreKeys, content_of, encode_value
 
@@ -29,7 +29,8 @@ class Queues:
         """Put an item at the end: one request."""
         item = self._keys.queue_item(key, self._writes.unique())
         body = requests.put_all([(item, encode_value(value))], self._lease_id)
-        await self._writes.apply(body, deadline)
+        with named_if_too_large("queue_push to", key, len(value)):
+            await self._writes.apply(body, deadline)
 
     async def pop(self, key: str, deadline: Deadline, *, block: bool) -> bytes | None:
         """Take the oldest item: three requests, more if others take at the same time.

@@ -28,13 +28,12 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
     NotANumberError,
     OutcomeUnknownError,
-    RequestTooLargeError,
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
 from rdzv_etcd.kv.queue import Queues
 from rdzv_etcd.kv.reads import Reader, side_by_side
-from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written
+from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store_requests import Body
@@ -144,7 +143,9 @@ class KeyValueStore:
         """Set the value if the guard holds; tell whether it did. Raises as :meth:`multi_set`."""
         data = value_of(key, value)
         body = requests.put_while(guard, self._keys.value(key), encode_value(data), self._lease_id)
-        return (await self._apply(key, len(data), body, self._deadline(timeout_s))).wrote
+        deadline = self._deadline(timeout_s)
+        with named_if_too_large("to set", key, len(data)):
+            return (await self._writes.apply(body, deadline)).wrote
 
     async def set_instead(
         self, key: str, value: bytes, former: str, timeout_s: float | None
@@ -155,13 +156,14 @@ class KeyValueStore:
             self._lease_id,
             [self._keys.value(former)],
         )
-        await self._apply(key, len(value), body, self._deadline(timeout_s))
+        with named_if_too_large("to set", key, len(value)):
+            await self._writes.apply(body, self._deadline(timeout_s))
 
     async def delete(self, key: str, timeout_s: float | None) -> bool:
         """Delete the key and tell whether it was there."""
         body = requests.delete(self._keys.value(key))
-        written = await self._writes.apply(body, self._deadline(timeout_s))
-        return written.wrote
+        with named_if_too_large("to delete", key, 0):
+            return (await self._writes.apply(body, self._deadline(timeout_s))).wrote
 
     async def compare_set(
         self, key: str, expected: bytes, desired: bytes, timeout_s: float | None
@@ -181,7 +183,9 @@ class KeyValueStore:
                 body = self._put_if_unchanged(name, encode_value(desired), seen)
             else:
                 body = requests.put_if_expected(name, expected, desired, self._lease_id)
-            written = await self._apply(key, len(expected) + len(desired), body, deadline)
+            size = len(expected) + len(desired)
+            with named_if_too_large("compare_set of", key, size, " with what is expected"):
+                written = await self._writes.apply(body, deadline)
             if written.wrote:
                 return desired
             seen = await self._seen(name, written, deadline)
@@ -202,7 +206,9 @@ class KeyValueStore:
             before = b"" if seen is None else content_of(seen)
             body = self._put_if_unchanged(name, encode_value(before + value), seen)
             size = len(before) + len(before + value)
-            written = await self._apply(key, size, body, deadline)
+            of = f", the {len(before)} that were there before twice" if before else ""
+            with named_if_too_large("to append to", key, size, of):
+                written = await self._writes.apply(body, deadline)
             if written.wrote:
                 return
             seen = await self._seen(name, written, deadline)
@@ -225,7 +231,8 @@ class KeyValueStore:
                 number = self._number(key, seen)
                 if amount == 0:
                     return number
-            written = await self._writes.apply(self._add_body(name, amount, seen), deadline)
+            with named_if_too_large("to add to", key, 0):
+                written = await self._writes.apply(self._add_body(name, amount, seen), deadline)
             kv = written.kv
             if written.recovered_at is not None:
                 kv = await self._recovered(name, written, deadline)
@@ -238,7 +245,7 @@ class KeyValueStore:
     # -- queues -----------------------------------------------------------------------------------
 
     async def queue_push(self, key: str, value: bytes, timeout_s: float | None) -> None:
-        """Put an item at the end of a queue."""
+        """Put an item at the end of a queue; raises as :meth:`multi_set`."""
         await self._queues.push(key, value_of(key, value), self._deadline(timeout_s))
 
     async def queue_pop(
@@ -263,19 +270,12 @@ class KeyValueStore:
 
     async def _set_batch(self, items: Sequence[tuple[str, bytes]], deadline: Deadline) -> None:
         encoded = [(self._keys.value(k), encode_value(v)) for k, v in items]
-        key, largest = max(items, key=lambda item: len(item[1]))
         body = requests.put_all(encoded, self._lease_id)
-        await self._apply(key, len(largest), body, deadline)
-
-    async def _apply(self, key: str, size: int, body: Body, deadline: Deadline) -> Written:
-        """Apply a write; ``size``: the bytes it sends for ``key``, which are most of it."""
-        try:
-            return await self._writes.apply(body, deadline)
-        except RequestTooLargeError as error:
-            raise RequestTooLargeError(
-                f"the write to store key {named_key(key)} has {size} bytes, more than etcd "
-                "accepts in one request: 1.5 MiB unless its --max-request-bytes is raised"
-            ) from error
+        key, _ = max(items, key=lambda item: len(item[1]))
+        size = sum(len(encoded_key(k)) + len(v) for k, v in items) - len(encoded_key(key))
+        of = f" with {len(items) - 1} smaller ones beside it" if len(items) > 1 else ""
+        with named_if_too_large("to set", key, size, of):
+            await self._writes.apply(body, deadline)
 
     def _add_body(self, name: bytes, amount: int, seen: KeyValue | None) -> Body:
         counter = None if seen is None else counter_of(seen)

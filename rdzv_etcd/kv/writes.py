@@ -17,11 +17,13 @@ outcome perhaps unknown, is never used again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
+from rdzv_etcd.arguments import encoded_key, named_key
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import StateCorruptError, StoreTimeoutError
+from rdzv_etcd.errors import RequestTooLargeError, StateCorruptError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
 from rdzv_etcd.schema.store_requests import WROTE, Body, once
 from rdzv_etcd.schema.store_values import StoreKeys
@@ -51,6 +53,29 @@ class Deadline:
         """Raise :class:`~rdzv_etcd.errors.StoreTimeoutError` if the time is up."""
         if self.left_s() == 0.0:
             raise StoreTimeoutError(f"{doing} kept losing to other writers for {self.timeout_s} s")
+
+
+@contextmanager
+def named_if_too_large(call: str, key: str, size: int, of: str = "") -> Iterator[None]:
+    """Let a write that etcd refuses because of its size name the ``call`` and the ``key``.
+
+    ``size``: the bytes that it sends besides the key; ``of``: what they are, if the caller gave
+    only some of them. Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`.
+    """
+    try:
+        yield
+    except RequestTooLargeError as error:
+        sent = len(encoded_key(key)) + size
+        raise too_large(f"{call} store key {named_key(key)}", sent, of) from error
+
+
+def too_large(what: str, size: int, of: str = "") -> RequestTooLargeError:
+    """The error for ``what`` a caller wanted to write, in the caller's words."""
+    return RequestTooLargeError(
+        f"{what} takes {size} bytes{of}, more than etcd accepts in one request: 1.5 MiB, "
+        "everything included, unless its --max-request-bytes is raised; cut it into several, or "
+        "pass on where it can be read instead"
+    )
 
 
 @dataclass(frozen=True, slots=True)

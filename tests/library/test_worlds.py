@@ -432,8 +432,13 @@ def test_an_exchange_hears_that_the_job_has_failed(door: Door) -> None:
 
 def test_what_is_too_large_for_etcd_is_refused(door: Door) -> None:
     _, (world,) = door.worlds(1)
-    with pytest.raises(RequestTooLargeError):
+    world.exchange(b"x")
+    with pytest.raises(
+        RequestTooLargeError,
+        match=r"^what this member gives in exchange 2 takes 2000000 bytes, more than etcd .* cut",
+    ):
         world.exchange(b"x" * 2_000_000)
+    assert world.exchange(b"less") == [b"less"]
 
 
 # --- store ----------------------------------------------------------------------------------------

@@ -125,8 +125,43 @@ def test_no_time_is_enough_for_what_is_there(store: RoundStore, timeout_s: Any) 
         store.get("other", timeout_s)
 
 
+_TOO_LARGE = b"x" * 1_800_000
+_TEXT = r"^{} store key 'seed' takes {} bytes{}, more than etcd accepts in one .* cut it into"
+
+
+@pytest.mark.parametrize(
+    ("call", "doing", "size", "of"),
+    [
+        (lambda store: store.set("seed", _TOO_LARGE), "to set", 1_800_004, ""),
+        (lambda store: store.multi_set({"seed": _TOO_LARGE, "b": b""}), "to set", 1_800_004, ""),
+        (lambda store: store.queue_push("seed", _TOO_LARGE), "queue_push to", 1_800_004, ""),
+        (lambda store: store.append("seed", _TOO_LARGE), "to append to", 1_800_004, ""),
+        (
+            lambda store: store.compare_set("seed", b"", _TOO_LARGE),
+            "compare_set of",
+            1_800_004,
+            " with what is expected",
+        ),
+    ],
+)
+def test_what_is_too_large_is_named(
+    store: RoundStore, call: Callable[[RoundStore], object], doing: str, size: int, of: str
+) -> None:
+    with pytest.raises(RequestTooLargeError, match=_TEXT.format(doing, size, of)):
+        call(store)
+    assert not store.check(["seed"])
+
+
+def test_what_gets_too_large_bit_by_bit_is_named(store: RoundStore) -> None:
+    """What is there already is sent again, so a small addition may be too much."""
+    store.set("seed", b"x" * 1_000_000)
+    of = ", the 1000000 that were there before twice"
+    with pytest.raises(RequestTooLargeError, match=_TEXT.format("to append to", 2_000_005, of)):
+        store.append("seed", b"y")
+
+
 def test_a_message_shows_no_more_of_a_key_than_people_read(store: RoundStore) -> None:
-    with pytest.raises(RequestTooLargeError, match=r"'a{79}…' has 1 bytes, more than etcd"):
+    with pytest.raises(RequestTooLargeError, match=r"'a{79}…' takes 2000001 bytes, more"):
         store.set("a" * 2_000_000, b"v")
     with pytest.raises(StoreTimeoutError, match=r"keys: a{79}…$") as caught:
         store.get("a" * 1000, 0)
