@@ -11,10 +11,13 @@ from rdzv_etcd.core.elections import Fence
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group import leaderships as blocking_leaderships
 from rdzv_etcd.group.round_store import TIMEOUT_S
+from rdzv_etcd.uncopied import Uncopied
 
 
-class Leadership:
+class Leadership(Uncopied):
     """A leadership that this member came to, as :class:`rdzv_etcd.Leadership`."""
+
+    _instead = blocking_leaderships.Leadership._instead
 
     def __init__(self, leadership: blocking_leaderships.Leadership) -> None:
         """Made by :meth:`World.elect`."""

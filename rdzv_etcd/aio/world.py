@@ -13,10 +13,13 @@ from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group import world as blocking_world
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.world import Master, WorldMember
+from rdzv_etcd.uncopied import Uncopied
 
 
-class World:
+class World(Uncopied):
     """One formed round, as :class:`rdzv_etcd.World`. Never changes; it gets over."""
+
+    _instead = blocking_world.World._instead
 
     def __init__(self, world: blocking_world.World) -> None:
         """Made by :meth:`Group.join`."""

@@ -46,13 +46,14 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.definitions import Orphans
 from rdzv_etcd.text import shown
+from rdzv_etcd.uncopied import Uncopied
 
 __all__ = ["Group", "leave_all"]
 
 _log = logging.getLogger("rdzv_etcd")
 
 
-class Group:
+class Group(Uncopied):
     """One participant of one job; :func:`rdzv_etcd.connect` makes one.
 
     ::
@@ -78,6 +79,8 @@ class Group:
     it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so does a new group if the parent
     has used gRPC.
     """
+
+    _instead = "connect there: what else takes part in the job is a node of its own"
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.core.events import JobEvent
 from rdzv_etcd.errors import RendezvousFailedError
 from rdzv_etcd.group.job_watch import JobWatch
+from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ class Runner(Protocol):
     async def call(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
-class JobEvents:
+class JobEvents(Uncopied):
     """What happens in a job, as an iterator without end; made by :meth:`rdzv_etcd.Group.events` and
     :meth:`rdzv_etcd.Observer.events`.
 
@@ -43,6 +44,8 @@ class JobEvents:
     thread, and with the group or the observer that made it. It costs one watch of etcd and of this
     process; nothing waits for its reader. Its methods may be called from any thread.
     """
+
+    _instead = "hand over the events, which are plain values"
 
     def __init__(
         self,

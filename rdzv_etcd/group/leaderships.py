@@ -14,9 +14,10 @@ from rdzv_etcd.errors import LeadershipLostError, MisuseError, RendezvousFailedE
 from rdzv_etcd.group.elections import Term
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, RoundStore
+from rdzv_etcd.uncopied import Uncopied
 
 
-class Leadership:
+class Leadership(Uncopied):
     """A leadership that this member came to; made by :meth:`rdzv_etcd.World.elect`.
 
     ::
@@ -29,6 +30,8 @@ class Leadership:
     in etcd: a member that was cut off and comes back does not lead again unless it is elected
     again. One that nobody refers to is resigned. Its methods may be called from any thread.
     """
+
+    _instead = "hand over its fence, a plain value"
 
     def __init__(self, name: str, part: Participation, store: RoundStore, term: Term) -> None:
         self._name = name

@@ -21,6 +21,7 @@ from rdzv_etcd.group.opening import Connect, open_etcd
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
 
@@ -123,7 +124,7 @@ class Observation:
         await self._etcd.close()
 
 
-class Observer:
+class Observer(Uncopied):
     """Looks at one job from outside; :func:`rdzv_etcd.observe` makes one.
 
     ::
@@ -140,6 +141,8 @@ class Observer:
     may be called from any thread, and none after :meth:`close`
     (:class:`~rdzv_etcd.errors.MisuseError`); an observer that nobody refers to closes by itself.
     """
+
+    _instead = "observe there, or hand over a state that it read, a plain value"
 
     def __init__(
         self,

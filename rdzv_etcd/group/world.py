@@ -22,6 +22,7 @@ from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.roster import members_of, presences_of
 from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.group.world_over import unless_over
+from rdzv_etcd.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from rdzv_etcd.group.group import Group
@@ -59,12 +60,14 @@ class WorldMember:
         return WorldMember, given
 
 
-class World:
+class World(Uncopied):
     """One formed round: a rank, a size, and what its members do together. Never changes; it gets
     over.
 
     All methods may be called from any thread.
     """
+
+    _instead = "hand over what it tells: rank, size, epoch, master and members are plain values"
 
     def __init__(self, group: Group, part: Participation, seat: Seat) -> None:
         """Made by :meth:`rdzv_etcd.Group.join`."""

@@ -1,0 +1,81 @@
+"""What cannot be handed to another process, and what can."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import rdzv_etcd
+from rdzv_etcd import aio
+from rdzv_etcd.errors import MisuseError
+from tests.library.nodes import LIMIT_S
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+_INSTEAD = {
+    "Group": "connect there",
+    "World": "rank, size, epoch, master and members",
+    "RoundStore": "what was read",
+    "Leadership": "its fence",
+    "Observer": "observe there",
+    "JobEvents": "the events",
+}
+
+
+@pytest.fixture
+def things(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Iterator[list[Any]]:
+    """One of each, and its twin for asyncio."""
+    local: dict[str, Any] = {"local_addr": "127.0.0.1", "ended_ttl": 5}
+    endpoint = etcd_server.endpoint
+    with ExitStack() as stack:
+        group = stack.enter_context(
+            rdzv_etcd.connect(endpoint, job=job_id, nodes=1, data={"gpus": 8}, **local)
+        )
+        world = group.join()
+        leadership = stack.enter_context(world.elect("writer", LIMIT_S))
+        observer = stack.enter_context(rdzv_etcd.observe(endpoint, job=job_id))
+        events = stack.enter_context(observer.events())
+        yield [
+            *(group, world, world.store, leadership, observer, events),
+            *(aio.Group(group), aio.World(world), aio.World(world).store),
+            *(aio.Leadership(leadership), aio.Observer(observer), aio.JobEvents(events)),
+        ]
+
+
+def _start_with(thing: object) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(thing,))
+    process.start()
+
+
+def test_what_lives_in_one_process_says_what_to_hand_over_instead(things: list[Any]) -> None:
+    assert {type(thing).__name__ for thing in things} == set(_INSTEAD)
+    for thing in things:
+        name = type(thing).__name__
+        calls: list[Callable[[Any], object]] = [pickle.dumps, copy.copy, copy.deepcopy, _start_with]
+        for call in calls:
+            with pytest.raises(MisuseError) as caught:
+                call(thing)
+            assert f"a {name} of this process cannot be pickled or copied" in str(caught.value)
+            assert _INSTEAD[name] in str(caught.value)
+            assert isinstance(caught.value, TypeError)  # what Python's own would raise
+            assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_what_is_a_plain_value_can_be_handed_over(things: list[Any]) -> None:
+    group, world, _, leadership, observer, events = things[:6]
+    values = [
+        *(world.master, world.members, world.node_ids, leadership.fence),
+        *(observer.state(), events.next(LIMIT_S)),
+    ]
+    group.finish("done")
+    assert world.wait_over(LIMIT_S)
+    values += [world.change, group.closure()]
+    for value in values:
+        assert value is not None
+        assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value
