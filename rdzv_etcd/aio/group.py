@@ -133,6 +133,7 @@ class Group(Uncopied):
 
     @property
     def has_left(self) -> bool:
+        """As :attr:`rdzv_etcd.Group.has_left`: from memory."""
         return self._group.has_left
 
     async def __aenter__(self) -> Group:

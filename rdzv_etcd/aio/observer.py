@@ -38,6 +38,9 @@ class Observer(Uncopied):
 
     async def close(self) -> None:
         """As :meth:`rdzv_etcd.Observer.close`. If this is cancelled, it closes all the same."""
+        if self._observer._part.is_foreign:  # a forked child has no event loop to wait on
+            self._observer.close()
+            return
         self._observer._finalizer.detach()
         closed, tell = told_from_a_thread()
         if self._observer._part.begin_to_close(tell):

@@ -240,18 +240,12 @@ class Group(Uncopied):
 
         ``bound`` is one that the caller has made.
         """
-        if self._drained is not None:
+        try:
+            self._begin_one_join()
+        except BaseException:
             if bound is not None:
                 bound.close()
-            raise self._drained.copy()
-        if not self._joining.acquire(blocking=False):
-            if bound is not None:
-                bound.close()
-            refuse_after_fork()
-            raise MisuseError(
-                f"this node is joining job {self._settings.job_id!r} already: let one thread call "
-                "join(), and share the world that it returns; another node is another group"
-            )
+            raise
         try:
             self._note_change()
             epoch = self._node.epoch
@@ -265,6 +259,16 @@ class Group(Uncopied):
                 raise
         finally:
             self._joining.release()
+
+    def _begin_one_join(self) -> None:
+        self._part.refuse_in_child()
+        if self._drained is not None:
+            raise self._drained.copy()
+        if not self._joining.acquire(blocking=False):
+            raise MisuseError(
+                f"this node is joining job {self._settings.job_id!r} already: let one thread call "
+                "join(), and share the world that it returns; another node is another group"
+            )
 
     async def _arrive(self, listener: Listener, timeout_s: float | None, because: str) -> Seat:
         limit_s = seconds_or_none(timeout_s)
@@ -312,7 +316,9 @@ class Group(Uncopied):
     @property
     def drain_reason(self) -> str | None:
         """Why this node is to leave, be it by :meth:`drain` or because an operator asked for it;
-        ``None`` if it is not. From memory; for launchers that know a safe point of their own."""
+        ``None`` if it is not. From memory; for launchers that know a safe point of their own.
+        Raises :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
+        self._part.refuse_in_child()
         self._node.call_ins.call_in()
         drain = self._node.drain
         return None if drain is None else why_drained(drain, self.node_id)
@@ -323,14 +329,18 @@ class Group(Uncopied):
 
         Also above zero when a member was lost, when the others went on without this node, and when
         the job failed; zero when it was finished. Answers from memory: never blocks, never raises,
-        whatever state etcd is in.
+        whatever state etcd is in, but for :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked
+        child, which knows nothing of the job.
         """
+        self._part.refuse_in_child()
         self._node.call_ins.call_in()
         return self._node.waiting_count()
 
     def closure(self) -> Closure | None:
         """How the job ended, if it did; from memory. Before the first :meth:`join` that is the
-        end of the last run, while its marker stands: a join begins a new one."""
+        end of the last run, while its marker stands: a join begins a new one. Raises
+        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
+        self._part.refuse_in_child()
         return self._node.closure()
 
     # -- the job ----------------------------------------------------------------------------------
@@ -435,7 +445,8 @@ class Group(Uncopied):
 
     @property
     def has_left(self) -> bool:
-        return self._part.has_left
+        """Whether this process takes no part any more: the node has left, or is a parent's."""
+        return self._part.is_over
 
     def __enter__(self) -> Group:
         return self

@@ -12,6 +12,7 @@ from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.core.events import JobEvent
 from rdzv_etcd.errors import RendezvousFailedError
 from rdzv_etcd.group.job_watch import JobWatch
+from rdzv_etcd.process import process_id
 from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class JobEvents(Uncopied):
         self._runner = runner
         self._watch = watch
         self._begin = begin
+        self._process = process_id()
         self._finalizer = weakref.finalize(self, _stop, runner, watch)
         self._finalizer.atexit = False
 
@@ -103,8 +105,8 @@ class JobEvents(Uncopied):
 
     @property
     def is_closed(self) -> bool:
-        """Whether there will be nothing more."""
-        return self._watch.is_closed
+        """Whether there will be nothing more; true in a forked child, which is told nothing."""
+        return self._watch.is_closed or self._process != process_id()
 
     def close(self) -> None:
         """Stop watching, without waiting for that. Idempotent."""

@@ -106,6 +106,11 @@ class LoopHold:
             then()
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a forked child of the one that acquired it."""
+        return self._thread.is_foreign
+
+    @property
     def is_current(self) -> bool:
         """Whether this is called on the loop's own thread, which can wait for nothing."""
         return not self._thread.is_foreign and self._thread.is_current

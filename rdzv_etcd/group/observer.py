@@ -43,6 +43,11 @@ class Observation:
     def settings(self) -> Settings:
         return self._settings
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a forked child of the one that observes."""
+        return self._loop_thread.is_foreign
+
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run it on the loop and block until it has ended. Raises MisuseError after the end."""
         self._require_open(work)

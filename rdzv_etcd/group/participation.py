@@ -106,7 +106,8 @@ class Participation:
         self._listener, self._listener_epoch = listener, epoch
 
     def take_listener(self, epoch: int) -> Listener | None:
-        """Hand over rank 0's socket of that world, once."""
+        """Hand over rank 0's socket of that world, once. Raises ForkedProcessError in a child."""
+        self.refuse_in_child()
         if epoch != self._listener_epoch:
             return None
         listener, self._listener = self._listener, None

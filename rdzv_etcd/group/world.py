@@ -184,7 +184,10 @@ class World(Uncopied):
 
     def alive(self) -> None:
         """Tell the ``watchdog`` that this thread is at work; for work in which it calls nothing
-        else of the library for long. As cheap as :attr:`over`."""
+        else of the library for long. As cheap as :attr:`over`. Raises
+        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child, whose life says nothing of
+        its parent's."""
+        self._part.refuse_in_child()
         self._part.node.call_ins.call_in()
 
     def wait_over(self, timeout_s: float | None = None) -> bool:
@@ -281,6 +284,7 @@ class World(Uncopied):
         """Hand rank 0 the socket that listens on ``master.port``, once; the caller owns it.
 
         ``None`` on every other rank, the second time, and once this node has joined again. Whoever
-        wants to serve on the port without it closes it first.
+        wants to serve on the port without it closes it first. Raises
+        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         return self._part.take_listener(self.epoch)

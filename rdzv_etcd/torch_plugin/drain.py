@@ -16,6 +16,7 @@ import time
 import weakref
 from types import FrameType
 
+from rdzv_etcd.errors import ForkedProcessError
 from rdzv_etcd.group.group import Group
 
 _log = logging.getLogger("rdzv_etcd")
@@ -79,10 +80,19 @@ class DrainSignal:
 
     def _drain(self, number: int, _: FrameType | None) -> None:
         group = self._group()
-        if group is not None and group.drain_reason is not None:
+        if group is not None and _is_drained(group):
             return  # it leaves already: whoever asks again must not end its agent
         if group is None or group.has_left:  # as if nobody had ever handled it
             self.restore()
             os.kill(os.getpid(), number)
             return
         group.drain(signal.Signals(number).name)
+
+
+def _is_drained(group: Group) -> bool:
+    """Whether this process's node is drained; a forked child, which may have inherited the signal's
+    handler, has none."""
+    try:
+        return group.drain_reason is not None
+    except ForkedProcessError:
+        return False

@@ -124,17 +124,21 @@ class EtcdRendezvousHandler(RendezvousHandler):
         )
 
     def num_nodes_waiting(self) -> int:
-        """From memory: never blocks, and never raises, whatever state etcd is in.
+        """From memory: never blocks, and never raises, whatever state etcd is in; in a forked child
+        it is refused.
 
         A node that was drained begins to leave here; its own workers stop a second later.
         """
-        if self._departure.is_due():
-            return 1
-        return 0 if self._departure.has_begun else self._group.waiting_count()
+        with torch_errors():
+            if self._departure.is_due():
+                return 1
+            return 0 if self._departure.has_begun else self._group.waiting_count()
 
     def is_closed(self) -> bool:
-        """From memory: whether this node's run is over; before it has one, whether the last is."""
-        return self._group.closure() is not None
+        """From memory: whether this node's run is over; before it has one, whether the last is.
+        Refused in a forked child."""
+        with torch_errors():
+            return self._group.closure() is not None
 
     def set_closed(self) -> None:
         """Close the job for everybody, whether or not this node is a member.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -47,11 +48,11 @@ async def with_a_group(main):
 """
 
 
-def run(program: str, server: EtcdServer, job_id: str, nodes: str = "1") -> str:
+def run(program: str, server: EtcdServer, job_id: str, nodes: str = "1", *arguments: str) -> str:
     """Return what a program printed that ended well, without a word on stderr."""
     options = json.dumps(node_options(server, job_id, nodes, lease_ttl=600))
     done = subprocess.run(
-        [sys.executable, "-c", _BEGINNING + textwrap.dedent(program), options],
+        [sys.executable, "-c", _BEGINNING + textwrap.dedent(program), options, *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -156,13 +157,13 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
                 lambda: EtcdRendezvousHandler(settings),
                 handler.next_rendezvous,
                 lambda: store.get("key"),
+                handler.num_nodes_waiting,
+                handler.is_closed,
             ):
                 try:
                     work()
                 except (RendezvousError, dist.DistStoreError) as error:
                     print("spawn" in str(error), flush=True)
-            print(handler.num_nodes_waiting(), flush=True)
-
         in_fork(use)
         store.set("key", "value")
         print(store.get("key").decode())
@@ -171,7 +172,7 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
         etcd_server,
         job_id,
     )
-    assert printed.split() == ["True", "True", "True", "0", "0", "value"]
+    assert printed.split() == [*["True"] * 5, "0", "value"]
 
 
 _LOOKS = """
@@ -310,3 +311,161 @@ def test_what_looks_at_the_job_or_leads_in_it_is_the_parents(
         job_id,
     )
     assert printed.split() == ["0", "0", "True", "Snapshot", "working"]
+
+
+_ARGUMENTS = {
+    "Group": {"report_dead": ("other~1~0", "gone"), "fail": ("bad",)},
+    "World": {"barrier": ("b",), "exchange": (b"v",), "elect": ("n", 5), "leader": ("n",)},
+    "RoundStore": {
+        **dict.fromkeys(("get", "delete", "queue_pop", "queue_len"), ("k",)),
+        **dict.fromkeys(("set", "append", "queue_push"), ("k", b"v")),
+        **dict.fromkeys(("multi_get", "wait", "check"), (["k"],)),
+        **{"multi_set": ({"k": b"v"},), "add": ("k", 1), "compare_set": ("k", b"", b"v")},
+        "keep": (None,),
+    },
+    "Leadership": {"set": ("k", b"v")},
+    "Observer": {},
+    "JobEvents": {},
+}
+_FACTS = {
+    "Group": {"job", "node_id"},
+    "World": {"rank", "size", "epoch", "round", "master", "members", "node_ids", "store"},
+    "RoundStore": set[str](),
+    "Leadership": {"name", "fence"},
+    "Observer": {"job"},
+    "JobEvents": set[str](),
+}
+"""What stays as the parent knew it: it never changes. ``members`` only if the parent has read them;
+``store`` is only a way to it."""
+_ENDED = {
+    "Group": {"has_left": "True", "leave": "None"},
+    "World": {"over": "True", "change": "MovedOn()", "should_yield": "True", "wait_over": "True"},
+    "RoundStore": {"keep": "None"},
+    "Leadership": {"is_held": "False", "wait_lost": "True", "resign": "None"},
+    "Observer": {"close": "None"},
+    "JobEvents": {"is_closed": "True", "close": "None"},
+}
+"""What says that there is nothing for a child to take part in, or has nothing to do there."""
+
+_EVERYTHING = """
+import inspect, logging
+logging.disable()
+import rdzv_etcd
+from rdzv_etcd import aio
+
+arguments, facts = json.loads(sys.argv[2]), json.loads(sys.argv[3])
+options = json.loads(sys.argv[1])
+
+def bytes_in(given):
+    if isinstance(given, dict):
+        return {key: bytes_in(each) for key, each in given.items()}
+    if isinstance(given, list):
+        return [bytes_in(each) for each in given]
+    return given[2:].encode() if str(given).startswith("b:") else given
+
+def use(thing, name):
+    try:
+        found = getattr(thing, name)
+        if callable(found):
+            found = found(*bytes_in(arguments[type(thing).__name__].get(name, [])))
+        if inspect.iscoroutine(found):
+            found = found.send(None)
+        elif inspect.isasyncgen(found):
+            found = found.asend(None).send(None)
+        elif inspect.isgenerator(found):
+            found = next(found)
+        elif isinstance(found, aio.JobEvents):  # it begins when it is first asked
+            found = found.next().send(None)
+        return repr(found)
+    except StopIteration as end:
+        return repr(end.value)
+    except ForkedProcessError:
+        return "refused"
+    except Exception as error:
+        return repr(error)
+
+def use_all(things):
+    told = {}
+    for thing in things:
+        names = sorted(name for name in dir(thing) if not name.startswith("_"))
+        for name in sorted(names, key=lambda name: name in ("leave", "close", "resign")):
+            key = f"{type(thing).__module__} {type(thing).__name__} {name}"
+            told[key] = use(thing, name)
+            if name in facts[type(thing).__name__]:
+                told[key] = "a fact" if told[key] == known.get(key, told[key]) else told[key]
+    print(json.dumps(told), flush=True)
+    os._exit(0)
+
+group = make()
+world = group.join()
+leadership = world.elect("writer", 60)
+observer = rdzv_etcd.observe(options["endpoint"], job=options["job_id"])
+events = observer.events()
+world.members, group.drain("soon")
+while group.drain_reason is None:
+    pass
+plain = [world.store, leadership, events, observer, world, group]
+twins = [aio.World(world).store, *(
+    getattr(aio, type(each).__name__)(each) for each in plain if each is not world.store)]
+known = {}
+for thing in plain:
+    for name in facts[type(thing).__name__]:
+        known[f"{type(thing).__module__} {type(thing).__name__} {name}"] = use(thing, name)
+
+for things in (plain, twins):
+    in_fork(lambda: use_all(things))
+leadership.resign(), observer.close(), group.leave()
+"""
+
+
+def _as_json(given: object) -> object:
+    """Bytes as text that begins with ``b:``."""
+    if isinstance(given, bytes):
+        return f"b:{given.decode()}"
+    if isinstance(given, dict):
+        return {key: _as_json(each) for key, each in given.items()}
+    return [_as_json(each) for each in given] if isinstance(given, tuple | list) else given
+
+
+def test_a_child_of_an_agent_does_not_handle_its_drain_signal(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """It has inherited the handler, but no node that could be drained: the signal ends it."""
+    printed = run(
+        """
+        import logging, signal
+        from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
+
+        logging.disable()
+        handler = EtcdRendezvousHandler(
+            settings_from_config(environ={}, **json.loads(sys.argv[1])))
+        handler.next_rendezvous()
+        in_fork(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        print(handler.num_nodes_waiting())
+        handler.shutdown()
+        """,
+        etcd_server,
+        job_id,
+    )
+    assert printed.split() == [str(-signal.SIGUSR1), "0"]
+
+
+def test_everything_that_is_public_is_refused_in_a_child_or_known_to_be_no_lie(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Every public name of every object, found by looking: a new one is refused, or stands in one
+    of the tables above."""
+    given = [json.dumps(_as_json(_ARGUMENTS)), json.dumps(_FACTS, default=sorted)]
+    lines = run(_EVERYTHING, etcd_server, job_id, "1", *given).splitlines()
+    assert [line for line in lines if line == "0"] == ["0", "0"]
+    blocking, twins = (json.loads(line) for line in lines if line != "0")
+    for told in (blocking, twins):
+        assert len(told) > 50
+        lies = {}
+        for key, outcome in told.items():
+            _, kind, name = key.split()
+            is_fact = name in _FACTS[kind]
+            expected = "a fact" if is_fact else _ENDED[kind].get(name, "refused")
+            if outcome != expected and not (is_fact and outcome == "refused"):
+                lies[key] = outcome
+        assert lies == {}
