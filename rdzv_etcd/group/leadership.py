@@ -37,6 +37,7 @@ from rdzv_etcd.group.strangers import Strangers
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
+from rdzv_etcd.schema.fields import MAX_ROUND
 from rdzv_etcd.text import shown
 
 _QUICK_S = 0.001
@@ -307,8 +308,13 @@ class Leadership:
         return (requests.publish_change(context.keys, control, change),)
 
     async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
-        """Publish the round; ``False`` if things are not as they were when it was decided."""
+        """Publish the round; ``False`` if things are not as they were when it was decided, or no
+        round can follow the last one: nobody could read that, and this node would work alone."""
         context = self._context
+        if control.next_number > MAX_ROUND:
+            problem = f"no round can follow that of number {control.next_number - 1}"
+            context.log.warn(str(StateCorruptError(context.keys.round.decode(), problem)))
+            return False
         record = await self._drafting.next_record(control, nodes, decision)
         epoch_lease = await self._drafting.epoch_lease(control, record)
         members = [node.node_id for node in decision.world]

@@ -23,7 +23,7 @@ MAX_NAME = 512
 MAX_TEXT = 1024
 """Characters of a text for people, and of a rank key."""
 MAX_ROUND = 10**9
-"""Of a record that is read. Keys have room for one digit more."""
+"""Of a record. A leader that finds this one says that no other can follow: nobody could read it."""
 MAX_EPOCH = 2**61
 """Of a record that is read, and of what epochs count from. The next base may be higher by etcd's
 revision; with that added once more it still is a number of 64 bits."""

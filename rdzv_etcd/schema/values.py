@@ -289,7 +289,7 @@ def _round(f: Fields) -> Round:
         raise ValueError(f"'job_lease' is {lease[:80]!r}, not a lease id")
     master = f.nested("master")
     return Round(
-        f.counted("round", least=1, most=MAX_ROUND),
+        f.whole("round", least=1, most=MAX_ROUND),
         f.name("run"),
         members,
         settings,
@@ -351,7 +351,7 @@ def _epoch(f: Fields) -> int:
 
 def encode_gate(failures: GateFailures) -> bytes:
     fields: dict[str, object] = {
-        "count": failures.count,
+        "count": min(failures.count, _MOST_FAILURES),
         "how": failures.how,
         "node": failures.node_id,
         "wall_s": failures.wall_s,
@@ -365,7 +365,7 @@ def decode_gate(key: bytes, value: bytes) -> GateFailures:
 
 def _gate(f: Fields) -> GateFailures:
     return GateFailures(
-        f.counted("count", least=1, most=_MOST_FAILURES),
+        f.whole("count", least=1, most=_MOST_FAILURES),
         f.text("how"),
         f.name("node"),
         f.number("wall_s"),

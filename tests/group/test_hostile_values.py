@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from rdzv_etcd.core.model import Closure, Round
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Delete, KeyValue, Op, Put, Txn
 from rdzv_etcd.schema import values
-from rdzv_etcd.schema.fields import MAX_EPOCH
+from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_ROUND
 from rdzv_etcd.schema.requests import read_slice
+from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Grant
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
@@ -255,6 +257,30 @@ def test_a_record_of_the_highest_epoch_that_is_read_is_followed_by_another(field
         await job.until(lambda: all(node.joins == 2 for node in nodes), "they join again", 5)
         await job.until_works("ab", 5)
         assert all(node.world.epoch >= MAX_EPOCH for node in nodes if node.world is not None)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def test_a_record_of_the_last_round_says_that_no_other_can_follow_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody writes one that could not be read: then one node would work in a world that no other
+    knows. All wait, and their leader says why, until the record is gone."""
+
+    async def scenario(job: SimJob) -> None:
+        caplog.clear()
+        closure = Closure("x", "a stranger's", True, 1.0)
+        settings = JobSettings(2, 3)
+        last = Round(MAX_ROUND, "r", ("x",), settings, "h", 1, 4711, closure=closure)
+        write(job, Put(job.keys.round, values.encode_round(last), lease(job)))
+        job.start_all("abc")
+        await job.pass_time(2 * TTL_S)
+        (kv,) = job.server.snapshot(job.keys.round)
+        assert values.decode_round(kv.key, kv.value) == last
+        told = [record.getMessage() for record in caplog.records]
+        assert any("ctl/round" in line and "no round can follow" in line for line in told)
+        write(job, Delete(job.keys.round))
+        await job.until_works("abc", TTL_S + 3)
 
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
