@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.settings.checks import nesting_problem
 from rdzv_etcd.settings.limits import MAX_NODES
 from rdzv_etcd.text import shown
 
@@ -109,11 +110,15 @@ class Fields:
         return Fields(self._get(name, dict, _MISSING))
 
     def data(self, name: str, *, most: int) -> dict[str, object]:
-        """Any JSON object of at most so many bytes."""
+        """Any JSON object of at most so many bytes, no deeper than a node may write it: else it
+        would depend on the depth of the reader's stack who can read or copy it."""
         value: dict[str, object] = self._get(name, dict, _MISSING)
         size = len(json.dumps(value, separators=(",", ":"), allow_nan=False))
         if size > most:
             raise ValueError(f"{name!r} has {size} bytes, more than {most}")
+        problem = nesting_problem(value)
+        if problem is not None:
+            raise ValueError(f"{name!r} {problem}")
         return value
 
     def _get(self, name: str, kind: type, default: object) -> Any:

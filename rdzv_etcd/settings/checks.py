@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
@@ -39,11 +40,9 @@ def checked_data(data: object) -> dict[str, object]:
     """Return a copy; raise SettingsError unless the others would read exactly this."""
     if isinstance(data, Mapping):
         data = dict(data)
-    if _is_deeper(data, MAX_DATA_DEPTH):
-        raise SettingsError(
-            f"data has lists or dicts in each other more than {MAX_DATA_DEPTH} deep; not every "
-            "other node could read that"
-        )
+    problem = nesting_problem(data)
+    if problem is not None:
+        raise SettingsError(f"data {problem}")
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
         read = json.loads(text)
@@ -64,12 +63,36 @@ def checked_data(data: object) -> dict[str, object]:
     return copied
 
 
-def _is_deeper(value: object, levels: int) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
-        return False
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in value)
+def nesting_problem(data: object) -> str | None:
+    """Say what is wrong with data that has too much in it, or too deep; ``None``: nothing.
+
+    It looks at no more values than could be written, however large one is or how often the same
+    one is in it. What is left is for :func:`json.dumps`.
+    """
+    containers, values = [data], 1
+    for _ in range(MAX_DATA_DEPTH):
+        items = list(islice(_items_of(containers), MAX_DATA))
+        values += len(items)
+        if values > MAX_DATA:  # each takes a byte at least
+            return (
+                f"has more than {MAX_DATA} values in it; it must have at most {MAX_DATA} bytes as "
+                "JSON: what is larger can be exchanged once the world is formed"
+            )
+        containers = [item for item in items if isinstance(item, dict | list | tuple)]
+        if not containers:
+            return None
+    return (
+        f"has lists or dicts in each other more than {MAX_DATA_DEPTH} deep; not every other node "
+        "could read that"
+    )
+
+
+def _items_of(containers: list[object]) -> Iterator[object]:
+    for each in containers:
+        if isinstance(each, dict):
+            yield from each.values()
+        elif isinstance(each, list | tuple):
+            yield from each
 
 
 def check_short(name: str, text: str, most: int) -> None:

@@ -219,6 +219,23 @@ def test_data_may_be_any_mapping(door: Door) -> None:
     assert member.data == {"gpus": 8}
 
 
+@pytest.mark.parametrize("levels", [30, 10_000])
+def test_the_same_list_in_data_again_and_again_is_not_followed(levels: int) -> None:
+    """Written out it would be a billion values."""
+    shared: list[Any] = []
+    for _ in range(levels):
+        shared = [shared, shared]
+    with pytest.raises(SettingsError, match=r"data has more than 4096 values in it; .* exchanged"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, data={"a": shared})
+
+
+def test_data_that_is_in_itself_is_refused() -> None:
+    whole: dict[str, Any] = {}
+    whole["a"] = whole
+    with pytest.raises(SettingsError, match="in each other more than 32 deep"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, data=whole)
+
+
 def test_data_may_be_only_so_deep(door: Door) -> None:
     deep: list[Any] = []
     for _ in range(30):

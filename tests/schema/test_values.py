@@ -38,6 +38,16 @@ KEY = b"/rdzv_etcd/job/ctl/thing"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAME = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
 LEASE = st.integers(0, 2**63 - 1)
+
+
+def nested(levels: int) -> list[object]:
+    """Lists in each other."""
+    value: list[object] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 ROUND = st.integers(0, MAX_ROUND)
 PORT = st.integers(1, 65535)
 REVISION = 2**60
@@ -312,6 +322,8 @@ def test_a_spoilt_record_is_refused_and_the_field_named(
         ({"arrived_for": 2 * MAX_ROUND + 1}, "'arrived_for'"),
         ({"rank_key": "9" * 5000}, "'rank_key'"),
         ({"rank_key": "\ud800"}, "surrogates"),
+        ({"data": {"a": nested(32)}}, "'data' has lists .* more than 32 deep"),
+        ({"data": {"a": nested(900)}}, "'data' has lists .* more than 32 deep"),
         ({"leaving": "x" * (MAX_TEXT + 1)}, "'leaving'"),
         ({"node_id": "a\ud800"}, "id"),
         ({"node_id": "nobody~3"}, "not known"),
