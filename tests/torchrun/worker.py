@@ -1,5 +1,4 @@
-"""A worker that counts steps, with a JSON line about each; with ``--allreduce``, an allreduce that is
-checked as well.
+"""A worker that counts steps, with a JSON line about each; ``--allreduce``: and does a checked one.
 
 Knows torchrun's environment and its own options; knows no rendezvous backend, and without
 ``--allreduce`` nothing of torch, which takes longer to load than all else that most tests do. It
