@@ -88,7 +88,7 @@ def test_something_else_than_text_and_bytes_is_refused(store: EtcdStore) -> None
 def test_a_value_too_large_for_etcd_is_refused_with_its_size_and_the_limit(
     store: EtcdStore,
 ) -> None:
-    with pytest.raises(dist.DistStoreError, match=r"'big' has 10000000 bytes.*1\.5 MiB"):
+    with pytest.raises(dist.DistStoreError, match=r"'big' takes 10000003 bytes.*1\.5 MiB"):
         store.set("big", b"x" * 10_000_000)
     assert not store.check(["big"])
     store.set("small", "works still")
