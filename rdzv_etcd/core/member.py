@@ -170,8 +170,10 @@ class Member:
             self.origin = control.formed.origin
 
     def note_start(self, revision: int | None) -> None:
-        """Note the store's revision at this node's first session."""
+        """Note the store's revision at this node's first session. It does not know what was before:
+        whoever was accused then may be about to come back to an etcd that has just gone back."""
         self.known_since = revision
+        self.doubt(revision or 0)
 
     def note_regress(self) -> None:
         """Note that etcd has lost what this node had seen: it was wiped or restored. The next view

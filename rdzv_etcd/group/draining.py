@@ -25,6 +25,9 @@ from rdzv_etcd.text import shown
 
 _BY = 200
 _TRIES = 3
+_LONGEST_ANSWER_S = 5.0
+"""Of a node as far from etcd as it may be at the default ``lease_ttl``. A request that took longer
+had to connect first, and a drain may be due."""
 """A node's session may be replaced just then, but not again and again."""
 
 
@@ -58,7 +61,7 @@ async def request_drain(
                 if presence.mod_revision == accused_at:
                     return False  # it has not answered
                 accused_at = presence.mod_revision
-                await clock.sleep(answer_grace_s(round_trip_s, place))
+                await clock.sleep(min(answer_grace_s(round_trip_s, place), _LONGEST_ANSWER_S))
                 continue
             txn = health_requests.ask_to_drain(keys, node_id, presence, drain, revision=unreadable)
             result = await etcd.txn(txn, repeatable=True)

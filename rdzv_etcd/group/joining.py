@@ -166,14 +166,15 @@ class Joining:
     def _check_lead(self) -> None:
         """Raise what keeps this node from leading, if the lead is its own.
 
-        A node whose role lacks what a leader needs is a newcomer like one that may not arrive, if
-        it never was in a world: its end frees the lead, for a node that may do more.
+        A newcomer that got the lead with its arrival, and may not do what a leader does, is like
+        one that may not arrive: its role is wrong, and its end frees the lead for a node that may
+        do more. If that has worked before, the role may just be edited, and the node waits.
         """
         problem = self._leadership.problem
         if problem is None:
             return
         if isinstance(problem, EtcdPermissionError):
-            if not self._member.epoch:
+            if self._leadership.is_unfit and not self._member.epoch:
                 self._limits.note_unfit()
             raise EtcdPermissionError(f"cannot lead the job: {problem}{self._to_grant()}")
         raise problem.copy()  # it may be raised again and again

@@ -63,6 +63,14 @@ class Leadership:
         self._problem: RdzvEtcdError | None = None
         """See :attr:`problem`. Only a lead that works clears it: that something else can be read
         says nothing of what a leader needs."""
+        self._has_claimed = self._has_read = False
+        """Whether this node has had a lead that did not come with its arrival, and has read the
+        presences as a leader."""
+        self._problem_since_s = 0.0
+        self.is_unfit = False
+        """Whether :attr:`problem` keeps this node from something that it has never done: at once if
+        the lead came with its arrival, else after three TTLs, and never once there was a round. Its
+        role is wrong then, and is not just being edited."""
 
     @property
     def problem(self) -> RdzvEtcdError | None:
@@ -118,6 +126,7 @@ class Leadership:
 
     async def _claim(self) -> None:
         context = self._context
+        self._has_claimed = True
         formed = context.control.view.formed
         delay_s = claim_delay_s(
             None if formed is None else self._member.rank_in(formed),
@@ -169,6 +178,7 @@ class Leadership:
         try:
             self._drafting.prepare(context.control.view)
             await presences.open()
+            self._has_read = True
             following = asyncio.ensure_future(presences.run())
             following.add_done_callback(lambda _: context.wakeup.notify())
             while (
@@ -182,7 +192,7 @@ class Leadership:
             if following.done():
                 following.result()
         except EtcdError as error:
-            self._stumble(error)
+            self._stumble(error, has_worked=self._has_read)
             await clock.sleep(self._backoff.after(error))
         finally:
             if following is not None:
@@ -203,7 +213,7 @@ class Leadership:
         """Decide once and act, or wait for something to change."""
         context = self._context
         if presences.problem is not None:
-            self._stumble(presences.problem)
+            self._stumble(presences.problem, has_worked=True)
             await context.wakeup.wait()
             return
         began_s = context.clock.now_s()
@@ -379,7 +389,7 @@ class Leadership:
     async def _rest(self, problem: RdzvEtcdError) -> None:
         """Do nothing until what keeps this node from leading may have been mended."""
         context = self._context
-        self._stumble(problem)
+        self._stumble(problem, has_worked=self._has_read)
         if context.control.problem is None:  # nothing will tell that it is over
             await context.clock.sleep(RETRY_S)
             return
@@ -389,8 +399,9 @@ class Leadership:
             with contextlib.suppress(RdzvEtcdError):  # then it is still there
                 await context.control.refresh()
 
-    def _stumble(self, problem: RdzvEtcdError) -> None:
-        """Let a join that waits on this node's lead fail with the cause."""
+    def _stumble(self, problem: RdzvEtcdError, *, has_worked: bool = False) -> None:
+        """Let a join that waits on this node's lead fail with the cause; ``has_worked``: what does
+        not work now did so before."""
         context = self._context
         if isinstance(problem, EtcdUnavailableError):
             context.log.say(f"cannot lead at the moment: {problem}")
@@ -398,7 +409,13 @@ class Leadership:
         if type(problem) is not type(self._problem):
             context.log.warn(f"cannot lead: {problem}")
         if not isinstance(problem, StateCorruptError):  # the view of the control keys has that
+            now_s = context.clock.now_s()
+            if self._problem is None:
+                self._problem_since_s = now_s
             self._problem = problem
+            lasts = now_s - self._problem_since_s > 3 * context.settings.timing.lease_ttl_s
+            is_new = context.control.view.formed is None and not has_worked
+            self.is_unfit = is_new and (lasts or not self._has_claimed)
             context.wakeup.notify()
 
 

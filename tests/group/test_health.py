@@ -227,6 +227,31 @@ def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
 
+def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_an_answer() -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        node, by = job.followers()
+        etcd = job.server.connect(OPERATOR)
+        etcd.link.stall_requests(15.0, 1)
+        asking = asyncio.ensure_future(
+            request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
+        )
+        await job.pass_time(14.99)
+        (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
+        accusation = Accusation(by.node_id, "its process is gone", is_certain=True)
+        session = by.node.context.session.lease_id
+        node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
+        accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+        job.server.apply(accuse, by.node_id)
+        began_s = job.loop.time()
+        assert await asking
+        assert job.loop.time() - began_s < TTL_S
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
+
+
 def test_what_is_no_drain_does_not_keep_a_node_from_being_asked() -> None:
     async def scenario(job: SimJob) -> None:
         nodes = job.start_all("ab")

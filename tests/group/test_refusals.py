@@ -3,8 +3,9 @@ a newcomer is told at once. In virtual time; out of space is ``test_no_space.py`
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -280,3 +281,83 @@ def test_a_node_that_may_not_see_who_is_there_says_so_when_it_gives_up() -> None
         assert "does not answer" not in str(node.error)
 
     simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
+class Edit:
+    """A role that lacks the read of the presences, until the edit is over."""
+
+    def __init__(self, job: SimJob, nodes: Sequence[SimNode]) -> None:
+        self.is_over = False
+        reads = reads_nodes(job)
+        for node in nodes:
+            deny(node, lambda request: not self.is_over and reads(request))
+
+
+def test_a_role_that_is_edited_while_newcomers_wait_for_one_more_ends_nobody() -> None:
+    """The leader's watch breaks just then, and it may not read again."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.pass_time(20.0)
+        for node in nodes:
+            refuse(node, EtcdPermissionError)
+        job.server.restart(0.1)
+        await job.pass_time(3.0)
+        for node in nodes:
+            refuse(node, None)
+        await job.pass_time(5.0)
+        job.start("d")
+        await job.until_works("abcd", 60.0)
+
+    simulate(scenario, range(3), min_nodes=4, max_nodes=4)
+
+
+def test_a_role_that_is_edited_while_a_waiting_leader_leaves_ends_nobody() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abcd")
+        await job.pass_time(20.0)
+        leader = job.leader
+        others = [node for node in nodes if node is not leader]
+        edit = Edit(job, others)
+        await job.leave(leader.name)
+        await job.pass_time(3.0)
+        edit.is_over = True
+        job.start_all("ef")
+        await job.until_works([*(node.name for node in others), "e", "f"], 60.0)
+
+    simulate(scenario, range(3), min_nodes=5, max_nodes=5)
+
+
+def test_a_role_that_is_edited_while_the_only_member_dies_ends_no_spare() -> None:
+    """Not even if that takes long: there was a round, so the role has been right."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("a")
+        await job.until_works("a")
+        spares = job.start_all("rst")
+        await job.pass_time(300.0)
+        edit = Edit(job, spares)
+        job.crash("a")
+        await job.pass_time(10 * TTL_S)
+        edit.is_over = True
+        await job.until(lambda: any(node.is_working for node in spares), "a spare works", 60.0)
+        assert not [node.error for node in spares if node.error]
+
+    simulate(scenario, range(3), min_nodes=1, max_nodes=1)
+
+
+def test_newcomers_of_whom_none_may_lead_are_all_told() -> None:
+    """In turn: each next one waits for a while, as the role may just be edited."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = [job.make(name) for name in "abc"]
+        for node in nodes:
+            deny(node, reads_nodes(job))
+        began_s = job.loop.time()
+        await asyncio.gather(*(job.on(node, node.run()) for node in nodes))
+        assert job.loop.time() - began_s < 10 * TTL_S
+        for node in nodes:
+            assert isinstance(node.error, EtcdPermissionError)
+            assert f"readwrite {job.keys.root.decode()}" in str(node.error)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
