@@ -6,6 +6,8 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError
@@ -16,11 +18,21 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Interruption:
+    by: str = ""
+
+
+_interruption: ContextVar[_Interruption] = ContextVar("_interruption")
+"""Of the call that runs. A message of the cancellation is lost on its way through gRPC."""
+
+
 def what_interrupted(error: BaseException) -> str:
     """Name what interrupted a call: the signal, if its handler's exception tells it, as torch's
-    does in ``sigval``; what a canceller said, which may be nothing."""
+    does in ``sigval``; of a cancellation what its call was told, which may be nothing."""
     if isinstance(error, asyncio.CancelledError):
-        return str(error)
+        told = _interruption.get(None)
+        return (told.by if told else "") or str(error)
     number = getattr(error, "sigval", None)
     return number.name if isinstance(number, signal.Signals) else type(error).__name__
 
@@ -35,7 +47,27 @@ class LoopCall(Generic[T]):
         self.coro = coro
         self._tell = tell
         self.task: asyncio.Task[T] | None = None
+        self._interruption = _Interruption()
         self._latch = Latch()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+        """Run the coroutine; called by the loop's thread."""
+
+        def create() -> asyncio.Task[T]:
+            _interruption.set(self._interruption)
+            return loop.create_task(self.coro)
+
+        self.task = copy_context().run(create)
+        return self.task
+
+    def interrupt(self, by: str) -> bool:
+        """Cancel the coroutine, which can ask :func:`what_interrupted` it; ``False`` if it was not
+        started. Called by the loop's thread."""
+        if self.task is None:
+            return False
+        self._interruption.by = by
+        self.task.cancel()
+        return True
 
     def open(self) -> None:
         """Let the waiter go; idempotent, called only by the loop's thread."""

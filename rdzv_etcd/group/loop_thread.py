@@ -256,7 +256,7 @@ class _LoopThread:
     def cancel(self, call: LoopCall[Any], why: str = "") -> None:
         """Ask the loop to cancel ``call``; harmless if it has ended or never began.
 
-        ``why`` is the message of the ``CancelledError`` that it sees.
+        It can ask :func:`~rdzv_etcd.group.loop_call.what_interrupted` it, and is told ``why``.
         """
         with contextlib.suppress(RuntimeError):  # a closed loop has abandoned all its calls
             self._loop.call_soon_threadsafe(self._cancel, call, why)
@@ -282,13 +282,10 @@ class _LoopThread:
         if self._stopping:
             self._abandon(call)
             return
-        call.task = self._loop.create_task(call.coro)
-        call.task.add_done_callback(lambda _: self._ended(call))
+        call.start(self._loop).add_done_callback(lambda _: self._ended(call))
 
     def _cancel(self, call: LoopCall[Any], why: str) -> None:
-        if call.task is not None:
-            call.task.cancel(why or None)
-        else:  # the interruption came before _start was scheduled, so it never will be
+        if not call.interrupt(why):  # it came before _start was scheduled, so it never will be
             self._abandon(call)
 
     def _ended(self, call: LoopCall[Any]) -> None:
