@@ -66,8 +66,9 @@ def app() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run it and return its exit code; an error is one line, or JSON where that was asked for."""
     logging.getLogger("rdzv_etcd").setLevel(logging.ERROR)  # what matters is in the result
-    # … but a wait for a secret comes before it.
-    logging.getLogger("rdzv_etcd.settings.secrets").setLevel(logging.WARNING)
+    # … but a wait for a secret comes before it, and so does one for an etcd that is no good.
+    for name in ("rdzv_etcd.settings.secrets", "rdzv_etcd.embedded.binary"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return _run(arguments)
     except (BrokenPipeError, SystemExit):  # click makes the latter of the former, with 1 in it

@@ -20,8 +20,8 @@ from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.model import Accusation, Control, NodeInfo
-from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
+from rdzv_etcd.etcd.api import Etcd, KeyValue, LeaseGrant
 from rdzv_etcd.schema.control import control_from, place_in
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.requests import (
@@ -33,8 +33,9 @@ from rdzv_etcd.schema.requests import (
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
-_LEASE_S = 60
+_LEASE_S = 15
 """The accusation's. It is renewed for as long as somebody waits, and is soon gone with who does."""
+_WITHDRAWAL_S = 3.0
 
 
 class Fate(Enum):
@@ -90,7 +91,8 @@ def evict(
     because = f": {reason}" if reason else ""
     how = shown(f"evicted by {operator()}{because}", 200)
     accusation = Accusation(operator(), how, certain)
-    node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
+    with output.ending_in_order():
+        node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
     if as_json:
         fields = {"job": settings.job_id, "node": node_id, "fate": fate.name.lower()}
         output.show_json("evict", fields)
@@ -136,7 +138,14 @@ async def accuse_and_wait(
                     await etcd.txn(withdraw_accusation(keys, node_id, at), repeatable=True)
                 return node_id, fate
         finally:
-            await etcd.revoke(lease.lease_id)
+            await _withdraw(etcd, lease)
+
+
+async def _withdraw(etcd: Etcd, lease: LeaseGrant) -> None:
+    try:
+        await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
+    except EtcdError as error:
+        output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
 
 
 async def _renew(etcd: Etcd, lease_id: int) -> None:

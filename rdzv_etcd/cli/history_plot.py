@@ -38,6 +38,8 @@ _LISTED = 20
 """Rounds that are told in words; of a longer history the last ones."""
 _LATEST_S = 4e9
 """A clock that says more is wrong."""
+_CLOCKS_S = 60.0
+"""How far the clocks of two leaders may be apart, so that less time seems to be between them."""
 _INK, _GREY, _LINE = "#1f2328", "#59636e", "#d0d7de"
 _WORLD, _EDGE, _GAP = "#9fd0ee", "#0b4f7c", "#c0392b"
 _STYLE: dict[str, Any] = {
@@ -90,9 +92,9 @@ def stretches(notes: Sequence[Note], ended: Mapping[str, Closure]) -> list[Stret
         begin_s = max(note.wall_s or 0.0, before.begin_s if before else 0.0)
         open_s, is_told_wrong = 0.0, False
         if before is not None and before.closure is None:
-            open_s = note.open_s or 0.0
-            is_told_wrong = not 0 <= open_s <= begin_s - before.begin_s
-            open_s = 0.0 if is_told_wrong else open_s
+            open_s, room_s = note.open_s or 0.0, begin_s - before.begin_s
+            is_told_wrong = not 0 <= open_s <= room_s + _CLOCKS_S
+            open_s = 0.0 if is_told_wrong else min(open_s, room_s)
         if before is not None and before.end_s is None:
             found[-1] = replace(before, end_s=begin_s - open_s)
         last_of_run = all(later.run != note.run for later in known[place + 1 :])

@@ -70,6 +70,21 @@ def warn(words: object) -> None:
 
 
 @contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it undoes what it has begun; not
+    one that is ignored, as under ``nohup``. Only in the main thread."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+    for number in defaults:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in defaults:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def telling_if_slow(words: object, after_s: float = 5.0, again_s: float = 60.0) -> Iterator[None]:
     """Warn if the block takes longer, and now and then again. Only in the main thread.
 

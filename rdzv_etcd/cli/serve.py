@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
@@ -71,19 +69,9 @@ def _place(connection: Connection) -> Place:
     if not addresses:
         raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
     slow = "looking for an etcd that answers --version"
-    with _ending_in_order(), output.telling_if_slow(slow):
+    with output.ending_in_order(), output.telling_if_slow(slow):
         binary = find_binary(os.environ)
     return Place(connection, binary, listen_urls(endpoint, addresses))
-
-
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Let SIGTERM end this as Ctrl-C does: a program that was asked for its version is ended."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _serve(place: Place, as_json: bool) -> int:

@@ -16,7 +16,6 @@ def wait_for_signal(timeout_s: float) -> int | None:
 
 
 def is_told_to_stop(signal_number: int | None) -> bool:
-    """Tell it of what was received. A hang-up that is ignored, as under ``nohup``, says nothing."""
-    if signal_number == signal.SIGHUP:
-        return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return signal_number in _STOP
+    """Tell it of what was received. What is ignored says nothing: a hang-up under ``nohup``, Ctrl-C
+    in what a shell has started in the background. It comes all the same, as it is blocked here."""
+    return signal_number in _STOP and signal.getsignal(signal_number) is not signal.SIG_IGN

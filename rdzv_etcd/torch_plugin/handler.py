@@ -171,7 +171,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
         error = sys.exc_info()[1]
         if error is self._earlier_error:
             error = None  # shut down in an `except` block of the caller's, which began before
-        reason, workers_failed = self._group.drain_reason, isinstance(error, ChildFailedError)
+        with torch_errors():
+            reason = self._group.drain_reason
+        workers_failed = isinstance(error, ChildFailedError)
         outcome = outcome_of(error)
         if reason is not None and (workers_failed or self._departure.has_begun):
             outcome = Outcome(False, False, reason)

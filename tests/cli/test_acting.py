@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -284,6 +285,21 @@ def test_an_accusation_stands_for_as_long_as_its_fate_is_waited_for(
         assert b"dead" in etcd_server.keys(key)[key]
         assert asking.result(LIMIT_S) == ("one~1~a", Fate.OPEN)
     assert not etcd_server.keys(key)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_accusation_goes_with_the_command_however_that_is_ended(
+    etcd_server: EtcdServer, job_id: str, how: signal.Signals
+) -> None:
+    plant_round(etcd_server, job_id, ["one~1~a", "two~2~b"])
+    plant_node(etcd_server, job_id, "one~1~a")
+    key = JobKeys(PREFIX, job_id).node("one~1~a")
+    words = ("evict", job_id, "one", "--yes", "--wait=100", "--reason=dead")
+    with Terminal(*words, "--endpoint", etcd_server.endpoint) as terminal:
+        wait_until("it is accused", lambda: b"dead" in etcd_server.keys(key).get(key, b""))
+        os.kill(terminal.pid, how)
+        assert terminal.end() == 130
+    assert b"dead" not in etcd_server.keys(key).get(key, b"")
 
 
 def test_a_name_that_no_node_has_or_several_is_refused(

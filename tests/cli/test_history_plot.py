@@ -111,10 +111,17 @@ def test_worlds_follow_each_other_whatever_the_clocks_said() -> None:
     found = stretches(notes, {})
     assert [one.begin_s - BEGAN_S for one in found] == [50, 50, 70]
     assert [one.open_s for one in found] == [0, 0, 0]
-    assert [one.is_told_wrong for one in found] == [False, True, True]
+    assert [one.is_told_wrong for one in found] == [False, False, True]
     assert found[-1].end_s is None
     for wrong in (None, -1.0, 1e12, float("nan")):
         assert stretches([note(1, 0, wall_s=wrong)], {}) == []
+
+
+def test_time_without_a_world_is_drawn_though_the_next_leader_s_clock_is_behind() -> None:
+    notes = [note(1, 0), note(2, 18, open_s=20), note(3, 60, open_s=10)]
+    found = stretches(notes, {})
+    assert [one.open_s for one in found] == [0, 18, 10]
+    assert not any(one.is_told_wrong for one in found)
 
 
 def test_a_run_that_ended_is_not_followed_by_an_open_round() -> None:

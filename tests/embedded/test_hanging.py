@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,7 @@ from tests.cli.terminal import Terminal
 from tests.embedded.agents import environment, has_ended, settings
 from tests.embedded.test_binary import script
 from tests.library.nodes import wait_until
+from tests.support.servers import find_binaries
 
 _HELPER = "sleep 1000 >/dev/null 2>&1 & echo $! >>{pids}"
 _VERSION = "case $1 in --version) echo 'etcd Version: 3.5.9'; exit;; --help) exit;; esac"
@@ -86,6 +90,24 @@ def test_a_node_says_that_its_etcd_does_not_answer(
     supervisor.terminate()
     wait_until("the supervisor has ended", lambda: has_ended(supervisor))
     helpers.wait_for_end()
+    assert list(scratch.iterdir()) == []
+
+
+def test_serve_in_the_background_of_a_shell_outlives_ctrl_c(scratch: Path, port: int) -> None:
+    """The shell lets it ignore that; it comes all the same to whoever asks for signals."""
+    endpoint = f"127.0.0.1:{port}"
+    command = [sys.executable, "-m", "rdzv_etcd", "serve", "--endpoint", endpoint, "--json"]
+    ignored = ["env", "--ignore-signal=INT", *command]
+    binary = find_binaries()[0].path
+    env = {**os.environ, **environment(binary, scratch)}
+    with subprocess.Popen(ignored, stdout=subprocess.PIPE, env=env) as serve:
+        assert serve.stdout is not None
+        assert b"serving" in serve.stdout.readline()
+        serve.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            serve.wait(2)
+        serve.terminate()
+        assert serve.wait(30) == 0
     assert list(scratch.iterdir()) == []
 
 
