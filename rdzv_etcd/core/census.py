@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ class Census:
 
     returning: tuple[Presence, ...]
     """Members of the formed round that have re-arrived, by their rank; before them those of a later
-    one that etcd does not know any more."""
+    one that etcd does not know any more, and those of this one whose ranks are not known."""
     newcomers: tuple[Presence, ...]
     """Waiters that are not members, in order of arrival: late nodes and spares."""
     expected: tuple[str, ...]
@@ -90,9 +91,11 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
             strangers.append(presence)
         else:
             newcomers.append(presence)
-    # If etcd went back, its record may not name the members of the latest world: they come first.
-    later = [presence for presence in newcomers if _is_ahead(presence, control)]
-    newcomers = [presence for presence in newcomers if not _is_ahead(presence, control)]
+    # If etcd went back, its record may not name the members of the latest world, or their slice of
+    # it may be gone: they come first.
+    since = math.inf if formed is None else control.epoch + (0 if some_unknown else 1)
+    later = [each for each in newcomers if each.info.epoch_trained >= since]
+    newcomers = [each for each in newcomers if each.info.epoch_trained < since]
     return Census(
         (*later, *returning),
         tuple(newcomers),
@@ -122,8 +125,3 @@ def _asks_again(presence: Presence, control: Control) -> bool:
     if record.closure is not None:
         return presence.mod_revision > control.round_revision
     return presence.info.arrived_for > record.number
-
-
-def _is_ahead(presence: Presence, control: Control) -> bool:
-    """Whether the node was in a later world than the formed round, which etcd has forgotten."""
-    return control.formed is not None and presence.info.epoch_trained > control.epoch

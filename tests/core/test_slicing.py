@@ -12,7 +12,7 @@ from rdzv_etcd.core.census import take_census
 from rdzv_etcd.core.model import Slices
 from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.core.rank_slices import assemble, cut, slices_for
-from tests.core.scenes import Scene
+from tests.core.scenes import NOW_S, Scene
 
 MEMBERS = st.lists(st.text(min_size=1, max_size=12), unique=True, min_size=1, max_size=60).map(
     tuple
@@ -76,3 +76,16 @@ def test_who_has_not_asked_again_may_be_an_unknown_member(members: str) -> None:
         assert census.absent == ("nobody~1",)
     else:
         assert (list(census.idle), newcomers) == ([], ["s"])
+
+
+def test_a_member_whose_slice_is_gone_keeps_its_seat_though_others_came_before_it() -> None:
+    """It says itself that it was in the world: a new one without it would begin again."""
+    scene = Scene(1, 2, members="a nobody~1").gone("a nobody~1").slices().new("x y", NOW_S - 9)
+    scene.new("b", NOW_S - 1, trained=scene.control.epoch)
+    assert scene.closed_world() == "b x"
+
+
+def test_who_was_in_an_earlier_world_than_the_one_whose_slice_is_gone_is_new() -> None:
+    scene = Scene(1, 2, members="a nobody~1").gone("a nobody~1").slices().new("x y", NOW_S - 9)
+    scene.new("b", NOW_S - 1, trained=scene.control.epoch - 1)
+    assert scene.closed_world() == "x y"
