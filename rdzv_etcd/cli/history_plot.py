@@ -239,15 +239,18 @@ def _draw_worlds(
     unknown: list[_Box] = []
     long: list[_Box] = []
     short: list[_Box] = []
-    for one, before in zip(found, [0, *sizes], strict=False):
+    for one, before in zip(found, [found[0], *found], strict=False):
         begin_s, size = one.begin_s, one.note.size or 0
         worlds = unknown if one.end_s is None else known
         worlds.append(_Box(_at(begin_s), _at(one.until_s(last_s)), size))
         if one.open_s > 0:
-            width_s = max(one.open_s, span_s / 400)  # however short, one sees it
+            # However short, one sees it; but not so that the world before it is hidden.
+            width_s = max(one.open_s, min(span_s / 400, (begin_s - before.begin_s) / 3))
             gaps = long if one.open_s > span_s / 100 else short
-            gaps.append(_Box(_at(begin_s - width_s), _at(begin_s), max(before, size)))
-    world = {"facecolor": _WORLD, "edgecolor": _EDGE, "linewidth": 0.8}
+            height = max(before.note.size or 0, size)
+            gaps.append(_Box(_at(begin_s - width_s), _at(begin_s), height))
+    edge = min(0.8, 100 / len(found))  # points; a world of hundreds is one or two wide
+    world = {"facecolor": _WORLD, "edgecolor": _EDGE, "linewidth": edge}
     _draw_boxes(axes, known, **world)
     _draw_boxes(axes, unknown, **world, linestyle=":")
     gap = {"facecolor": "white", "edgecolor": _GAP, "linewidth": 0.8, "hatch": "//////"}
@@ -265,8 +268,7 @@ def _draw_worlds(
     axes.tick_params(axis="x", pad=7)
     axes.grid(visible=True, axis="y", color=_LINE, linewidth=0.6)
     axes.set_title(
-        "Nodes in the world, by the leaders' clocks; red, and never too narrow to be seen: no "
-        "world.",
+        "Nodes in the world, by the leaders' clocks; red, and wide enough to be seen: no world.",
         loc="left",
         size=9,
         color=_GREY,
