@@ -7,7 +7,6 @@ import logging
 import signal
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError
@@ -18,9 +17,14 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
 class _Interruption:
-    by: str = ""
+    """What a call was interrupted by, if it was."""
+
+    def __init__(self) -> None:
+        self.by = ""
+
+    def note(self, by: str) -> None:
+        self.by = by
 
 
 _interruption: ContextVar[_Interruption] = ContextVar("_interruption")
@@ -65,7 +69,7 @@ class LoopCall(Generic[T]):
         started. Called by the loop's thread."""
         if self.task is None:
             return False
-        self._interruption.by = by
+        self._interruption.note(by)
         self.task.cancel()
         return True
 
