@@ -77,34 +77,35 @@ def read_file(path: Path, named: str, most: int) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise SettingsError(f"{named} is larger than {most} bytes: is it another file?")
+        raise _too_large(named, most)
     return content
+
+
+def _too_large(named: str, most: int) -> SettingsError:
+    return SettingsError(f"{named} is larger than {most} bytes: is it another file?")
 
 
 def _content(path: Path, named: str, may_wait: bool, warn_after_s: float, limit_s: float) -> bytes:
     status = path.stat()
-    identity = (status.st_dev, status.st_ino)
-    is_pipe = stat.S_ISFIFO(status.st_mode)  # --rdzv-conf=password_file=<(command)
-    if is_pipe and identity in _from_pipes:
+    if not stat.S_ISFIFO(status.st_mode):
+        return read_file(path, named, MAX_SECRET)
+    identity = (status.st_dev, status.st_ino)  # --rdzv-conf=password_file=<(command)
+    if identity in _from_pipes:
         return _from_pipes[identity]
-    if is_pipe and not may_wait:
+    if not may_wait:
         raise SettingsError(
             f"{named} is a pipe now, which nobody waits for while a job runs: put a file there"
         )
-    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-        raise SettingsError(f"{named} is a device; it must be a file or a pipe")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it waits for a pipe's other end
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it waits for the other end
     try:
-        content = _read(descriptor, named, warn_after_s, limit_s)
+        content = _read_pipe(descriptor, named, warn_after_s, limit_s)
     finally:
         os.close(descriptor)
-    if is_pipe:
-        _from_pipes[identity] = content
+    _from_pipes[identity] = content
     return content
 
 
-def _read(descriptor: int, named: str, warn_after_s: float, limit_s: float) -> bytes:
-    """Read it to its end. What is no pipe is always ready."""
+def _read_pipe(descriptor: int, named: str, warn_after_s: float, limit_s: float) -> bytes:
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)
     began_s = time.monotonic()
@@ -129,7 +130,4 @@ def _read(descriptor: int, named: str, warn_after_s: float, limit_s: float) -> b
                 named,
                 limit_s,
             )
-    raise SettingsError(
-        f"{named} is larger than a name or password can be ({MAX_SECRET} bytes): is it another "
-        "file?"
-    )
+    raise _too_large(named, MAX_SECRET)
