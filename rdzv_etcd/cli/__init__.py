@@ -4,6 +4,7 @@
     app.py         the program: its commands, and what its errors become
     options.py     what torchrun is told as well: endpoint, options, job
     output.py      lines, tables and JSON; what others wrote is escaped here
+    signals.py     what Ctrl-C and SIGTERM mean while a command runs
     job_view.py    reads a job, in pages
     report.py      what a job's state means to an operator; pure
     status.py, history.py, watch.py, doctor/      these only read

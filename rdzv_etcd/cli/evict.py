@@ -12,7 +12,7 @@ from enum import Enum
 
 import click
 
-from rdzv_etcd.cli import output
+from rdzv_etcd.cli import output, signals
 from rdzv_etcd.cli.acting import operator
 from rdzv_etcd.cli.job_view import connected
 from rdzv_etcd.cli.one_node import find, watching
@@ -91,7 +91,7 @@ def evict(
     because = f": {reason}" if reason else ""
     how = shown(f"evicted by {operator()}{because}", 200)
     accusation = Accusation(operator(), how, certain)
-    with output.ending_in_order():
+    with signals.ending_in_order():
         node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
     if as_json:
         fields = {"job": settings.job_id, "node": node_id, "fate": fate.name.lower()}

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rdzv_etcd.cli import signals
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.text import LINE, shown
 
@@ -67,21 +68,6 @@ def say(words: object, style: str = "") -> None:
 def warn(words: object) -> None:
     """Print one line where it does not get among the results."""
     click.echo(shown(words, LINE), err=True)
-
-
-@contextmanager
-def ending_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it undoes what it has begun; not
-    one that is ignored, as under ``nohup``. Only in the main thread."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
-    for number in defaults:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in defaults:
-            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -135,25 +121,10 @@ def confirm(question: str, *, yes: bool) -> None:
         raise RefusedError(
             f"not done: {question} There is no terminal to ask on; add --yes to do it"
         )
-    with _interruptible():
+    with signals.interruptible():
         confirmed = click.confirm(shown(question, LINE), default=False, err=True)
     if not confirmed:
         raise RefusedError("not done: it was not confirmed")
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end what blocks here: asyncio's handler would cancel the task that asks, which
-    takes effect only after the answer."""
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):  # it is ignored
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def ago(wall_s: float) -> str:

@@ -1,0 +1,37 @@
+"""What signals mean while a command runs. Only in the main thread, as Python has it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it undoes what it has begun; not
+    one that is ignored, as under ``nohup``."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+    for number in defaults:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in defaults:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end what blocks here: asyncio's handler would cancel the task that asks, which
+    takes effect only after the answer."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # it is ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
