@@ -90,7 +90,7 @@ def _parse_address(entry: str, address: str) -> Endpoint:
         )
     if address.startswith("["):
         host, closing, rest = address[1:].partition("]")
-        host = host.replace("%25", "%", 1)
+        host = re.sub("%25(?=.)", "%", host, count=1)  # %25 alone: the interface of number 25
         if not closing or not _is_ipv6(host) or (rest and not rest.startswith(":")):
             raise SettingsError(f"{_OPTION} {entry!r}: expected [IPv6 address]:port")
         if "%" not in host and ipaddress.IPv6Address(host) in _OF_A_LINK:

@@ -28,6 +28,7 @@ from rdzv_etcd.settings import Endpoint, parse_endpoints
             [("2001:db8::1", 80), ("fe80::1%eth0", 2379)],
         ),
         ("http://[fe80::1%25eth0]:1", "http", [("fe80::1%eth0", 1)]),
+        ("[fe80::1%25],[fe80::1%2525]", None, [("fe80::1%25", 2379)]),
         ("10.0.0.1:1,10.0.0.1:1", None, [("10.0.0.1", 1)]),
         ("etcd-0.etcd_headless.ns.svc:2379", None, [("etcd-0.etcd_headless.ns.svc", 2379)]),
     ],
