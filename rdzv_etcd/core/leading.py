@@ -33,6 +33,9 @@ class Times:
 
 LeaderStep = Publish | Close | Healthy | KeepWaiting
 
+_TTLS_OF_AN_EDIT = 3
+"""How long a role may lack something while it is edited."""
+
 
 def leader_step(
     member: Member,
@@ -109,3 +112,23 @@ def _may_be_put_back(member: Member, control: Control, nodes: Nodes, *, embed: b
     remembers = control.epoch_base > 0 or embed
     older = any(node.create_revision <= gone for node in nodes.present.values())
     return not gone or not remembers or older
+
+
+def is_unfit_to_lead(
+    member: Member,
+    control: Control,
+    *,
+    has_worked: bool,
+    has_claimed: bool,
+    lasts_s: float,
+    lease_ttl_s: float,
+) -> bool:
+    """Whether a node that is refused what a leader does never may do it: then its role is wrong,
+    and is not just being edited.
+
+    At once if the lead came with the node's arrival (it has not ``has_claimed`` another), else if
+    that ``lasts_s`` for long; never if it ``has_worked`` before, or once there was a round.
+    """
+    if has_worked or member.epoch or control.formed is not None:
+        return False
+    return not has_claimed or lasts_s > _TTLS_OF_AN_EDIT * lease_ttl_s

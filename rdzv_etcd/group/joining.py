@@ -174,7 +174,7 @@ class Joining:
         if problem is None:
             return
         if isinstance(problem, EtcdPermissionError):
-            if self._leadership.is_unfit and not self._member.epoch:
+            if self._leadership.is_unfit:
                 self._limits.note_unfit()
             raise EtcdPermissionError(f"cannot lead the job: {problem}{self._to_grant()}")
         raise problem.copy()  # it may be raised again and again

@@ -12,7 +12,7 @@ import contextlib
 from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.closing import Close, KeepWaiting
 from rdzv_etcd.core.going_back import nodes_went_back
-from rdzv_etcd.core.leading import Times, leader_step
+from rdzv_etcd.core.leading import Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.core.losses import MemberLoss, losses
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Change, Control, Leader, Nodes, left_because
@@ -68,9 +68,7 @@ class Leadership:
         presences as a leader."""
         self._problem_since_s = 0.0
         self.is_unfit = False
-        """Whether :attr:`problem` keeps this node from something that it has never done: at once if
-        the lead came with its arrival, else after three TTLs, and never once there was a round. Its
-        role is wrong then, and is not just being edited."""
+        """Whether :attr:`problem` is there to stay: see :func:`is_unfit_to_lead`."""
 
     @property
     def problem(self) -> RdzvEtcdError | None:
@@ -413,9 +411,14 @@ class Leadership:
             if self._problem is None:
                 self._problem_since_s = now_s
             self._problem = problem
-            lasts = now_s - self._problem_since_s > 3 * context.settings.timing.lease_ttl_s
-            is_new = context.control.view.formed is None and not has_worked
-            self.is_unfit = is_new and (lasts or not self._has_claimed)
+            self.is_unfit = is_unfit_to_lead(
+                self._member,
+                context.control.view,
+                has_worked=has_worked,
+                has_claimed=self._has_claimed,
+                lasts_s=now_s - self._problem_since_s,
+                lease_ttl_s=context.settings.timing.lease_ttl_s,
+            )
             context.wakeup.notify()
 
 
