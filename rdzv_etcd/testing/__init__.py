@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.network import Link
+from rdzv_etcd.testing.roles import Lack
 from rdzv_etcd.testing.server import Applied, MemoryEtcd
 from rdzv_etcd.testing.simloop import (
     DeadlockError,
@@ -36,6 +37,7 @@ __all__ = [
     "Applied",
     "DeadlockError",
     "EtcdContainer",
+    "Lack",
     "Limits",
     "Link",
     "MemoryConnection",

@@ -232,6 +232,7 @@ class MemoryConnection:
         if self.link.refusal is not None and not isinstance(request, KeepAlive):
             return self.link.refusal()
         try:
+            self._server.check_role(request)
             return self._server.apply(request, self.name)
         except EtcdError as error:
             return error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rdzv_etcd.errors import (
     CompactedError,
     EtcdError,
+    EtcdPermissionError,
     EtcdUnavailableError,
     InvalidRequestError,
     RevisionRegressedError,
@@ -147,6 +148,11 @@ class MemoryWatch:
         self._attached = True
         if self._connection.link.refusal is not None:
             self._send(self._connection.link.refusal())
+            return
+        try:
+            self._server.check_watch(self._key, self._range_end)
+        except EtcdPermissionError as error:
+            self._send(error)
             return
         if not self._key:
             self._send(InvalidRequestError("etcdserver: key is not provided"))

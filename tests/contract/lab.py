@@ -29,9 +29,9 @@ from rdzv_etcd.etcd.api import (
     prefix_end,
 )
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.settings.connection import Connection, Endpoint
-from rdzv_etcd.testing import MemoryEtcd, SimClock, SimLoop, run_simulation
-from tests.support.servers import EtcdServer
+from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint
+from rdzv_etcd.testing import Lack, MemoryEtcd, SimClock, SimLoop, run_simulation
+from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdServer
 
 T = TypeVar("T")
 
@@ -55,16 +55,23 @@ class Operator(Protocol):
     def restore(self) -> None:
         """Go back to what was saved."""
 
+    def set_lacks(self, *lacks: Lack) -> None:
+        """Let connections that are made from now on, and all made after the first call, lack these
+        permissions and no others. Ranges in order, none within another."""
+
 
 class RealOperator:
     """Hurts a real server. Blocks the loop on purpose: the server dies with its parent thread."""
 
     def __init__(self, server: EtcdServer) -> None:
         self._server = server
+        self._granted: list[tuple[bytes, bytes]] | None = None
+        """What the role has, once users have to log in."""
 
     def connect(self) -> Etcd:
         endpoint = Endpoint(self._server.host, self._server.port)
-        return EtcdClient(Connection((endpoint,), request_timeout_s=LIMIT_S))
+        login = None if self._granted is None else Credentials(USER, USER_PASSWORD)
+        return EtcdClient(Connection((endpoint,), credentials=login, request_timeout_s=LIMIT_S))
 
     def compact(self, revision: int) -> None:
         self._server.gateway.compact(revision)
@@ -80,6 +87,28 @@ class RealOperator:
 
     def restore(self) -> None:
         self._server.restore()
+
+    def set_lacks(self, *lacks: Lack) -> None:
+        gateway = self._server.gateway
+        if self._granted is None:
+            self._granted = []
+            self._server.enable_auth()
+        for each in self._granted:
+            gateway.revoke_range(ROLE, *each)
+        self._granted.clear()
+        start = b"\x00"
+        for lack in lacks:
+            end = lack.range_end or lack.key + b"\x00"
+            self._grant(start, lack.key, "READWRITE")
+            if lack.reads is not lack.writes:
+                self._grant(lack.key, end, "WRITE" if lack.reads else "READ")
+            start = end
+        self._grant(start, b"\x00", "READWRITE")
+
+    def _grant(self, key: bytes, range_end: bytes, kind: str) -> None:
+        assert self._granted is not None
+        self._server.gateway.grant_range(ROLE, key, range_end, kind)
+        self._granted.append((key, range_end))
 
 
 class MemoryOperator:
@@ -106,6 +135,9 @@ class MemoryOperator:
 
     def restore(self) -> None:
         self._server.restore(self._saved)
+
+    def set_lacks(self, *lacks: Lack) -> None:
+        self._server.set_lacks(*lacks)
 
 
 class Lab:

@@ -156,12 +156,17 @@ class Gateway:
 
     def grant_prefix(self, role: str, prefix: bytes, kind: str = "READWRITE") -> None:
         """Let a role read and write everything under ``prefix``, or do the one (``READ``)."""
-        permission = {
-            "permType": kind,
-            "key": _b64(prefix),
-            "range_end": _b64(_prefix_end(prefix)),
-        }
+        self.grant_range(role, prefix, _prefix_end(prefix), kind)
+
+    def grant_range(self, role: str, key: bytes, range_end: bytes, kind: str) -> None:
+        """Let a role do that (``READWRITE``, ``READ`` or ``WRITE``) with ``[key, range_end)``."""
+        permission = {"permType": kind, "key": _b64(key), "range_end": _b64(range_end)}
         self.call("/v3/auth/role/grant", {"name": role, "perm": permission})
+
+    def revoke_range(self, role: str, key: bytes, range_end: bytes) -> None:
+        """Take back what :meth:`grant_range` granted of this very range."""
+        body = {"role": role, "key": _b64(key), "range_end": _b64(range_end)}
+        self.call("/v3/auth/role/revoke", body)
 
     def _fetch(
         self, verb: str, path: str, body: str | None, headers: Mapping[str, str], timeout_s: float

@@ -28,6 +28,7 @@ BINARIES_VARIABLE = "RDZV_ETCD_TEST_BINARIES"
 ROOT_PASSWORD = "root-secret"
 USER = "trainer"
 USER_PASSWORD = "user-secret"
+ROLE = "trainers"
 START_LIMIT_S = 60.0
 ENOUGH_TO_FILL = 1000
 """Writes of 100 kB and more after which an etcd with a quota of a few megabytes has refused one. It
@@ -331,12 +332,12 @@ class EtcdServer:
         call = self.gateway.call
         for user, password, role in (
             ("root", ROOT_PASSWORD, "root"),
-            (USER, USER_PASSWORD, "trainers"),
+            (USER, USER_PASSWORD, ROLE),
         ):
             call("/v3/auth/user/add", {"name": user, "password": password})
             call("/v3/auth/role/add", {"name": role})
             call("/v3/auth/user/grant", {"user": user, "role": role})
-        self.gateway.grant_prefix("trainers", prefix)
+        self.gateway.grant_prefix(ROLE, prefix)
         call("/v3/auth/enable", {})
         self.gateway.log_in_as("root", ROOT_PASSWORD)
 
