@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 
-from rdzv_etcd.etcd.api import Delete, Put, Txn
+from rdzv_etcd.etcd.api import Delete, Put, Txn, prefix_end
 from rdzv_etcd.schema import values
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.testing import Lack
 from tests.sim.commits import FOREIGN, OPERATOR
 from tests.sim.stage import Part, Stage
 
@@ -93,6 +94,25 @@ class OperatorFaults(Part):
         if here and self._job.server.up and not self._job.server.model.no_space:
             put = Put(self._rng.choice(here), self._rng.choice(HOSTILE))
             self._job.server.apply(Txn((), (put,)), FOREIGN)
+
+    def edit_the_role(self) -> None:
+        """Everybody's user may not read or write some keys for a while."""
+        keys = self._job.keys
+        ranges: list[tuple[bytes, bytes | None]]
+        ranges = [(key, None) for key in (keys.round, keys.leader, keys.change, keys.ended)]
+        ranges += [(each.start, each.end) for each in (keys.nodes, keys.control, keys.ranks)]
+        ranges.append((keys.root, prefix_end(keys.root)))
+        reads, writes = self._rng.choice([(True, True), (True, False), (False, True)])
+        lack = Lack(*self._rng.choice(ranges), reads, writes, self._rng.random() < 0.5)
+        self._stage.note(f"the role lacks {lack}")
+        duration_s = self._rng.choice([2.0, self._rng.uniform(0, 6 * self._plan.ttl_s)])
+        self._stage.later(self._without(lack, duration_s))
+
+    async def _without(self, lack: Lack, duration_s: float) -> None:
+        server = self._job.server
+        server.set_lacks(*server.lacks, lack)
+        await asyncio.sleep(duration_s)
+        server.set_lacks(*(each for each in server.lacks if each is not lack))
 
     def _clear_later(self, key: bytes) -> None:
         self._written.add(key)

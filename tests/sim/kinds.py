@@ -39,6 +39,7 @@ OPERATOR = (
     "lose_the_tail",
     "write_nonsense",
     "overwrite_a_slice",
+    "edit_the_role",
     "lose_data_between_runs",
 )
 """See :mod:`tests.sim.faults_operator`."""
