@@ -50,7 +50,8 @@ class Member:
     info: NodeInfo | None = None
     """The presence as last written or about to be."""
     arrived_with: int = 0
-    """The session of the last arrival; another one means: arrive again."""
+    """The session that carries its presence; if it has another one: arrive again, or as a member
+    put the presence back."""
     arrived_under: int = 0
     """The revision of the round record at the last arrival."""
     record: Round | None = None

@@ -176,7 +176,8 @@ def working_step(member: Member, control: Control, session: int) -> WorkingStep:
     record = member.record
     if member.phase is not Phase.MEMBER or member.evicted or record is None:
         return WorkingStep.WORK
-    lacks = session == 0 or control.round is None
+    is_there = session != 0 and member.arrived_with == session
+    lacks = not is_there or control.round is None
     if lacks or member.may_lack_slice(control) or control.is_behind(record):
         return WorkingStep.REPAIR
     return WorkingStep.WORK

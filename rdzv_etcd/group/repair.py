@@ -11,7 +11,7 @@ import asyncio
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Control, NodeInfo, Round
 from rdzv_etcd.core.steps import Recovery, WorkingStep, decide_recovery, working_step
-from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, RdzvEtcdError
+from rdzv_etcd.errors import EtcdError, EtcdRefusedError, LeaseNotFoundError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.group import job_lease
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
@@ -41,6 +41,8 @@ class Repair:
             except EtcdError as error:
                 text = f"coming back after an outage: {error}"
                 context.log.say(text, warn=backoff.is_news(error))
+                if isinstance(error, EtcdRefusedError):
+                    context.session.shake()  # whom else it refuses comes back when it looks again
                 await context.clock.sleep(backoff.after(error))
             except RdzvEtcdError:
                 # A corrupt record: the watch reports it, and the next join raises it.

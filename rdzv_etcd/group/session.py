@@ -106,7 +106,8 @@ class Session:
             self._wakeup.notify()
 
     def shake(self) -> None:
-        """Note that others may have lost their leases though they live: etcd's data went back."""
+        """Note that others may have lost their leases though they live: etcd's data went back, or
+        it refused this node what they need, too."""
         self._shaken_until_s = self._clock.now_s() + self._ttl_s
 
     @property

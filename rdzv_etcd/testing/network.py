@@ -134,8 +134,9 @@ class Link:
     def refuse(self, why: Callable[[], EtcdError] | None) -> None:
         """Refuse every request and every new watch with ``why()``; ``None`` ends it.
 
-        As etcd does when a user lost a role, or a password was changed: what was granted before
-        goes on, that is, watches that are there, and keep-alives, which are not checked.
+        As etcd does when a user lost a role, or a password was changed: watches that are there go
+        on, and keep-alives, which old versions (3.5.1) do not check. A role that lacks something
+        only: see :meth:`MemoryEtcd.set_lacks`.
         """
         self.refusal = why
 

@@ -244,6 +244,10 @@ def test_a_member_repairs_what_etcd_has_lost() -> None:
     me = a_member()
     me.session = 0
     assert me.beside() is WorkingStep.REPAIR
+    me.session = SESSION + 1  # granted, and then the presence was refused: it carries nothing
+    assert me.beside() is WorkingStep.REPAIR
+    me.member.note_presence(me.session)
+    assert me.beside() is WorkingStep.WORK
 
 
 def test_a_member_repairs_a_record_older_than_its_own() -> None:

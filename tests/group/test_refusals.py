@@ -16,8 +16,9 @@ from rdzv_etcd.errors import (
     EtcdTlsError,
     JoinTimeoutError,
 )
-from rdzv_etcd.etcd.api import Delete, Get, Put, Txn
-from rdzv_etcd.testing import Applied
+from rdzv_etcd.etcd.api import Delete, Get, Put, Txn, prefix_end
+from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.testing import Applied, Lack
 from rdzv_etcd.testing.requests import Grant, Request
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
 
@@ -361,3 +362,39 @@ def test_newcomers_of_whom_none_may_lead_are_all_told() -> None:
             assert f"readwrite {job.keys.root.decode()}" in str(node.error)
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=3)
+
+
+# --- a role that is edited while a job works ------------------------------------------------------
+
+
+def lacking(job: SimJob, what: str, *, renewals: bool) -> Lack:
+    """What the role lacks: everything of the job, or one part of it."""
+    keys = job.keys
+    parts = {
+        "everything": KeyRange(keys.root, prefix_end(keys.root)),
+        "presences": keys.nodes,
+        "control keys": keys.control,
+    }
+    return Lack(parts[what].start, parts[what].end, renewals=renewals)
+
+
+@pytest.mark.parametrize("what", ["everything", "presences", "control keys"])
+@pytest.mark.parametrize("lasts_s", [2.0, 2.5 * TTL_S, 300.0])
+@pytest.mark.parametrize("renewals", [False, True])
+def test_a_role_that_is_edited_restarts_nothing(what: str, lasts_s: float, renewals: bool) -> None:
+    """Newer versions of etcd renew no lease whose keys may not be written: then all run out."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc", delay_s=0.02)
+        await job.until_works("abc")
+        await job.pass_time(job.loop.rng.uniform(0, TTL_S))
+        job.server.set_lacks(lacking(job, what, renewals=renewals))
+        await job.pass_time(lasts_s)
+        job.server.set_lacks()
+        await job.pass_time(3 * TTL_S)
+        assert [node.joins for node in job.nodes.values()] == [1, 1, 1], job.tell()
+        assert job.works("abc"), job.tell()
+        job.crash("b")
+        await job.until_works("ac", 3 * TTL_S)
+
+    simulate(scenario, range(6), min_nodes=2, max_nodes=3)
