@@ -1,13 +1,18 @@
-"""An etcd that knows its users by their certificates."""
+"""An etcd that knows its users, by their certificates or passwords, and what their roles may do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from rdzv_etcd.etcd.api import prefix_end
 from tests.faults.nodes import TTL_S
 from tests.faults.servers import Job, ended_with, running
 from tests.support.certificates import make_certificates
-from tests.support.servers import USER, EtcdBinary, EtcdServer
+from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdBinary, EtcdServer
+
+_ROOT = b"/rdzv_etcd/"
 
 
 def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
@@ -18,7 +23,7 @@ def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
     server = EtcdServer(etcd_binary, tmp_path, certificates=files, require_client_cert=True)
     tls = {"ca_cert": str(files.ca), "cert": str(files.client_cert), "key": str(files.client_key)}
     with running(server) as etcd:
-        etcd.enable_auth(b"/rdzv_etcd/")
+        etcd.enable_auth(_ROOT)
         nodes = job(etcd.endpoint, "2:3", **tls)
         pair = nodes.start("a", "b")
         nodes.wait_for_world(pair)
@@ -29,3 +34,34 @@ def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
         late = nodes.start("late")
         nodes.wait_for_world([*pair, *late])
         nodes.finish(etcd.gateway)
+
+
+@pytest.mark.every_etcd
+@pytest.mark.parametrize("part", ["nodes/", ""])
+def test_a_role_that_is_edited_for_longer_than_a_lease_lasts_restarts_nothing(
+    etcd: EtcdServer, job: Job, tmp_path: Path, part: str
+) -> None:
+    """It lacks the presences, or everything. Whether the leases live on meanwhile depends on etcd's
+    version."""
+    user, password = tmp_path / "user", tmp_path / "password"
+    user.write_text(USER)
+    password.write_text(USER_PASSWORD)
+    etcd.enable_auth(_ROOT)
+    nodes = job(etcd.endpoint, "2:3", user_file=str(user), password_file=str(password))
+    three = nodes.start("a", "b", "c")
+    nodes.wait_for_world(three)
+    joins = [len(node.all("join")) for node in three]
+    everything = (_ROOT, prefix_end(_ROOT))
+    root = _ROOT + nodes.job_id.encode() + b"/"
+    lacking = root + part.encode()
+    etcd.gateway.grant_range(ROLE, _ROOT, lacking, "READWRITE")
+    etcd.gateway.grant_range(ROLE, prefix_end(lacking), everything[1], "READWRITE")
+    etcd.gateway.revoke_range(ROLE, *everything)
+    nodes.stay_undisturbed(three, 3 * TTL_S)
+    etcd.gateway.grant_range(ROLE, *everything, "READWRITE")
+    nodes.stay_undisturbed(three, 2 * TTL_S)
+    nodes.wait_present(etcd.gateway, three)
+    assert [len(node.all("join")) for node in three] == joins
+    three[1].kill()
+    nodes.wait_for_world([three[0], three[2]])
+    nodes.finish(etcd.gateway)
