@@ -114,8 +114,8 @@ class EtcdNoSpaceError(EtcdRefusedError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(
-            "etcd's database is over its quota: an operator must compact and defragment it, and "
-            f"then run `etcdctl alarm disarm` ({detail})"
+            "etcd's database is over its quota: an operator must compact it, defragment each of "
+            f"its members, and then run `etcdctl alarm disarm` ({detail})"
         )
         self.detail = detail
 
@@ -258,15 +258,23 @@ class JobSettingsMismatchError(RendezvousFailedError):
 class StateCorruptError(RendezvousFailedError):
     """A key of the job holds something this library did not write; the message names the key."""
 
+    _cure = "Delete the key"
+
     def __init__(self, key: str, problem: str, writer: str = "") -> None:
         """``writer`` is what etcd knows about who wrote it."""
         by_whom = f" ({writer})" if writer else ""
         super().__init__(
             f"etcd key {shown(key, 500)!r} is not as this library writes it: {shown(problem)}"
-            f"{by_whom}. Delete the key, or use another job id or prefix"
+            f"{by_whom}. {self._cure}, or use another job id or prefix"
         )
         self.key = key
         self.problem = problem
+
+
+class StateVersionError(StateCorruptError):
+    """A key of the job has a format of another version of this library: it may well be in use."""
+
+    _cure = "Start all nodes of a job with one version of rdzv-etcd"
 
 
 class UnwritableValueError(RendezvousFailedError):

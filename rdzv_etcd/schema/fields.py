@@ -12,7 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from rdzv_etcd.errors import SettingsError, StateCorruptError, UnwritableValueError
+from rdzv_etcd.errors import (
+    SettingsError,
+    StateCorruptError,
+    StateVersionError,
+    UnwritableValueError,
+)
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.settings.checks import nesting_problem
 from rdzv_etcd.settings.limits import MAX_NODES
@@ -193,7 +198,8 @@ def decode(key: bytes, value: bytes, build: Callable[[Fields], T]) -> T:
         fields = Fields(_JSON.decode(value.decode()))
         version = fields.whole("v")
         if version != VERSION:
-            raise ValueError(f"it has format version {version}, and this library reads {VERSION}")
+            problem = f"it has format version {version}, and this library reads {VERSION}"
+            raise StateVersionError(key.decode(errors="replace"), problem)
         return build(fields)
     except (ValueError, OverflowError, RecursionError, SettingsError) as error:
         problem = str(error) or type(error).__name__
@@ -205,7 +211,7 @@ def decode_key(decode_value: Callable[[bytes, bytes], T], kv: KeyValue) -> T:
     try:
         return decode_value(kv.key, kv.value)
     except StateCorruptError as error:
-        raise StateCorruptError(error.key, error.problem, _writer(kv)) from error.__cause__
+        raise type(error)(error.key, error.problem, _writer(kv)) from error.__cause__
 
 
 def _writer(kv: KeyValue) -> str:

@@ -27,10 +27,10 @@ from rdzv_etcd.core.model import (
     Slices,
     Stranger,
 )
-from rdzv_etcd.errors import StateCorruptError, UnwritableValueError
+from rdzv_etcd.errors import StateCorruptError, StateVersionError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
-from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_NAME, MAX_ROUND, MAX_TEXT
+from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_NAME, MAX_ROUND, MAX_TEXT, decode_key
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM, MAX_NODES
 
@@ -236,9 +236,14 @@ def test_what_others_write_is_refused(decode: Callable[..., Any], value: bytes) 
         decode(KEY, value)
 
 
-def test_a_newer_format_is_named() -> None:
-    with pytest.raises(StateCorruptError, match="format version 2"):
-        values.decode_change(KEY, b'{"v":2,"run":"r","round":1,"waiters":[],"lost":{}}')
+def test_another_format_is_named_and_nothing_is_to_be_deleted() -> None:
+    """A job of another version may be using it."""
+    value = b'{"v":2,"run":"r","round":1,"waiters":[],"lost":{}}'
+    kv = KeyValue(KEY, value, 1, 3, 2, lease_id=7)
+    with pytest.raises(StateVersionError, match=r"version 2.*written at revision 3") as told:
+        decode_key(values.decode_change, kv)
+    assert "one version of rdzv-etcd" in str(told.value)
+    assert "elete" not in str(told.value)
 
 
 @pytest.mark.parametrize(("strategy", "encode", "decode"), KINDS)
