@@ -35,7 +35,7 @@ class DocumentedEtcd:
         for documented, real in ((ADDRESS, self.server.target), (MOUNTED, str(self.secret))):
             assert documented in preamble
             preamble = preamble.replace(documented, real)
-        folder = _folder_of_etcdctl(self.server.binary.path)
+        folder = folder_of_etcdctl(self.server.binary.path)
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", preamble + script],
             cwd=self.secret,
@@ -51,7 +51,7 @@ class DocumentedEtcd:
         return {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": password}
 
 
-def _folder_of_etcdctl(etcd: Path) -> Path:
+def folder_of_etcdctl(etcd: Path) -> Path:
     """The server's own, or another one: Debian has it in a package apart from the server's."""
     for folder in (etcd.parent, *(other.path.parent for other in find_binaries())):
         if (folder / "etcdctl").exists():

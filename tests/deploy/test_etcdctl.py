@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,11 @@ import pytest
 from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.settings import Settings
-from tests.deploy.conftest import DocumentedEtcd
+from tests.deploy.conftest import DocumentedEtcd, folder_of_etcdctl
 from tests.deploy.document import commands
 from tests.library.nodes import join_all, node_settings
 from tests.support.gateway import GatewayError
-from tests.support.servers import ENOUGH_TO_FILL, EtcdBinary, EtcdServer
+from tests.support.servers import ENOUGH_TO_FILL, EtcdBinary, EtcdCluster, EtcdServer
 
 pytestmark = pytest.mark.every_etcd
 
@@ -84,6 +86,32 @@ def test_a_full_etcd_takes_writes_again(documented_etcd: Callable[..., Documente
     done = etcd.run(commands("space"), **environment)
     assert done.returncode == 0, done.stderr
     _put(etcd.server, key, b"fits")
+
+
+def test_all_members_of_a_full_cluster_take_writes_again_though_one_is_named(
+    etcd_binary: EtcdBinary, tmp_path: Path
+) -> None:
+    """As behind a Service."""
+    full = EtcdCluster(etcd_binary, tmp_path, 3, flags=("--quota-backend-bytes", str(2 << 20)))
+    key = "/rdzv_etcd/filler"
+    try:
+        first = full.start().members[0]
+        with pytest.raises(GatewayError, match="space"):
+            _fill(first, key)
+        subprocess.run(
+            ["bash", "-euc", commands("space")],
+            env=os.environ
+            | {
+                "PATH": f"{folder_of_etcdctl(etcd_binary.path)}:{os.environ['PATH']}",
+                "ETCDCTL_API": "3",
+                "ETCDCTL_ENDPOINTS": first.endpoint,
+            },
+            check=True,
+        )
+        for member in full.members:
+            _put(member, key, b"fits")
+    finally:
+        full.stop()
 
 
 def test_a_slow_election_makes_leases_longer(

@@ -378,8 +378,12 @@ class EtcdServer:
 class EtcdCluster:
     """A static cluster of ``size`` members on this machine."""
 
-    def __init__(self, binary: EtcdBinary, folder: Path, size: int) -> None:
-        self.members = [EtcdServer(binary, folder, name=f"member{i}") for i in range(size)]
+    def __init__(
+        self, binary: EtcdBinary, folder: Path, size: int, *, flags: tuple[str, ...] = ()
+    ) -> None:
+        self.members = [
+            EtcdServer(binary, folder, name=f"member{i}", flags=flags) for i in range(size)
+        ]
         joined = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
         for member in self.members:
             member.join_cluster(joined)

@@ -87,8 +87,8 @@ def space(facts: Facts) -> Iterator[Finding]:
 
 
 _SPACE_HINT = (
-    "compact and defragment it (`etcdctl compact`, `etcdctl defrag`), raise --quota-backend-bytes, "
-    "and then `etcdctl alarm disarm`"
+    "compact it and defragment each member (`etcdctl compact`, `etcdctl defrag --cluster`), raise "
+    "--quota-backend-bytes, and then `etcdctl alarm disarm`"
 )
 
 
