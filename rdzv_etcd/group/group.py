@@ -436,6 +436,14 @@ class Group(Uncopied):
         self._gate.abandon()
         self._part.leave(reason)
 
+    def when_left(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once, when this node has left, however that comes about.
+
+        On the library's own thread: it must not block, nor call this group. Not in a forked child,
+        and not if the process is killed.
+        """
+        self._part.when_left(callback)
+
     def _begin_to_leave(self, reason: str, then: Callable[[], None]) -> bool:
         """Leave without blocking; ``then`` is called when that is done. ``False``: it has left."""
         self._note_change()

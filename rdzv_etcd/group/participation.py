@@ -60,6 +60,7 @@ class Participation:
         self._since_s = node.context.clock.now_s()
         self._process = process_id()
         self._leaving: asyncio.Future[None] | None = None
+        self._when_left: list[Callable[[], None]] = []
         _open.add(self)
         atexit.register(self._at_exit)
 
@@ -89,6 +90,10 @@ class Participation:
     def show_metrics(self, outputs: Outputs | None) -> None:
         """Close them when this node has left."""
         self._metrics = outputs
+
+    def when_left(self, callback: Callable[[], None]) -> None:
+        """Have it called when this node has left; see :meth:`rdzv_etcd.Group.when_left`."""
+        self._when_left.append(callback)
 
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.
@@ -204,6 +209,8 @@ class Participation:
             atexit.unregister(self._at_exit)
             if self.guard is not None:
                 self.guard.end()
+            for callback in self._when_left:
+                callback()
             if self._metrics is not None:
                 await self._metrics.close()
             await self.etcd.close()
