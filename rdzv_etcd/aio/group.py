@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from rdzv_etcd.aio.job_events import JobEvents
@@ -130,6 +130,11 @@ class Group(Uncopied):
         left, tell = told_from_a_thread()
         if self._group._begin_to_leave(reason, tell):
             await left
+
+    def when_left(self, callback: Callable[[], None]) -> None:
+        """As :meth:`rdzv_etcd.Group.when_left`: called on the library's thread, not on this loop's.
+        Does not block."""
+        self._group.when_left(callback)
 
     @property
     def has_left(self) -> bool:

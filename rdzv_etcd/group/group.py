@@ -437,10 +437,11 @@ class Group(Uncopied):
         self._part.leave(reason)
 
     def when_left(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once, when this node has left, however that comes about.
+        """Have ``callback`` called once, when this node has left, however that comes about; at once
+        if it has. Not if the process is killed.
 
-        On the library's own thread: it must not block, nor call this group. Not in a forked child,
-        and not if the process is killed.
+        On the library's own thread: it must neither raise nor block. Raises ForkedProcessError in a
+        forked child.
         """
         self._part.when_left(callback)
 

@@ -93,7 +93,14 @@ class Participation:
 
     def when_left(self, callback: Callable[[], None]) -> None:
         """Have it called when this node has left; see :meth:`rdzv_etcd.Group.when_left`."""
+        self.refuse_in_child()
         self._when_left.append(callback)
+        if self not in _open:
+            self._tell_left()
+
+    def _tell_left(self) -> None:
+        while self._when_left:
+            self._when_left.pop(0)()
 
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.
@@ -209,8 +216,7 @@ class Participation:
             atexit.unregister(self._at_exit)
             if self.guard is not None:
                 self.guard.end()
-            for callback in self._when_left:
-                callback()
+            self._tell_left()
             if self._metrics is not None:
                 await self._metrics.close()
             await self.etcd.close()

@@ -314,7 +314,7 @@ def test_what_looks_at_the_job_or_leads_in_it_is_the_parents(
 
 
 _ARGUMENTS = {
-    "Group": {"report_dead": ("other~1~0", "gone"), "fail": ("bad",)},
+    "Group": {"report_dead": ("other~1~0", "gone"), "fail": ("bad",), "when_left": (None,)},
     "World": {"barrier": ("b",), "exchange": (b"v",), "elect": ("n", 5), "leader": ("n",)},
     "RoundStore": {
         **dict.fromkeys(("get", "delete", "queue_pop", "queue_len"), ("k",)),

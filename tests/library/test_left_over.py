@@ -254,3 +254,28 @@ def test_nodes_made_side_by_side_are_no_reason_to_warn(
         nodes[1].join()
         joining.result(LIMIT_S)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("how", ["leave", "leave_all", "dropped"])
+def test_what_belongs_to_a_node_hears_once_that_it_has_left(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, how: str
+) -> None:
+    group = Group(node_settings(etcd_server, job_id, "1"))
+    group.join()
+    told: list[str] = []
+    heard = threading.Event()
+    group.when_left(lambda: told.append("first"))
+    group.when_left(heard.set)
+    if how == "leave":
+        group.leave()
+        group.when_left(lambda: told.append("at once"))
+        assert told == ["first", "at once"]
+        group.leave()
+    elif how == "leave_all":
+        rdzv_etcd.leave_all(job_id)
+    else:
+        del group
+        gc.collect()
+    assert heard.wait(LIMIT_S)
+    assert told[0] == "first"
+    assert told.count("first") == 1

@@ -81,7 +81,7 @@ def test_connect_takes_every_option_by_its_name_and_in_its_unit() -> None:
 
 _PROMISED = {
     "Group": "job node_id worlds join waiting_count closure finish fail leave has_left events "
-    "report_dead drain drain_reason",
+    "report_dead drain drain_reason when_left",
     "World": "rank size epoch round master node_ids members over change wait_over barrier exchange "
     "store take_listener elect leader should_yield alive",
     "Leadership": "name is_held fence wait_lost set resign",

@@ -40,6 +40,7 @@ def main(endpoints: str, job: str) -> None:
         assert_type(group.waiting_count(), int)
         assert_type(group.closure(), rdzv_etcd.Closure | None)
         assert_type(group.has_left, bool)
+        group.when_left(lambda: None)
         assert_type(group.drain_reason, str | None)
         with group.events() as events:
             assert_type(events, rdzv_etcd.JobEvents)
