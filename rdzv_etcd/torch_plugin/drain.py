@@ -54,39 +54,54 @@ class Departure:
 
 
 class DrainSignal:
-    """Drains a group when this process gets SIGUSR1, unless somebody else wants that signal."""
+    """Drains a group when this process gets SIGUSR1, unless somebody else wants that signal.
+
+    The process has one handler, for all its groups: one that was left behind by an interrupted
+    launch keeps no other from being drained.
+    """
 
     def __init__(self, group: Group) -> None:
-        self._group = weakref.ref(group)
-        self._is_installed = False
+        self._group = group
 
     def install(self) -> None:
-        """Handle the signal, if this is the main thread, nobody handles it, and it is not ignored.
-        Idempotent."""
+        """Handle the signal, if this is the main thread, nobody else handles it, and it is not
+        ignored. Idempotent."""
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:
-            signal.signal(SIGNAL, self._drain)
-            self._is_installed = True
+            signal.signal(SIGNAL, _drain_all)
+        if signal.getsignal(SIGNAL) is _drain_all:
+            _handled.add(self._group)
 
     def restore(self) -> None:
-        """Handle it no more, if it is still this one that does. Idempotent."""
-        if not self._is_installed or threading.current_thread() is not threading.main_thread():
+        """Handle it no more for this group, and not at all after the last. Idempotent."""
+        _handled.discard(self._group)
+        if threading.current_thread() is not threading.main_thread():
             return
-        self._is_installed = False
-        if signal.getsignal(SIGNAL) == self._drain:
-            with contextlib.suppress(ValueError):  # the interpreter is going
-                signal.signal(SIGNAL, signal.SIG_DFL)
+        if all(group.has_left for group in _handled):
+            _handle_no_more()
 
-    def _drain(self, number: int, _: FrameType | None) -> None:
-        group = self._group()
-        if group is not None and _is_drained(group):
-            return  # it leaves already: whoever asks again must not end its agent
-        if group is None or group.has_left:  # as if nobody had ever handled it
-            self.restore()
-            os.kill(os.getpid(), number)
-            return
+
+_handled: weakref.WeakSet[Group] = weakref.WeakSet()
+"""Those that are drained when the signal comes."""
+
+
+def _drain_all(number: int, _: FrameType | None) -> None:
+    groups = list(_handled)
+    drained = [group for group in groups if _is_drained(group)]
+    to_drain = [group for group in groups if group not in drained and not group.has_left]
+    for group in to_drain:
         group.drain(signal.Signals(number).name)
+    if not drained and not to_drain:  # as if nobody had ever handled it
+        _handle_no_more()
+        os.kill(os.getpid(), number)
+    # One that leaves already is left alone: whoever asks again must not end its agent.
+
+
+def _handle_no_more() -> None:
+    if signal.getsignal(SIGNAL) is _drain_all:
+        with contextlib.suppress(ValueError):  # the interpreter is going
+            signal.signal(SIGNAL, signal.SIG_DFL)
 
 
 def _is_drained(group: Group) -> bool:

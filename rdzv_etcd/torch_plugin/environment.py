@@ -1,58 +1,121 @@
 """What workers get of the agent's environment: their round's epoch, their agent's node id, and not
 etcd's password.
 
-torch starts workers with a copy of ``os.environ`` as it is then. The password is therefore taken
-out when a round is formed, which is just before, and put back when the handler is shut down: the
-process may be a notebook's, and is its user's. Until then a new handler finds it here. The same
-goes for the epoch that the user gave: another job of this process should not begin above this
-one's.
+torch starts workers with a copy of ``os.environ`` as it is then. So it is changed when a round is
+formed, which is just before, and again when torch asks for the run id, which it does for each
+worker that it starts. It is put back when the last node that has changed it has left: the process
+may be a notebook's, and is its user's. Until then a new handler finds here what the user gave:
+another job of this process should not begin above this one's epoch.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import ChainMap
+import sys
+import threading
 from collections.abc import Mapping
 
 from rdzv_etcd.settings.config import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD_VARIABLE
 
-_withheld: dict[str, str] = {}
-_replaced: dict[str, tuple[str | None, str]] = {}
-"""What the user gave (``None``: nothing), and what was put in its place for workers."""
+_log = logging.getLogger("rdzv_etcd")
+
+_lock = threading.Lock()
+_in_use: list[WorkerEnvironment] = []
+"""In the order in which they were put to use."""
+_given: dict[str, str | None] = {}
+"""What the user gave (``None``: nothing) of what is changed."""
+_put: dict[str, str | None] = {}
+"""What was put in its place."""
+_warned: set[str] = set()
+
+
+class WorkerEnvironment:
+    """What the workers of one node should find in their environment. For any thread."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str | None] = {}
+
+    def prepare(self, epoch: int, node_id: str) -> None:
+        """Change this process's environment to what workers of that round should inherit."""
+        values = {PASSWORD_VARIABLE: None, EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
+        with _lock:
+            self._values = values
+            if self not in _in_use:
+                _in_use.append(self)
+            several = len(_in_use) > 1
+            _put_in(values)
+        if several:
+            _warn_once(
+                "several nodes of this process have workers: torch starts them with the process's "
+                "environment, so if two launches do so at the same moment, RDZV_ETCD_EPOCH and "
+                "RDZV_ETCD_NODE_ID of some may be another's. Launch each from a process of its own"
+            )
+        if _fork_server_runs():
+            _warn_once(
+                "a fork server of multiprocessing runs in this process: workers that are started "
+                "by it (--start-method=forkserver) inherit the environment that was there at its "
+                "start, and not the RDZV_ETCD_EPOCH of their round. Use --start-method=spawn"
+            )
+
+    def put_again(self) -> None:
+        """The same for the round that it is prepared for, if any: another node's may be there."""
+        with _lock:
+            if self in _in_use:
+                _put_in(self._values)
+
+    def give_back(self) -> None:
+        """Leave the environment to the other nodes of this process; after the last, put back what
+        the user gave, unless something else was put in its place. Idempotent."""
+        with _lock:
+            if self not in _in_use:
+                return
+            _in_use.remove(self)
+            if _in_use:
+                _put_in(_in_use[-1]._values)
+                return
+            for name, value in _given.items():
+                if os.environ.get(name) == _put[name]:
+                    _set(name, value)
+            _given.clear()
+            _put.clear()
 
 
 def full_environment() -> Mapping[str, str]:
-    """The process's environment, with what is being withheld from workers."""
-    environ = ChainMap(os.environ, _withheld)
-    return environ.new_child({name: _replaced[name][0] or "" for name in _ours()})
+    """The process's environment, as the user gave it."""
+    with _lock:
+        found: dict[str, str] = dict(os.environ)
+        for name, value in _given.items():
+            if found.get(name) == _put[name]:
+                found.pop(name, None)
+                if value is not None:
+                    found[name] = value
+        return found
 
 
-def prepare_for_workers(epoch: int, node_id: str) -> None:
-    """Change this process's environment to what workers should inherit."""
-    password = os.environ.pop(PASSWORD_VARIABLE, None)
-    if password is not None:
-        _withheld[PASSWORD_VARIABLE] = password
-    ours = _ours()
-    for name, value in ((EPOCH_VARIABLE, str(epoch)), (NODE_ID_VARIABLE, node_id)):
-        given = _replaced[name][0] if name in ours else os.environ.get(name)
-        _replaced[name] = given, value
+def _put_in(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        now = os.environ.get(name)
+        if name not in _given or now != _put[name]:
+            _given[name] = now
+        _put[name] = value
+        _set(name, value)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
         os.environ[name] = value
 
 
-def give_back() -> None:
-    """Put back what was withheld, unless something else was put in its place."""
-    while _withheld:
-        name, value = _withheld.popitem()
-        os.environ.setdefault(name, value)
-    for name in _ours():
-        given, _ = _replaced[name]
-        if given is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = given
-    _replaced.clear()
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        _log.warning(text)
 
 
-def _ours() -> set[str]:
-    """What is in the environment as it was put there for workers."""
-    return {name for name, (_, value) in _replaced.items() if os.environ.get(name) == value}
+def _fork_server_runs() -> bool:
+    """Whether one was started; Python has no public way to ask, and never starts another."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    return getattr(server, "_forkserver_pid", None) is not None

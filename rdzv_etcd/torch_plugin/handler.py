@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.events.api import NodeState
@@ -26,12 +27,12 @@ from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.drain import Departure, DrainSignal
 from rdzv_etcd.torch_plugin.elastic_events import record
-from rdzv_etcd.torch_plugin.environment import (
-    full_environment,
-    give_back,
-    prepare_for_workers,
+from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
+from rdzv_etcd.torch_plugin.launches import (
+    end_interrupted_launch,
+    is_in_torchrun,
+    note_launch,
 )
-from rdzv_etcd.torch_plugin.launches import end_interrupted_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import (
@@ -60,13 +61,16 @@ class EtcdRendezvousHandler(RendezvousHandler):
         """
         self._settings = settings
         self._worker_store: TCPStore | None = None
-        self._exits_gracefully = False
+        self._graceful_exit: RendezvousGracefulExitError | None = None
+        self._environment = WorkerEnvironment()
         self._confirmed: bool | None = None
         """What :meth:`shutdown` returned, once it did."""
         self._earlier_error = sys.exc_info()[1]
         """The exception that the caller was handling before: it does not say how this job ended."""
         with torch_errors():
             self._group = _open_group(settings)
+        # Also if nobody calls shutdown(): torch does not after an interruption.
+        self._group.when_left(self._environment.give_back)
         self._departure = Departure(self._group)
         self._drain_signal = DrainSignal(self._group)
 
@@ -78,6 +82,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return os.environ.get(_OWN_STORE_VARIABLE, "0") != "1"
 
     def get_run_id(self) -> str:
+        """The job's id. torch asks for it just before it starts each worker, see
+        :mod:`rdzv_etcd.torch_plugin.environment`."""
+        self._environment.put_again()
         return self._settings.job_id
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -86,7 +93,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         Raises ``RendezvousGracefulExitError`` if the job was finished by others while this node
         waited as a spare, and if this node was drained.
         """
-        job = self.get_run_id()
+        job = self._settings.job_id
         self._record(
             "next_rendezvous",
             f"The node '{self._group.node_id}' attempts to join the next round of the rendezvous "
@@ -101,7 +108,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
                     raise DrainedError(f"this node has left job {job!r}: drained")
                 world = self._group.join(because=why_workers_failed())
         except Exception as error:
-            self._exits_gracefully |= isinstance(error, RendezvousGracefulExitError)
+            if isinstance(error, RendezvousGracefulExitError):
+                self._graceful_exit = error
             self._record("next_rendezvous", _told(error), NodeState.FAILED)
             raise
         self._record(
@@ -115,7 +123,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._worker_store = serve_tcp_store(listener)
         elif listener is not None:
             listener.close()  # the worker of rank 0 takes the port, which is as good as any
-        prepare_for_workers(world.epoch, self._group.node_id)
+        self._environment.prepare(world.epoch, self._group.node_id)
         return RendezvousInfo(
             AgentStore(world),
             world.rank,
@@ -164,9 +172,13 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
         Returns whether the job is closed as far as this node knows, or did not have to be; never
         raises because etcd is away. ``False`` also if this node had no part in the job's round:
-        then it just leaves. After a graceful exit it ends the process with code 0 where torch
-        itself would fail, and so it does if the workers of a node failed that is to leave anyway:
-        the signal may have ended them, or others have stopped theirs. Idempotent.
+        then it just leaves. Idempotent.
+
+        After a graceful exit torch itself would fail; and if this node was to leave anyway, its
+        workers may have failed for that: the signal may have ended them, or others have stopped
+        theirs. Then it ends the process with code 0 under torchrun, and raises
+        ``RendezvousGracefulExitError`` for a program that launches by ``elastic_launch``, and has
+        more to do.
         """
         error = sys.exc_info()[1]
         if error is self._earlier_error:
@@ -179,12 +191,18 @@ class EtcdRendezvousHandler(RendezvousHandler):
             outcome = Outcome(False, False, reason)
         if self._confirmed is None:
             self._confirmed = self._end(outcome)
-        if self._exits_gracefully and is_missing_result(error):
-            raise SystemExit(0) from None
+        if self._graceful_exit is not None and is_missing_result(error):
+            self._exit_gracefully(str(self._graceful_exit))
         if reason is not None and workers_failed:
             _log.warning("[job %s] %s; its workers failed meanwhile", self.get_run_id(), reason)
-            raise SystemExit(0) from None
+            self._exit_gracefully(f"{reason}; its workers failed meanwhile")
         return self._confirmed
+
+    @staticmethod
+    def _exit_gracefully(why: str) -> NoReturn:
+        if is_in_torchrun():
+            raise SystemExit(0) from None
+        raise RendezvousGracefulExitError(why) from None
 
     def _end(self, outcome: Outcome) -> bool:
         confirmed = True
@@ -206,8 +224,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
         finally:
             self._drain_signal.restore()
             self._group.leave(outcome.reason)
+            self._environment.give_back()
             self._worker_store = self._earlier_error = None
-            give_back()
         return confirmed
 
     # -- what torch's own handlers record as events, in their words -------------------------------

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousGracefulExitError
 
+import rdzv_etcd
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
 from tests.library.nodes import at_once, wait_until
 from tests.plugin.handlers import handlers, join_all, leave, parameters
@@ -49,9 +50,9 @@ def test_a_signal_has_the_node_leave_before_its_workers_stop(
         wait_until("the other is told", two.num_nodes_waiting)
         stop(one)
         assert two.next_rendezvous().world_size == 1
-        with pytest.raises(SystemExit) as raised:
+        with pytest.raises(RendezvousGracefulExitError, match="drained"):
             _shut_down_in(one, _missing_result)
-        assert raised.value.code == 0
+        leave(two)
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
@@ -89,9 +90,8 @@ def test_workers_that_fail_while_the_node_leaves_do_not_fail_the_job(
         join_all([one, two])
         one._group.drain("SIGUSR1")
         wait_until("the other is told", lambda: one.num_nodes_waiting() or two.num_nodes_waiting())
-        with pytest.raises(SystemExit) as raised:
+        with pytest.raises(RendezvousGracefulExitError, match="its workers failed meanwhile"):
             _shut_down_in(one, _workers_failed)
-        assert raised.value.code == 0
         assert two.next_rendezvous().world_size == 1
         assert not two.is_closed()
 
@@ -104,9 +104,8 @@ def test_workers_that_the_signal_ended_before_their_agent_looked(
         join_all([one, two])
         one._group.drain("SIGUSR1")
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
-        with pytest.raises(SystemExit) as raised:
+        with pytest.raises(RendezvousGracefulExitError, match="its workers failed meanwhile"):
             _shut_down_in(one, _workers_failed)
-        assert raised.value.code == 0
         wait_until("the other is told", two.num_nodes_waiting)
         assert two.next_rendezvous().world_size == 1
         assert not two.is_closed()
@@ -134,6 +133,36 @@ def test_a_signal_that_somebody_handles_or_ignores_stays_theirs(
             one.next_rendezvous()
             assert signal.getsignal(signal.SIGUSR1) == before
         assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_the_end_of_one_node_leaves_the_others_of_its_process_to_the_signal(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with (
+        handlers(etcd_server, job_id, "1", 1) as (one,),
+        handlers(etcd_server, f"{job_id}-2", "1", 1) as (other,),
+    ):
+        one.next_rendezvous()
+        other.next_rendezvous()
+        leave(one)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until("the other has heard of it", lambda: other._group.drain_reason)
+        leave(other)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_node_that_an_interrupted_launch_left_behind_keeps_no_other_from_the_signal(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """torch does not call ``shutdown()`` then."""
+    left_behind = create_handler(parameters(etcd_server, job_id, "1"))
+    left_behind.next_rendezvous()
+    rdzv_etcd.leave_all()
+    with handlers(etcd_server, job_id, "1", 1) as (one,):
+        one.next_rendezvous()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until("the node has heard of it", lambda: one._group.drain_reason)
+        assert left_behind._group.has_left
 
 
 def test_who_takes_the_signal_afterwards_keeps_it(

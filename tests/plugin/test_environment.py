@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import rdzv_etcd
+from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S
-from tests.plugin.handlers import parameters
+from tests.plugin.handlers import QUICK, handlers, leave, parameters
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -66,8 +69,9 @@ def test_the_agent_itself_goes_on_with_the_password(
     assert second.next_rendezvous().world_size == 1
     assert first.next_rendezvous().world_size == 1
     assert second.shutdown()
-    assert os.environ["RDZV_ETCD_PASSWORD"] == USER_PASSWORD
+    assert "RDZV_ETCD_PASSWORD" not in os.environ  # the first may start workers again
     assert first.shutdown()
+    assert os.environ["RDZV_ETCD_PASSWORD"] == USER_PASSWORD
 
 
 def test_an_epoch_is_for_the_workers_and_not_for_the_next_job_of_the_process(
@@ -98,3 +102,119 @@ def test_no_epoch_is_left_in_the_environment_where_none_was(
     assert int(os.environ["RDZV_ETCD_EPOCH"]) > 0
     assert handler.shutdown()
     assert "RDZV_ETCD_EPOCH" not in os.environ
+
+
+def test_two_launches_in_one_process_start_their_workers_with_what_is_theirs(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch asks for the run id just before it starts a worker."""
+    monkeypatch.delenv("RDZV_ETCD_EPOCH", raising=False)
+    with (
+        handlers(etcd_server, job_id, "1", 1) as (first,),
+        handlers(etcd_server, f"{job_id}-2", "1", 1) as (second,),
+    ):
+        found = {}
+        for handler in (first, second):
+            handler.next_rendezvous()
+            found[handler] = os.environ["RDZV_ETCD_EPOCH"], os.environ["RDZV_ETCD_NODE_ID"]
+        assert found[first][1] != found[second][1]
+        for handler in (first, second, first):
+            handler.get_run_id()
+            now = os.environ["RDZV_ETCD_EPOCH"], os.environ["RDZV_ETCD_NODE_ID"]
+            assert now == found[handler]
+        leave(first)
+        first.get_run_id()
+        assert os.environ["RDZV_ETCD_NODE_ID"] == found[second][1]
+    assert "RDZV_ETCD_EPOCH" not in os.environ
+    assert "RDZV_ETCD_NODE_ID" not in os.environ
+
+
+def test_what_an_interrupted_launch_took_is_given_back_when_its_node_leaves(
+    leak_check: LeakCheck,
+    auth_etcd: EtcdServer,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch does not call ``shutdown()`` then; the next cell of the notebook uses the library."""
+    monkeypatch.setenv("RDZV_ETCD_USER", USER)
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", USER_PASSWORD)
+    monkeypatch.delenv("RDZV_ETCD_EPOCH", raising=False)
+    handler = create_handler(parameters(auth_etcd, job_id, "1"))
+    handler.next_rendezvous()
+    rdzv_etcd.leave_all(job_id)
+    assert os.environ["RDZV_ETCD_PASSWORD"] == USER_PASSWORD
+    assert "RDZV_ETCD_EPOCH" not in os.environ
+    options = {**QUICK, "closed_ttl": 5, "ended_ttl": 5, "allow_plain_password": True}
+    with rdzv_etcd.connect(
+        auth_etcd.endpoint,
+        job=f"{job_id}-2",
+        nodes=1,
+        **options,  # type: ignore[arg-type]
+    ) as group:
+        assert group.join().size == 1
+    assert handler.get_run_id() == job_id
+    assert "RDZV_ETCD_EPOCH" not in os.environ
+
+
+def test_many_threads_lose_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "sesame")
+    monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")
+    monkeypatch.delenv("RDZV_ETCD_NODE_ID", raising=False)
+
+    def launch(number: int) -> None:
+        one = WorkerEnvironment()
+        for epoch in range(8, 58):
+            one.prepare(epoch, f"node-{number}")
+            one.put_again()
+            given = full_environment()
+            assert (given["RDZV_ETCD_PASSWORD"], given["RDZV_ETCD_EPOCH"]) == ("sesame", "7")
+            assert "RDZV_ETCD_NODE_ID" not in given
+            one.give_back()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(launch, range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert os.environ["RDZV_ETCD_PASSWORD"] == "sesame"
+    assert os.environ["RDZV_ETCD_EPOCH"] == "7"
+    assert "RDZV_ETCD_NODE_ID" not in os.environ
+
+
+_FORK_SERVER = """
+import multiprocessing, sys
+from rdzv_etcd.torch_plugin.handler import create_handler
+from tests.plugin.handlers import leave, parameters
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    worker = context.Process(target=print, args=("worked",))
+    worker.start()
+    worker.join()
+    handler = create_handler(parameters(sys.argv[1], sys.argv[2], "1"))
+    handler.next_rendezvous()
+    leave(handler)
+"""
+
+
+def test_a_fork_server_that_runs_is_told_of(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """It gives workers the environment of its own start, whatever round they are of."""
+    program = tmp_path / "launch.py"
+    program.write_text(_FORK_SERVER)
+    done = subprocess.run(
+        [sys.executable, program, etcd_server.endpoint, job_id],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=10 * LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "worked\n"), done.stderr
+    assert done.stderr.count("Use --start-method=spawn") == 1, done.stderr

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.library.nodes import LIMIT_S
+from tests.library.nodes import LIMIT_S, wait_until
+from tests.plugin.handlers import handlers
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
@@ -35,13 +36,18 @@ if __name__ == "__main__":
     try:
         launch(True)
     except SignalException as error:
-        kept = error if sys.argv[3] == "kept" else None
-    print(launch(False))
+        kept = error if sys.argv[3] != "dropped" else None
+    if sys.argv[3] == "kept, then in a thread":
+        again = threading.Thread(target=lambda: print(launch(False)))
+        again.start()
+        again.join()
+    else:
+        print(launch(False))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("traceback", ["kept", "dropped"])
+@pytest.mark.parametrize("traceback", ["kept", "dropped", "kept, then in a thread"])
 def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path, traceback: str
 ) -> None:
@@ -56,5 +62,48 @@ def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
         timeout=10 * LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, "{0: 'done'}\n"), done.stderr
-    assert ("was interrupted: its node" in done.stderr) == (traceback == "kept"), done.stderr
+    assert ("was interrupted: its node" in done.stderr) == (traceback != "dropped"), done.stderr
     assert not etcd_server.keys(job_root(job_id) + b"nodes/")
+
+
+_SPARE = """
+import sys
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=1, run_id=sys.argv[2], rdzv_backend="etcd3",
+    rdzv_endpoint=sys.argv[1], local_addr="127.0.0.1", monitor_interval=0.1,
+    rdzv_configs={"timeout": 60, "closed_ttl": 3},
+)
+try:
+    elastic_launch(config, "true")()
+except RendezvousGracefulExitError as error:
+    print("told:", error)
+print("goes on")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_whose_launch_was_a_spare_goes_on(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """The exit code is torchrun's business: this program may have more to do."""
+    program = tmp_path / "launch.py"
+    program.write_text(_SPARE)
+    with handlers(etcd_server, job_id, "1", 1) as (member,):
+        member.next_rendezvous()
+        spare = subprocess.Popen(
+            [sys.executable, program, etcd_server.endpoint, job_id],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        nodes = job_root(job_id) + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        assert member.shutdown()
+        printed, errors = spare.communicate(timeout=LIMIT_S)
+    assert spare.returncode == 0, errors
+    assert printed.startswith("told: "), errors
+    assert "the workers have finished" in printed
+    assert printed.endswith("goes on\n")
