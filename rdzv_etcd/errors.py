@@ -211,9 +211,10 @@ class JobClosedError(RendezvousFailedError):
 
 
 class JoinTimeoutError(RendezvousFailedError):
-    """Too few nodes arrived before the join timeout; the message names who did.
+    """The join timeout passed before the round was formed; the message names who arrived, and who
+    of the round before did not.
 
-    ``arrived`` are their ids, ``None`` if etcd did not say.
+    ``arrived`` are the ids of those that did, ``None`` if etcd did not say.
     """
 
     def __init__(self, message: str, *, arrived: Sequence[str] | None = None) -> None:

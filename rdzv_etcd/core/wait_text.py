@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger
-from rdzv_etcd.core.names import display_name, display_names
+from rdzv_etcd.core.names import display_name, display_names, is_unknown
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -97,13 +97,36 @@ def tell_round(
     named = f" ({display_names(here)})" if here else ""
     parts = [f"{head}: {len(here)} of {needed(settings)} nodes{named}"]
     parts += _missing(control, nodes, census)
-    if census.strangers:
-        strangers = [presence.info.node_id for presence in census.strangers]
-        parts.append(f"not counting {display_names(strangers)}, started with other settings")
+    parts += _not_counted(census)
     if len(parts) == 1 and len(here) >= settings.min_nodes:
         parts.append("more may come until the last call is over")
     parts += _where_others_are(control, settings, here, len(here), where)
     return "; ".join(parts)
+
+
+def tell_arrived(
+    control: Control, nodes: Nodes, settings: JobSettings
+) -> tuple[tuple[str, ...], str]:
+    """Who has arrived for the next round, when a node gives it up; and the same in words, with who
+    has not.
+
+    A node that is there has not arrived if it is still at work in the round before. ``control``
+    names its members; ``settings`` are the job's.
+    """
+    census = take_census(control, nodes, settings)
+    arrived = tuple(sorted(presence.info.node_id for presence in census.pool))
+    named = display_names(arrived) or "none"
+    parts = [f"{len(arrived)} of at least {settings.min_nodes} nodes arrived ({named})"]
+    parts += _missing(control, nodes, census)
+    parts += _not_counted(census)
+    return arrived, "; ".join(parts)
+
+
+def _not_counted(census: Census) -> list[str]:
+    if not census.strangers:
+        return []
+    strangers = [presence.info.node_id for presence in census.strangers]
+    return [f"not counting {display_names(strangers)}, started with other settings"]
 
 
 def _where_others_are(
@@ -154,6 +177,7 @@ def _missing(control: Control, nodes: Nodes, census: Census) -> list[str]:
         *(
             f"{display_name(node_id)} ({shown(how.get(node_id, 'gone'))})"
             for node_id in (*census.absent, *census.leaving)
+            if not is_unknown(node_id)
         ),
     ]
     if not missing:

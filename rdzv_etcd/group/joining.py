@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import replace
 
 from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.member import Member, Phase, Seat
 from rdzv_etcd.core.model import Closure, Leader, NodeInfo, Round
-from rdzv_etcd.core.names import display_name, display_names
+from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.steps import (
     Arrive,
     End,
@@ -21,7 +22,7 @@ from rdzv_etcd.core.steps import (
     ReadSlice,
     joining_step,
 )
-from rdzv_etcd.core.wait_text import is_news, tell_world
+from rdzv_etcd.core.wait_text import is_news, tell_arrived, tell_world
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdPermissionError,
@@ -32,6 +33,7 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     OutcomeUnknownError,
     RdzvEtcdError,
+    StateCorruptError,
 )
 from rdzv_etcd.etcd.api import TxnResult
 from rdzv_etcd.group.backoff import RETRY_S
@@ -41,6 +43,7 @@ from rdzv_etcd.group.draining import drained_error
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.leaving import say_goodbye, why_interrupted
+from rdzv_etcd.group.roster import members_in
 from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from, slice_from
@@ -334,22 +337,24 @@ class Joining:
 
     async def _timeout(self) -> JoinTimeoutError:
         context = self._context
-        text = (
-            f"round {context.control.view.next_number} was not formed within "
-            f"{self._limits.timeout_s:g} s: "
-        )
+        control = context.control.view
+        formed = control.formed
+        text = f"round {control.next_number} was not formed within {self._limits.timeout_s:g} s: "
         try:
+            if formed is not None:  # who is still at work there has not arrived
+                members = await members_in(context, formed)
+                control = replace(control, round=replace(formed, members=members))
             result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)
-            here = sorted(nodes_from(context.keys, result, 0.0).present)
         except EtcdPermissionError as error:
             return JoinTimeoutError(f"{text}who is there is not known: {error}{self._to_grant()}")
-        except EtcdRefusedError as error:
+        except (EtcdRefusedError, StateCorruptError) as error:
             return JoinTimeoutError(f"{text}who is there is not known: {error}")
         except RdzvEtcdError as error:
             return JoinTimeoutError(f"{text}etcd does not answer ({error})")
-        needed = context.settings.job.min_nodes
-        text += f"{len(here)} of at least {needed} nodes arrived ({display_names(here)})"
+        nodes = nodes_from(context.keys, result, context.clock.now_s())
+        arrived, told = tell_arrived(control, nodes, context.settings.job)
+        text += told
         earlier = self._member.met_end
         if earlier is not None:
             text += f". {self._closed_text(earlier)}"
-        return JoinTimeoutError(text, arrived=here)
+        return JoinTimeoutError(text, arrived=arrived)

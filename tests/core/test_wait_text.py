@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.wait_text import LineTimes, is_news, tell_round, tell_seat, tell_world
+from rdzv_etcd.core.wait_text import (
+    LineTimes,
+    is_news,
+    tell_arrived,
+    tell_round,
+    tell_seat,
+    tell_world,
+)
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import NOW_S, Scene
 
@@ -70,6 +77,34 @@ def test_of_a_large_world_only_the_number_is_told() -> None:
     assert tell_round(Scene(300, 400).control, None, 299, JobSettings(300, 400)) == (
         "for round 1: 299 of 300 to 400 nodes are there"
     )
+
+
+def arrived(scene: Scene) -> tuple[tuple[str, ...], str]:
+    return tell_arrived(scene.control, scene.nodes, scene.settings)
+
+
+def test_who_is_still_at_work_has_not_arrived() -> None:
+    scene = Scene(3, 4, members="a b c d").changed("d").gone("d").back("b a", NOW_S).new("e")
+    assert arrived(scene) == (
+        ("a", "b", "e"),
+        "3 of at least 3 nodes arrived (a, b, e); missing since round 5: c (host-c, not back yet), "
+        "d (lease expired)",
+    )
+
+
+def test_who_arrived_for_a_first_round_is_told_with_who_does_not_count() -> None:
+    assert arrived(Scene(2, 2)) == ((), "0 of at least 2 nodes arrived (none)")
+    assert arrived(Scene(2, 2).new("a").new("x", settings=JobSettings(3, 3))) == (
+        ("a",),
+        "1 of at least 2 nodes arrived (a); not counting x, started with other settings",
+    )
+
+
+def test_members_of_a_large_world_that_are_not_known_have_not_arrived() -> None:
+    """A part of their names is gone from etcd: whoever is there may be one of them, at work."""
+    scene = Scene(3, 3, members="a nobody~1 nobody~2").slices().gone("nobody~1 nobody~2")
+    scene = scene.new("b", arrived_for=5).back("a")
+    assert arrived(scene) == (("a",), "1 of at least 3 nodes arrived (a)")
 
 
 def test_who_has_met_nobody_yet_says_where_it_looks() -> None:

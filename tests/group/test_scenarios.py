@@ -318,6 +318,31 @@ def test_a_join_timeout_names_who_arrived() -> None:
     simulate(scenario, min_nodes=3, max_nodes=3)
 
 
+@pytest.mark.parametrize("slice_nodes", [1, 128])
+def test_a_join_timeout_does_not_count_who_is_still_at_work(slice_nodes: int) -> None:
+    """It is there, and has not arrived; also where each node reads only its own rank."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        for node in nodes:
+            node.join_timeout_s, node.stops_in_s = 20.0, 100.0
+        here, *others = nodes
+        assert here.agent is not None
+        here.agent.cancel()  # a worker fails, say
+        here.agent = job.on(here, here.run())
+        await job.until(lambda: here.error is not None, "a timeout", 30.0)
+        assert isinstance(here.error, JoinTimeoutError)
+        assert here.error.arrived == (here.node_id,)
+        text = str(here.error)
+        assert "round 2 was not formed within 20 s: 1 of at least 3 nodes arrived (a); " in text
+        assert "missing since round 1: " in text
+        for other in others:
+            assert f"{other.name} (10.0.0.{other.name}, not back yet)" in text
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3, slice_nodes=slice_nodes)
+
+
 def test_a_node_can_join_again_after_a_timeout() -> None:
     async def scenario(job: SimJob) -> None:
         node = job.start("a", join_timeout_s=20.0)
