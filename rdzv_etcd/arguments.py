@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import named, shown
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 """What is taken for bytes."""
@@ -33,7 +33,7 @@ def seconds(timeout_s: object) -> float:
             limit_s = math.inf if operator.gt(timeout_s, 0) else 0.0
         if not math.isnan(limit_s):
             return min(max(0.0, limit_s), LONGEST_S)
-    raise MisuseError(f"the time limit is {_named(timeout_s)}; it must be a number of seconds")
+    raise MisuseError(f"the time limit is {named(timeout_s)}; it must be a number of seconds")
 
 
 def seconds_or_none(timeout_s: object) -> float | None:
@@ -60,21 +60,21 @@ def whole(what: str, number: object) -> int:
     try:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
-        raise MisuseError(f"{what} is {_named(number)}; it must be a whole number") from None
+        raise MisuseError(f"{what} is {named(number)}; it must be a whole number") from None
 
 
 def as_bytes(what: str, value: object) -> bytes:
     """Return a copy of the bytes in ``value``, which may change. Raises MisuseError."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise MisuseError(f"{what} is {_named(value)}; it must be bytes")
+    raise MisuseError(f"{what} is {named(value)}; it must be bytes")
 
 
 def encoded_key(key: object) -> bytes:
     """Return a key of a store as UTF-8. Raises MisuseError if it is no text, or has a part of a
     character that is none."""
     if not isinstance(key, str):
-        raise MisuseError(f"the store key is {_named(key)}; it must be text")
+        raise MisuseError(f"the store key is {named(key)}; it must be text")
     try:
         return key.encode()
     except UnicodeEncodeError as error:
@@ -87,7 +87,7 @@ def encoded_key(key: object) -> bytes:
 def several_keys(keys: object) -> list[str]:
     """Return several keys of a store, whatever they come in. Raises MisuseError for one alone."""
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
-        raise MisuseError(f"the store keys are {_named(keys)}; they must be a list of texts")
+        raise MisuseError(f"the store keys are {named(keys)}; they must be a list of texts")
     return list(keys)
 
 
@@ -95,7 +95,7 @@ def several_items(values: object) -> list[tuple[str, bytes]]:
     """Return several keys of a store with their values. Raises MisuseError unless it is a
     mapping."""
     if not isinstance(values, Mapping):
-        raise MisuseError(f"the store values are {_named(values)}; they must be a dict by key")
+        raise MisuseError(f"the store values are {named(values)}; they must be a dict by key")
     return list(values.items())
 
 
@@ -109,11 +109,3 @@ def value_of(key: str, value: object) -> bytes:
 def named_key(key: object) -> str:
     """Return a key of a store as messages show it."""
     return repr(shown(key, KEY_SHOWN))
-
-
-def _named(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of 5,000 digits
-        text = "too large"
-    return f"{shown(text, KEY_SHOWN)} ({type(value).__name__})"

@@ -28,6 +28,15 @@ def shown(text: object, limit: int = SHOWN) -> str:
     return some if len(some) <= limit else f"{some[: limit - 1]}…"
 
 
+def named(value: object, limit: int = 80) -> str:
+    """Return a value of whatever type as messages show it: as Python writes it, and its type."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of 5,000 digits
+        text = "too large"
+    return f"{shown(text, limit)} ({type(value).__name__})"
+
+
 def _written(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**50:  # Python writes no number of 5,000 digits
         return f"a number of {value.bit_length()} bits"

@@ -14,14 +14,10 @@ from rdzv_etcd.group.observer import Observer
 from rdzv_etcd.group.opening import endpoint_of, lent
 from rdzv_etcd.logs import show
 from rdzv_etcd.settings import Settings, settings_from_config
-from rdzv_etcd.settings.config import (
-    EPOCH_VARIABLE,
-    PASSWORD_VARIABLE,
-    USER_VARIABLE,
-    whole_or_none,
-)
+from rdzv_etcd.settings.checks import whole_or_none
+from rdzv_etcd.settings.config import EPOCH_VARIABLE, PASSWORD_VARIABLE, USER_VARIABLE
 from rdzv_etcd.settings.options import WITHOUT_MEANING
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import named, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -238,6 +234,6 @@ def _fewest_and_most(nodes: object) -> tuple[int, int]:
         if fewest is not None and most is not None:
             return fewest, most
     raise SettingsError(
-        f"nodes is {shown(repr(nodes), 100)}; it must be a number, or a pair of the fewest and the "
-        "most"
+        f"nodes is {named(nodes, 100)}; it must be a number, or a pair of the fewest and the most: "
+        "whole numbers"
     )

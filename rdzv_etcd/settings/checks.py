@@ -1,8 +1,10 @@
-"""What a text, a path or a node's data must be; raises SettingsError, in the user's words."""
+"""What a number, a text, a path or a node's data must be; raises SettingsError, in the user's
+words."""
 
 from __future__ import annotations
 
 import json
+import operator
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -10,7 +12,25 @@ from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.limits import MAX_DATA, MAX_DATA_DEPTH
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import named, shown
+
+
+def whole_or_none(number: object) -> int | None:
+    """Return a whole number, of whatever type that is one; ``None`` if it is none."""
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def whole(name: str, number: object) -> int:
+    """Return a whole number, of whatever type that is one; raises SettingsError if it is none."""
+    found = whole_or_none(number)
+    if found is None:
+        raise SettingsError(f"{name} is {named(number)}; it must be a whole number")
+    return found
 
 
 def gate_words(command: str | None) -> list[str]:

@@ -6,7 +6,6 @@ Knows how options relate to each other. The only I/O is reading the files the op
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,13 +13,14 @@ from enum import Enum
 from typing import TypeVar
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.checks import whole
 from rdzv_etcd.settings.connection import Connection, Credentials, Tls
 from rdzv_etcd.settings.definitions import AfterEnd, JobSettings, Log, Orphans, Settings, Timing
 from rdzv_etcd.settings.endpoints import ParsedEndpoints, parse_endpoints
 from rdzv_etcd.settings.given import Given
 from rdzv_etcd.settings.limits import DEFAULT_PREFIX, MAX_EPOCH_CLAIM
 from rdzv_etcd.settings.secrets import read_secret
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import named, shown
 
 USER_VARIABLE = "RDZV_ETCD_USER"
 PASSWORD_VARIABLE = "RDZV_ETCD_PASSWORD"
@@ -41,7 +41,7 @@ _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 def settings_from_config(
     *,
-    endpoint: str,
+    endpoint: str | None,
     job_id: str,
     min_nodes: int,
     max_nodes: int,
@@ -53,9 +53,10 @@ def settings_from_config(
 ) -> Settings:
     """Validate everything at once and return the settings; raises :class:`SettingsError`.
 
-    ``config`` is ``--rdzv-conf``: names as in :data:`rdzv_etcd.settings.options.OPTIONS`, values as
-    strings or as what they mean. ``environ`` gives user and password, what ``rank_key`` names, and
-    may give an ``epoch_floor``.
+    ``endpoint`` is ``--rdzv-endpoint``; ``None`` is no endpoint, as no text is. ``config`` is
+    ``--rdzv-conf``: names as in :data:`rdzv_etcd.settings.options.OPTIONS`, values as strings or as
+    what they mean. A whole number may be of any type that is one. ``environ`` gives user and
+    password, what ``rank_key`` names, and may give an ``epoch_floor``.
     """
     given = Given(config)
     job = JobSettings(min_nodes, max_nodes, **given.fields(JobSettings))
@@ -67,7 +68,7 @@ def settings_from_config(
         timing=timing,
         local_addr=_local_addr(local_addr),
         data={} if data is None else data,
-        epoch_floor=_floor(epoch_floor) or _epoch_floor(environ),
+        epoch_floor=whole("epoch_floor", epoch_floor) or _epoch_floor(environ),
         **{
             **given.fields(Settings),
             "prefix": _prefix(given),
@@ -77,25 +78,6 @@ def settings_from_config(
             "orphans": _choice(given, "orphans", Orphans, Orphans.LEAVE),
         },
     )
-
-
-def whole_or_none(number: object) -> int | None:
-    """Return a whole number, of whatever type that is one; ``None`` if it is none."""
-    if isinstance(number, bool):
-        return None
-    try:
-        return operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _floor(epoch_floor: object) -> int:
-    floor = whole_or_none(epoch_floor)
-    if floor is None:
-        raise SettingsError(
-            f"epoch_floor is {shown(repr(epoch_floor), 50)}; it must be a whole number"
-        )
-    return floor
 
 
 def _epoch_floor(environ: Mapping[str, str]) -> int:
@@ -257,9 +239,16 @@ def _prefix(given: Given) -> str:
 
 
 def _local_addr(address: object) -> str | None:
-    if address in (None, ""):
+    if address is None:
         return None
-    if not isinstance(address, str) or not re.fullmatch(r"[\w.:%-]+", address):
+    if not isinstance(address, str):
+        raise SettingsError(
+            f"--local-addr is {named(address)}, which is neither a host name nor an address in "
+            "text: give it as text"
+        )
+    if not address:
+        return None
+    if not re.fullmatch(r"[\w.:%-]+", address):
         raise SettingsError(
             f"--local-addr {shown(repr(address))} is neither a host name nor an address"
         )
@@ -296,7 +285,7 @@ def _rank_key(given: Given, environ: Mapping[str, str]) -> str | None:
 
 def _encodable(what: str, text: object) -> str:
     if not isinstance(text, str):
-        raise SettingsError(f"{what} is {shown(repr(text), 100)}; it must be text")
+        raise SettingsError(f"{what} is {named(text, 100)}; it must be text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -8,7 +8,13 @@ from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.checks import check_metrics_file, check_short, checked_data, gate_words
+from rdzv_etcd.settings.checks import (
+    check_metrics_file,
+    check_short,
+    checked_data,
+    gate_words,
+    whole,
+)
 from rdzv_etcd.settings.connection import Connection
 from rdzv_etcd.settings.fields import Kind, check_numbers, option
 from rdzv_etcd.settings.limits import (
@@ -23,6 +29,13 @@ from rdzv_etcd.settings.limits import (
     MAX_SLICE_NODES,
 )
 from rdzv_etcd.text import shown
+
+_COUNTS = {
+    "min_nodes": "min_nodes (--nnodes)",
+    "max_nodes": "max_nodes (--nnodes)",
+    "node_unit": "node_unit",
+}
+"""The numbers of nodes, and how messages name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,8 @@ class JobSettings:
     )
 
     def __post_init__(self) -> None:
+        for name, shown_as in _COUNTS.items():  # what the others read is a plain int
+            object.__setattr__(self, name, whole(shown_as, getattr(self, name)))
         if self.max_nodes > MAX_NODES or self.min_nodes > MAX_NODES:
             name = "max_nodes" if self.max_nodes > MAX_NODES else "min_nodes"
             raise SettingsError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Endpoint
+from rdzv_etcd.text import named
 
 DEFAULT_PORT = 2379
 _OPTION = "--rdzv-endpoint"
@@ -33,12 +34,16 @@ class ParsedEndpoints:
     """``http``, ``https``, or ``None`` if no entry had one."""
 
 
-def parse_endpoints(text: str) -> ParsedEndpoints:
+def parse_endpoints(text: str | None) -> ParsedEndpoints:
     """Parse a comma-separated list of endpoints; raises :class:`SettingsError`.
 
-    An entry without a scheme takes that of the others.
+    An entry without a scheme takes that of the others. ``None`` is no endpoint, as no text is.
     """
-    if not text.strip():
+    if text is not None and not isinstance(text, str):
+        raise SettingsError(
+            f"{_OPTION} is {named(text)}; it must be text: host:port, or several with commas"
+        )
+    if text is None or not text.strip():
         return ParsedEndpoints((Endpoint("localhost", DEFAULT_PORT),))
     if "@" in text:  # before any message could repeat a password
         raise SettingsError(

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings.checks import whole_or_none
 from rdzv_etcd.settings.fields import LONGEST_S, Kind, Option, options_of, seconds_wanted
 from rdzv_etcd.settings.options import NAMES, WITHOUT_MEANING
+from rdzv_etcd.text import named
 
 _SECRETS = frozenset({"user", "username", "password", "passwd", "token", "credentials"})
 _YES = frozenset({"1", "true", "yes", "on"})
@@ -35,8 +38,8 @@ class Entry:
 class Given:
     """All options that were given, by our name.
 
-    torchrun passes strings; library users may pass numbers, booleans and paths. ``None`` counts
-    as not given.
+    torchrun passes strings; library users may pass numbers of any type, booleans and paths.
+    ``None`` counts as not given.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
@@ -132,24 +135,35 @@ def _parse(option: Option, typed: str, raw: object) -> Value:
         return (_parse_file if option.kind is Kind.FILE else _parse_new_file)(typed, raw)
     if isinstance(raw, str):
         return raw
-    if isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) < 10**18:
-        return str(raw)  # rank_key=7
+    number = whole_or_none(raw)
+    if number is not None and abs(number) < 10**18:
+        return str(number)  # rank_key=7
     raise SettingsError(f"{typed}={_shown(raw)} must be text")
 
 
 def _parse_flag(typed: str, raw: object) -> bool:
     word = raw.lower() if isinstance(raw, str) else ""
-    if word in _YES or raw in (1, True):
+    if word in _YES or _equals(raw, 1):
         return True
-    if word in _NO or raw in (0, False):
+    if word in _NO or _equals(raw, 0):
         return False
     raise SettingsError(f"{typed}={_shown(raw)} must be 0 or 1")
 
 
+def _equals(raw: object, number: int) -> bool:
+    """Whether they are equal; what has several values, as an array has, equals no number."""
+    try:
+        return bool(raw == number)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
 def _number(typed: str, raw: object, wanted: str) -> float:
-    if isinstance(raw, str | int | float) and not isinstance(raw, bool):
+    whole = whole_or_none(raw)
+    value = raw if whole is None else whole
+    if isinstance(value, str | numbers.Real) and not isinstance(value, bool):
         try:
-            number = float(raw)
+            number = float(value)
         except (ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):
@@ -179,10 +193,11 @@ def _parse_whole(option: Option, typed: str, raw: object) -> int:
 
 
 def _shown(raw: object) -> str:
-    """A value for a message: whatever a caller passed, short and without surprises."""
-    if isinstance(raw, str | float | bool) or (isinstance(raw, int) and abs(raw) < 10**18):
+    """A value for a message: whatever a caller passed, short, and with its type unless that is
+    plain to see."""
+    if isinstance(raw, str | float | bool) or (type(raw) is int and abs(raw) < 10**18):
         return repr(raw)[:80]
-    return f"<{type(raw).__name__}>"
+    return named(raw)
 
 
 def _parse_file(typed: str, raw: object) -> Path:

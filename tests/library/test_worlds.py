@@ -173,6 +173,8 @@ def test_a_number_of_any_type(door: Door, nodes: Any) -> None:
 def test_what_is_no_number_of_nodes(nodes: Any) -> None:
     with pytest.raises(SettingsError, match=r"nodes is .* it must be a number, or a pair"):
         rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
+    with pytest.raises(SettingsError, match=rf"\({type(nodes).__name__}\); it must be a number"):
+        rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
 
 
 @pytest.mark.parametrize("endpoints", [b"localhost:2379", None, [1], [], "", " ", [""], 5])

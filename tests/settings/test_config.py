@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from rdzv_etcd.settings import (
     OPTIONS,
     AfterEnd,
     Credentials,
+    JobSettings,
     Settings,
     Tls,
     is_default_job_id,
@@ -144,6 +147,79 @@ def test_values_may_be_what_they_mean() -> None:
     assert made.rank_key == "7"
     assert settings(embed=0).embed is False
     assert settings(embed="no").embed is False
+
+
+class Whole:
+    """A whole number of a type of its own, as numpy has several."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
+class Several:
+    """As an array is: no single answer to whether it equals a number."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "several([1, 1])"
+
+
+def nodes(least: object, most: object, **config: object) -> JobSettings:
+    arguments: dict[str, Any] = {"min_nodes": least, "max_nodes": most, "config": config}
+    common: dict[str, Any] = {"endpoint": "", "job_id": "a", "local_addr": None, "environ": {}}
+    return settings_from_config(**common, **arguments).job
+
+
+def test_a_whole_number_may_be_of_any_type_that_is_one() -> None:
+    job = nodes(Whole(1), Whole(4), node_unit=Whole(2))
+    assert job == JobSettings(1, 4, 2)
+    assert {type(number) for number in (job.min_nodes, job.max_nodes, job.node_unit)} == {int}
+    assert JobSettings(Whole(1), 2) == JobSettings(1, 2)  # type: ignore[arg-type]
+    made = settings(lease_ttl=Whole(5), settle=Whole(0), rank_key=Whole(7), history=Whole(3))
+    assert (made.timing.lease_ttl_s, made.timing.settle_s, made.rank_key) == (5, 0.0, "7")
+    assert type(made.timing.lease_ttl_s) is int
+    assert made.history == 3
+    assert settings(join_timeout=Fraction(5, 2)).timing.join_timeout_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ("1", r"'1' \(str\)"),
+        (1.0, r"1\.0 \(float\)"),
+        (True, r"True \(bool\)"),
+        (None, r"None \(NoneType\)"),
+        ([1], r"\[1\] \(list\)"),
+        (Several(), r"several\(\[1, 1\]\) \(Several\)"),
+    ],
+    ids=["text", "float", "bool", "none", "list", "several"],
+)
+def test_what_is_no_number_of_nodes_is_told_with_its_type(number: object, told: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^min_nodes \(--nnodes\) is {told}; it must be a wh"):
+        nodes(number, 4)
+    with pytest.raises(SettingsError, match=rf"^max_nodes \(--nnodes\) is {told}; it must be a wh"):
+        nodes(1, number)
+
+
+@pytest.mark.parametrize("name", ["lease_ttl", "timeout", "history", "embed", "rank_key", "cacert"])
+def test_a_value_of_a_type_that_no_option_takes_is_told_with_it(name: str) -> None:
+    assert "=[7] (list) must be " in refused(name, **{name: [7]})
+    assert "=several([1, 1]) (Several) must be " in refused(name, **{name: Several()})
+
+
+def test_no_endpoint_is_this_machine_and_anything_but_text_is_refused() -> None:
+    given: dict[str, Any] = {"endpoint": None}
+    assert settings(**given).connection == settings(endpoint="").connection
+    for endpoint, told in ((b"h1", r"b'h1' \(bytes\)"), (2379, r"2379 \(int\)"), (["h1"], "list")):
+        given["endpoint"] = endpoint
+        refused(f"^--rdzv-endpoint is .*{told}.*; it must be text", **given)
 
 
 def test_an_explicit_join_timeout_beats_torchruns_timeout_in_either_order() -> None:
@@ -355,6 +431,11 @@ def test_the_job_id_and_address_must_be_text() -> None:
         settings_from_config(job_id="a\udc80", local_addr=None, **common)
     with pytest.raises(SettingsError, match="--local-addr"):
         settings_from_config(job_id="a", local_addr="a b", **common)
+    not_text: Any = ip_address("::1")
+    with pytest.raises(SettingsError, match=r"--local-addr is .*\(IPv6Address\).* give it as text"):
+        settings_from_config(job_id="a", local_addr=not_text, **common)
+    with pytest.raises(SettingsError, match=r"the job id .* is .*\(IPv6Address\); it must be text"):
+        settings_from_config(job_id=not_text, local_addr=None, **common)
     made = settings_from_config(job_id="a/b ü", local_addr="fe80::1%eth0", **common)
     assert (made.job_id, made.local_addr) == ("a/b ü", "fe80::1%eth0")
     with pytest.raises(SettingsError, match="max_nodes"):
@@ -383,6 +464,8 @@ _VALUES = st.one_of(
     st.just(10**5000),
     st.binary(),
     st.just([]),
+    st.builds(Whole, st.integers()),
+    st.just(Several()),
 )
 
 
