@@ -11,6 +11,7 @@ from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group import world as blocking_world
+from rdzv_etcd.group.handover import hand_over_awaited
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.world import Master, WorldMember
 from rdzv_etcd.uncopied import Uncopied
@@ -102,11 +103,18 @@ class World(Uncopied):
 
     async def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """As :meth:`rdzv_etcd.World.barrier`."""
-        await self._part.call(self._world._barriers.wait(name, timeout_s))
+        barrier = self._world._barriers.named(name)
+        await hand_over_awaited(
+            lambda passed: self._part.call(barrier.wait(timeout_s, passed)), barrier.not_told
+        )
 
     async def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """As :meth:`rdzv_etcd.World.exchange`."""
-        return await self._part.call(self._world._exchange.give(data, timeout_s))
+        exchange = self._world._exchange
+        return await hand_over_awaited(
+            lambda taken: self._part.call(exchange.give(data, timeout_s, taken)),
+            exchange.not_told,
+        )
 
     async def elect(self, name: str, timeout_s: float | None = None) -> Leadership:
         """As :meth:`rdzv_etcd.World.elect`."""

@@ -7,6 +7,9 @@ it has passed, and they agree, because nobody passes a turn that not all have re
 decided by one transaction that arrives and counts, and a member that gives up, for whatever
 reason, takes its arrival back in one that counts as well. The last to arrive says so in one key
 that the others watch: N notifications, not N².
+
+A member that has passed, and whose caller was interrupted before it could be told, owes it that:
+its next call with that name returns at once.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Barriers:
     def __init__(self, node: Node, seat: Seat) -> None:
         self._node = node
         self._seat = seat
-        self._barriers: dict[str, _Barrier] = {}
+        self._barriers: dict[str, Barrier] = {}
 
     async def wait(self, name: str, timeout_s: float) -> None:
         """Wait until every member has called this with the same name, as often as this one.
@@ -60,15 +63,20 @@ class Barriers:
         under way, RendezvousFailedError if this node leaves, and EtcdError. However it ends before
         all are there, cancelled for instance, this member does not count as being there.
         """
+        await self.named(name).wait(timeout_s, [])
+
+    def named(self, name: str) -> Barrier:
+        """Return the barrier of that name. From any thread; raises MisuseError for what is no
+        name."""
         check_name("barrier", name)
-        limit_s = seconds(timeout_s)
         barrier = self._barriers.get(name)
         if barrier is None:
-            barrier = self._barriers[name] = _Barrier(self._node, self._seat, name)
-        await barrier.wait(limit_s)
+            made = Barrier(self._node, self._seat, name)
+            barrier = self._barriers.setdefault(name, made)
+        return barrier
 
 
-class _Barrier:
+class Barrier:
     """One name in one round."""
 
     def __init__(self, node: Node, seat: Seat, name: str) -> None:
@@ -79,12 +87,21 @@ class _Barrier:
         self._what = f"barrier {name!r}"
         self._passed = 0
         """How often this member has passed."""
+        self._untold: list[list[int]] = []
+        """The turns that calls have passed which did not return."""
         self._waits = False
         self._giving_up: asyncio.Future[None] | None = None
         """Takes the arrival of the last call back; it may outlast that call."""
         self._keys = BarrierKeys.of(self._context.keys, seat.round, seat.epoch, name)
 
-    async def wait(self, timeout_s: float) -> None:
+    def not_told(self, passed: list[int]) -> None:
+        """Note that a call does not return; thread-safe."""
+        self._untold.append(passed)
+
+    async def wait(self, timeout_s: float, passed: list[int]) -> None:
+        """See :meth:`Barriers.wait`; the turn is noted in ``passed`` as soon as that is decided,
+        and may be so yet after a call that is cancelled."""
+        limit_s = seconds(timeout_s)
         if self._waits:
             raise MisuseError(
                 f"this member waits at {self._what} already: a member is there once, so let one "
@@ -92,28 +109,40 @@ class _Barrier:
             )
         self._waits = True
         try:
-            await self._wait(timeout_s)
+            await self._wait(limit_s, passed)
         finally:
             self._waits = False
 
-    async def _wait(self, timeout_s: float) -> None:
+    async def _wait(self, timeout_s: float, passed: list[int]) -> None:
         clock = self._context.clock
         until_s = clock.now_s() + timeout_s
         if self._giving_up is not None:
             await asyncio.wait({self._giving_up})
+        if self._was_passed(passed):
+            return
         if self._node.change_of(self._seat) is not None:
             raise _broken(await until_over(self._node, self._seat, self._what))
         turn = self._passed + 1
         try:
             await clock.wait_for(self._pass_unless_over(turn), max(0.0, until_s - clock.now_s()))
-            self._passed = turn
+            self._pass_turn(turn, passed)
         except BaseException as error:
-            self._giving_up = asyncio.ensure_future(self._give_up(turn))
+            self._giving_up = asyncio.ensure_future(self._give_up(turn, passed))
             await asyncio.shield(self._giving_up)
             if self._passed < turn and isinstance(error, TimeoutError):
                 raise await self._timeout(turn, timeout_s) from None
             if self._passed < turn or not isinstance(error, Exception):
                 raise
+
+    def _pass_turn(self, turn: int, passed: list[int]) -> None:
+        self._passed = turn
+        passed.append(turn)
+
+    def _was_passed(self, passed: list[int]) -> bool:
+        """Whether an earlier call has passed without its caller being told: this one tells it."""
+        while self._untold:
+            passed += self._untold.pop()
+        return bool(passed)
 
     async def _pass_unless_over(self, turn: int) -> None:
         """Pass, or raise that the world is over."""
@@ -220,7 +249,7 @@ class _Barrier:
 
     # -- giving up --------------------------------------------------------------------------------
 
-    async def _give_up(self, turn: int) -> None:
+    async def _give_up(self, turn: int, passed: list[int]) -> None:
         """Take the arrival back, so that nobody counts on it; or pass, if all are there anyway.
 
         Others may have passed already and gone on: to leave, to join again, to close the job.
@@ -231,9 +260,9 @@ class _Barrier:
             here, done = requests.answers(result)
             if here >= self._seat.size:
                 await self._announce(turn, done, _LAST_WORD_S)
-                self._passed = turn
+                self._pass_turn(turn, passed)
             elif requests.turns(done) >= turn:
-                self._passed = turn
+                self._pass_turn(turn, passed)
 
     async def _timeout(self, turn: int, timeout_s: float) -> BarrierTimeoutError:
         seat = self._seat

@@ -29,6 +29,8 @@ class Exchange:
 
     Who gives in a turn has taken all of the turn before, for which everybody had to be done with
     the one before that. So it deletes what it gave there, and two turns are all that is ever kept.
+    A turn that was done, and whose caller was interrupted before it had the values, is owed to it:
+    the next call returns them.
     """
 
     def __init__(self, node: Node, seat: Seat) -> None:
@@ -45,10 +47,19 @@ class Exchange:
         self._done = 0
         self._given: bytes | None = None
         """What this member has given in the turn that is not done: some may have read it."""
+        self._untold: list[list[list[bytes]]] = []
+        """What calls have taken which did not return."""
         self._one_at_a_time = asyncio.Lock()
 
-    async def give(self, data: Bytes, timeout_s: float) -> list[bytes]:
-        """Give ``data``; return what every member gave, by rank, once all have.
+    def not_told(self, taken: list[list[bytes]]) -> None:
+        """Note that a call does not return; thread-safe."""
+        self._untold.append(taken)
+
+    async def give(
+        self, data: Bytes, timeout_s: float, taken: list[list[bytes]] | None = None
+    ) -> list[bytes]:
+        """Give ``data``; return what every member gave, by rank, once all have. It is noted in
+        ``taken`` as soon as that is decided.
 
         Raises BarrierTimeoutError (names who is missing; to call it again is to try again, and what
         was given first stands), WorldOverError, JobClosedError, MisuseError for what is no bytes
@@ -63,7 +74,12 @@ class Exchange:
                 "this member is in an exchange already: exchanges are counted, and which of two at "
                 "the same time is the first, no other member could know"
             )
+        taken = [] if taken is None else taken
         async with self._one_at_a_time:
+            while self._untold:
+                taken += self._untold.pop()
+            if taken:
+                return taken[0]
             turn = self._done + 1
             try:
                 all_data = await unless_over(
@@ -76,6 +92,7 @@ class Exchange:
             except StoreTimeoutError as error:
                 raise await self._timeout(turn, limit_s, error) from None
             self._done, self._given = turn, None
+            taken.append(all_data)
             return all_data
 
     async def _give(self, turn: int, data: bytes, until_s: float) -> list[bytes]:

@@ -191,6 +191,9 @@ class LoopHold:
             await asyncio.wait({ended}, timeout=CANCEL_GRACE_S)
             call.log_failure()
             raise
+        except BaseException as error:  # from a signal handler, or the caller is done away with
+            thread.cancel(call, what_interrupted(error))
+            raise
         return call.result()
 
     def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:

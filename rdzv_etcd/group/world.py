@@ -16,6 +16,7 @@ from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.elections import Elections
 from rdzv_etcd.group.exchange import Exchange
+from rdzv_etcd.group.handover import hand_over
 from rdzv_etcd.group.leaderships import Leadership
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.participation import Participation
@@ -218,13 +219,15 @@ class World(Uncopied):
         again and again: what each leaves in etcd stays until the world is over. After ``timeout_s``
         seconds it blocks for up to some 10 seconds more if etcd is slow to say who is missing.
         Whoever gives up, or is interrupted, does not count as being there; to call it again is to
-        try again. Raises :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
+        try again, and returns at once if all were there when it was interrupted. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
         :class:`~rdzv_etcd.errors.BarrierBrokenError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
         :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is at this barrier, and
         :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
-        self._part.run(self._barriers.wait(name, timeout_s))
+        barrier = self._barriers.named(name)
+        hand_over(lambda passed: self._part.run(barrier.wait(timeout_s, passed)), barrier.not_told)
 
     def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """Give every member these bytes; return what each has given, by rank, once all have.
@@ -234,13 +237,16 @@ class World(Uncopied):
         (1.5 MiB by default), and all of them are read by all; etcd keeps those of two calls. Blocks
         for at most ``timeout_s`` seconds, and some seconds more to say who is missing. Raises
         :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again; what was
-        given first stands, for others may have it),
+        given first stands, for others may have it, also after an interruption),
         :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
         :class:`~rdzv_etcd.errors.MisuseError` at once for what is no bytes, and if another thread
         is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
-        return self._part.run(self._exchange.give(data, timeout_s))
+        exchange = self._exchange
+        return hand_over(
+            lambda taken: self._part.run(exchange.give(data, timeout_s, taken)), exchange.not_told
+        )
 
     def elect(self, name: str, timeout_s: float | None = None) -> Leadership:
         """Block until this member leads under ``name``; of all members that have called this and
