@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import StoreTimeoutError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.group.handover import hand_over
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.uncopied import Uncopied
@@ -31,6 +32,8 @@ class Runner(Protocol):
     """Runs work on the library's event loop: a hold on it, or a node."""
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None, /) -> T: ...
+
+    def begin(self, work: Coroutine[Any, Any, None], /) -> None: ...
 
     def keep(self, user: object) -> None: ...
 
@@ -203,14 +206,25 @@ class RoundStore(Uncopied):
         block: bool = True,
         even_if_over: bool = False,
     ) -> bytes | None:
-        """Take the oldest item; without one wait, or return ``None`` at once unless ``block``."""
-        return self._run(
-            lambda limit_s: self._store.queue_pop(key, limit_s, block=block),
-            timeout_s,
-            f"queue {named_key(key)}",
-            last_look=False,  # an item may be on its way
-            even_if_over=even_if_over,
-        )
+        """Take the oldest item; without one wait, or return ``None`` at once unless ``block``.
+
+        A call that is interrupted takes nothing: an item that was on its way is put back.
+        """
+
+        def pop(taken: list[KeyValue]) -> bytes | None:
+            return self._run(
+                lambda limit_s: self._store.queue_pop(key, limit_s, block=block, taken=taken),
+                timeout_s,
+                f"queue {named_key(key)}",
+                last_look=False,  # an item may be on its way
+                even_if_over=even_if_over,
+            )
+
+        return hand_over(pop, self._put_back)
+
+    def _put_back(self, taken: list[KeyValue]) -> None:
+        if taken:
+            self._runner.begin(self._store.queue_put_back(taken))
 
     def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
         """Return how many items the queue has."""

@@ -1,29 +1,54 @@
 """First-in, first-out queues in the round's store.
 
 An item is a key of its own; etcd's creation revisions are the order. Knows nothing of torch.
+
+To take an item is to delete it. A call that is cancelled while it does so, and has nobody to give
+the item to, puts it back: under another key, which tells its place in the order.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
 from rdzv_etcd.arguments import named_key
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
-from rdzv_etcd.kv.writes import Deadline, OnceWriter, named_if_too_large
+from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
-from rdzv_etcd.schema.store_values import StoreKeys, content_of, encode_value
+from rdzv_etcd.schema.store_values import StoreKeys, encode_value
+
+_log = logging.getLogger(__name__)
+
+_PUT_BACK_S = 1.0
+"""How long a cancelled call, and a call after it, wait until an item is back; it may take longer,
+for instance while etcd is away."""
 
 
 class Queues:
     """All queues of one round's store."""
 
     def __init__(
-        self, etcd: Etcd, keys: StoreKeys, writes: OnceWriter, reads: Reader, lease_id: int
+        self,
+        etcd: Etcd,
+        keys: StoreKeys,
+        writes: OnceWriter,
+        reads: Reader,
+        *,
+        lease_id: int,
+        clock: Clock,
     ) -> None:
         self._etcd = etcd
         self._keys = keys
         self._writes = writes
         self._reads = reads
         self._lease_id = lease_id
+        self._clock = clock
+        self._putting_back: set[asyncio.Future[None]] = set()
 
     async def push(self, key: str, value: bytes, deadline: Deadline) -> None:
         """Put an item at the end: one request."""
@@ -32,12 +57,13 @@ class Queues:
         with named_if_too_large("queue_push to", key, len(value)):
             await self._writes.apply(body, deadline)
 
-    async def pop(self, key: str, deadline: Deadline, *, block: bool) -> bytes | None:
+    async def pop(self, key: str, deadline: Deadline, *, block: bool) -> KeyValue | None:
         """Take the oldest item: three requests, more if others take at the same time.
 
-        Without an item: with ``block`` wait for one, else return ``None``. Raises
-        :class:`~rdzv_etcd.errors.StoreTimeoutError`.
+        Without an item: with ``block`` wait for one, else return ``None``. A call that is cancelled
+        takes none. Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
         """
+        await self._until_put_back()
         queue = self._keys.queue(key)
         while True:
             if block:
@@ -47,22 +73,62 @@ class Queues:
                 items = (await self._etcd.get(listing, timeout_s=deadline.request_s())).kvs
             if not items:
                 return None
-            oldest = min(items, key=lambda kv: (kv.create_revision, kv.key))
+            oldest = min(items, key=self._keys.place_in_queue)
             taken = await self._take(oldest, deadline)
             if taken is not None:
                 return taken
             deadline.require(f"queue_pop of {named_key(key)}")
 
     async def length(self, key: str, deadline: Deadline) -> int:
+        await self._until_put_back()
         counting = requests.count(self._keys.queue(key))
         return (await self._etcd.get(counting, timeout_s=deadline.request_s())).count
 
-    async def _take(self, item: KeyValue, deadline: Deadline) -> bytes | None:
+    async def put_back(self, items: Sequence[KeyValue]) -> None:
+        """Put items that were taken back where they were, and wait for that a moment."""
+        for item in items:
+            await self._in_background(self._put_back(item))
+
+    async def _take(self, item: KeyValue, deadline: Deadline) -> KeyValue | None:
         """Read the item, then delete it; ``None`` if somebody else took it."""
         # In this order: once it is deleted, a lost reply could not be asked for again.
         read = requests.read(item.key)
         found = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         if not found:
             return None
-        written = await self._writes.apply(requests.take(found[0]), deadline)
-        return content_of(found[0]) if written.wrote else None
+        taking = asyncio.ensure_future(self._writes.apply(requests.take(found[0]), deadline))
+        try:
+            written = await asyncio.shield(taking)
+        except asyncio.CancelledError:  # etcd may have the request: what it does is to be undone
+            await self._in_background(self._undo(found[0], taking))
+            raise
+        return found[0] if written.wrote else None
+
+    # -- putting back -----------------------------------------------------------------------------
+
+    async def _undo(self, item: KeyValue, taking: asyncio.Future[Written]) -> None:
+        await asyncio.wait({taking})
+        if taking.cancelled():  # the loop is being stopped
+            return
+        error = taking.exception()
+        if error is not None:
+            _log.warning("a queue_pop that was cancelled may have taken an item: %s", error)
+        elif taking.result().wrote:
+            await self._put_back(item)
+
+    async def _put_back(self, item: KeyValue) -> None:
+        body = requests.put_all([(self._keys.put_back(item), item.value)], self._lease_id)
+        try:
+            await self._writes.apply(body, Deadline(self._clock, None), at_last=True)
+        except (EtcdError, StateCorruptError) as error:  # gone with the world, or refused
+            _log.warning("an item of a queue could not be put back: %s", error)
+
+    async def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._putting_back.add(task)
+        task.add_done_callback(self._putting_back.discard)
+        await asyncio.wait({task}, timeout=_PUT_BACK_S)
+
+    async def _until_put_back(self) -> None:
+        if self._putting_back:
+            await asyncio.wait(set(self._putting_back), timeout=_PUT_BACK_S)

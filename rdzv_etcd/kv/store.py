@@ -68,7 +68,9 @@ class KeyValueStore:
         self._clock = clock
         self._writes = OnceWriter(etcd, self._keys, lease_id, writer)
         self._reads = Reader(etcd, clock)
-        self._queues = Queues(etcd, self._keys, self._writes, self._reads, lease_id)
+        self._queues = Queues(
+            etcd, self._keys, self._writes, self._reads, lease_id=lease_id, clock=clock
+        )
         self._counters: dict[bytes, Counter] = {}
 
     # -- reading ----------------------------------------------------------------------------------
@@ -249,13 +251,29 @@ class KeyValueStore:
         await self._queues.push(key, value_of(key, value), self._deadline(timeout_s))
 
     async def queue_pop(
-        self, key: str, timeout_s: float | None, *, block: bool = True
+        self,
+        key: str,
+        timeout_s: float | None,
+        *,
+        block: bool = True,
+        taken: list[KeyValue] | None = None,
     ) -> bytes | None:
         """Take the oldest item; if there is none wait for one, or return ``None`` at once.
 
-        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
+        A call that is cancelled takes none. Whoever could not hand over what is noted in ``taken``
+        may :meth:`queue_put_back` it. Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
         """
-        return await self._queues.pop(key, self._deadline(timeout_s), block=block)
+        item = await self._queues.pop(key, self._deadline(timeout_s), block=block)
+        if item is None:
+            return None
+        content = content_of(item)
+        if taken is not None:
+            taken.append(item)
+        return content
+
+    async def queue_put_back(self, taken: Sequence[KeyValue]) -> None:
+        """Put items back where they were, however long etcd is away."""
+        await self._queues.put_back(taken)
 
     async def queue_len(self, key: str, timeout_s: float | None) -> int:
         return await self._queues.length(key, self._deadline(timeout_s))

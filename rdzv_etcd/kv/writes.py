@@ -23,13 +23,21 @@ from itertools import count
 
 from rdzv_etcd.arguments import encoded_key, named_key
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import RequestTooLargeError, StateCorruptError, StoreTimeoutError
+from rdzv_etcd.errors import (
+    EtcdUnavailableError,
+    OutcomeUnknownError,
+    RequestTooLargeError,
+    StateCorruptError,
+    StoreTimeoutError,
+)
 from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
 from rdzv_etcd.schema.store_requests import WROTE, Body, once
 from rdzv_etcd.schema.store_values import StoreKeys
 
 LEAST_REQUEST_S = 1.0
 """Even a wait of a millisecond gets one answer from a healthy etcd."""
+
+_RETRY_S = 0.5
 
 
 class Deadline:
@@ -48,6 +56,10 @@ class Deadline:
         """Return the limit of one request; ``None``: the connection's own."""
         left_s = self.left_s()
         return None if left_s is None else max(LEAST_REQUEST_S, left_s)
+
+    async def pause(self) -> None:
+        """Wait a little before the next try."""
+        await self._clock.sleep(_RETRY_S)
 
     def require(self, doing: str) -> None:
         """Raise :class:`~rdzv_etcd.errors.StoreTimeoutError` if the time is up."""
@@ -107,15 +119,16 @@ class OnceWriter:
         self._free: list[_Slot] = []
         self._numbers = count(1)
 
-    async def apply(self, body: Body, deadline: Deadline) -> Written:
+    async def apply(self, body: Body, deadline: Deadline, *, at_last: bool = False) -> Written:
         """Apply ``body`` exactly once and tell which branch was taken.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
+        ``at_last``: it is sent until etcd answers, however long etcd is away.
         """
         while True:
             slot = self._take_slot()
-            result = await self._send(slot, body, deadline)
+            result = await self._send(slot, body, deadline, at_last=at_last)
             if result.succeeded:
                 slot.uses += 1
                 self._free.append(slot)
@@ -141,12 +154,17 @@ class OnceWriter:
         except IndexError:
             return _Slot(self._keys.marker(self._writer, next(self._numbers)))
 
-    async def _send(self, slot: _Slot, body: Body, deadline: Deadline) -> TxnResult:
-        return await self._etcd.txn(
-            once(slot.key, slot.uses, self._lease_id, body),
-            timeout_s=deadline.request_s(),
-            repeatable=True,
-        )
+    async def _send(
+        self, slot: _Slot, body: Body, deadline: Deadline, *, at_last: bool
+    ) -> TxnResult:
+        txn = once(slot.key, slot.uses, self._lease_id, body)
+        while True:
+            try:
+                return await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
+            except (EtcdUnavailableError, OutcomeUnknownError):
+                if not at_last:
+                    raise
+            await deadline.pause()
 
 
 def _read(result: TxnResult) -> Written:

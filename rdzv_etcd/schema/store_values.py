@@ -4,6 +4,7 @@ Under ``store/<round>/`` (see :mod:`rdzv_etcd.schema.keys`):
 
     k/<key>                   a value or a counter
     k/<key>NULq<item>         one item of a queue
+    k/<key>NULq<rev>!<item>   one that was taken and put back; <rev>: where it stood, 20 digits
     w/<writer>/<slot>         how often a writer has written, so that no write counts twice
 
 A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for the decimal number
@@ -29,6 +30,7 @@ from rdzv_etcd.schema.keys import KeyRange
 _VALUE = b"="
 _COUNTER = re.compile(rb"#(-?[0-9]{1,40}),(-?[0-9]{1,40})")
 _NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})\s*")
+_PUT_BACK = re.compile(rb"([0-9]{20})!")
 _NUL, _NUL_IN_NAME, _ITEM = b"\x00", b"\x00\xff", b"\x00q"
 
 
@@ -66,6 +68,19 @@ class StoreKeys:
 
     def queue_item(self, key: str, item: str) -> bytes:
         return self.queue(key).start + item.encode()
+
+    def put_back(self, item: KeyValue) -> bytes:
+        """Return the key under which a queue's item that was taken is where it was before."""
+        start, _, name = item.key.rpartition(_ITEM)
+        if _PUT_BACK.match(name) is not None:
+            return item.key
+        return start + _ITEM + b"%020d!" % item.create_revision + name
+
+    @staticmethod
+    def place_in_queue(item: KeyValue) -> tuple[int, bytes]:
+        """Return what the items of a queue are sorted by."""
+        put_back = _PUT_BACK.match(item.key.rpartition(_ITEM)[2])
+        return (item.create_revision if put_back is None else int(put_back[1])), item.key
 
     def marker(self, writer: str, slot: int) -> bytes:
         return self.range.start + f"w/{quote(writer, safe='')}/{slot}".encode()

@@ -1,0 +1,56 @@
+"""A ``queue_pop`` that is cancelled, at whatever step of the loop, takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.testing import MemoryEtcd
+from tests.store.simulated import LIMIT_S, open_store, simulate
+
+
+def test_a_cancelled_pop_takes_nothing_and_keeps_the_order() -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, _ = await open_store(server)
+        other, _ = await open_store(server, "other")
+        for item in (b"first", b"second"):
+            await store.queue_push("q", item, LIMIT_S)
+        for requests in (1, 2, 3):  # list, read, take
+            seen = 0
+            popping: asyncio.Task[bytes | None] = asyncio.ensure_future(
+                store.queue_pop("q", LIMIT_S)
+            )
+
+            def cancel(
+                _: object, after: int = requests, task: asyncio.Task[bytes | None] = popping
+            ) -> None:
+                nonlocal seen
+                seen += 1
+                if seen == after:
+                    task.cancel()
+
+            server.observers.append(cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await popping
+            server.observers.remove(cancel)
+            assert popping.cancelled()
+            assert await other.queue_len("q", LIMIT_S) == 2
+        assert await other.queue_pop("q", LIMIT_S) == b"first"
+        assert await store.queue_pop("q", LIMIT_S) == b"second"
+
+    simulate(scenario)
+
+
+def test_what_was_not_handed_over_is_put_back_where_it_was() -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, _ = await open_store(server)
+        for item in (b"a", b"b", b"c"):
+            await store.queue_push("q", item, LIMIT_S)
+        for _ in range(2):  # also one that was put back before
+            taken: list[KeyValue] = []
+            assert await store.queue_pop("q", LIMIT_S, taken=taken) == b"a"
+            await store.queue_put_back(taken)
+        assert [await store.queue_pop("q", LIMIT_S) for _ in "abc"] == [b"a", b"b", b"c"]
+
+    simulate(scenario)
