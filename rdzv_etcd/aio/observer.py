@@ -41,10 +41,9 @@ class Observer(Uncopied):
         if self._observer._part.is_foreign:  # a forked child has no event loop to wait on
             self._observer.close()
             return
-        self._observer._finalizer.detach()
         closed, tell = told_from_a_thread()
-        if self._observer._part.begin_to_close(tell):
-            await closed
+        self._observer._part.begin_to_close(tell)
+        await closed
 
     async def __aenter__(self) -> Observer:
         return self

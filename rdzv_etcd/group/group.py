@@ -427,12 +427,12 @@ class Group(Uncopied):
         """End this node's part at once and free everything; the others see it in one watch event.
 
         Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
-        that if this node was about to form the first round. Idempotent; never raises because etcd
-        is away (then the lease expires by itself). On the library's own thread, where a logging
+        that if this node was about to form the first round. Idempotent, and waits for one that is
+        under way; if it is interrupted, the node leaves all the same. Never raises because etcd is
+        away (then the lease expires by itself). On the library's own thread, where a logging
         handler or a ``__del__`` method may find itself, it does not wait until that is done.
         """
         self._note_change()
-        self._finalizer.detach()
         self._gate.abandon()
         self._part.leave(reason)
 
@@ -446,9 +446,8 @@ class Group(Uncopied):
         self._part.when_left(callback)
 
     def _begin_to_leave(self, reason: str, then: Callable[[], None]) -> bool:
-        """Leave without blocking; ``then`` is called when that is done. ``False``: it has left."""
+        """Leave without blocking; ``then`` is called when that is done. ``False``: a child's."""
         self._note_change()
-        self._finalizer.detach()
         self._gate.abandon()
         return self._part.begin_to_leave(reason, then)
 

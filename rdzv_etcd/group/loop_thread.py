@@ -59,7 +59,7 @@ class LoopHold:
             return cls(_state.current)
 
     def release(self) -> None:
-        """Give up the hold; idempotent.
+        """Give up the hold; idempotent, also after :meth:`release_after`.
 
         The last one cancels every task, blocks until they have ended (at most about
         ``STOP_GRACE_S``) and joins the thread. Raises :class:`RuntimeError` on the loop's thread.
@@ -69,8 +69,10 @@ class LoopHold:
             return
         if thread.is_current:
             raise RuntimeError("LoopHold.release() was called on the event-loop thread itself")
-        if self._give_up():
+        if not self._released and self._give_up():
             thread.stop()
+        elif not thread.holds:  # and nobody gets another one
+            thread.join()
 
     def release_after(
         self, last_work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
@@ -272,6 +274,10 @@ class _LoopThread:
             # It raises if a task's SystemExit has ended the loop already: then the join remains.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, as it is about to."""
         self._thread.join()
 
     def end(self) -> None:

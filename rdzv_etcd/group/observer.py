@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -11,9 +10,10 @@ from typing import Any, TypeVar
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.job_state import JobState
-from rdzv_etcd.errors import ForkedProcessError, MisuseError, RendezvousFailedError
+from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.forks import refuse_after_fork
+from rdzv_etcd.group.ending import Ending
 from rdzv_etcd.group.job_events import JobEvents, begun
 from rdzv_etcd.group.job_watch import JobWatch, read_state
 from rdzv_etcd.group.loop_thread import LoopHold
@@ -38,6 +38,7 @@ class Observation:
         self._watches: weakref.WeakSet[JobWatch] = weakref.WeakSet()
         """Those that are open are kept by their tasks."""
         self.is_closed = False
+        self._ending = Ending(loop_thread)
 
     @property
     def settings(self) -> Settings:
@@ -101,27 +102,17 @@ class Observation:
 
     def close(self) -> None:
         """End everything, and wait for it, except on the library's own thread. Idempotent."""
-        if self._loop_thread.is_current:
-            self.begin_to_close()
-        elif not self.is_closed:
-            self.is_closed = True
-            try:
-                with contextlib.suppress(ForkedProcessError):  # what a child has is its parent's
-                    self._loop_thread.run(self._close())
-            finally:
-                self._loop_thread.release()
+        self.is_closed = True
+        if not self.is_foreign:  # what a child has is its parent's
+            self._ending.run(self._close)
 
-    def begin_to_close(self, then: Callable[[], None] | None = None) -> bool:
+    def begin_to_close(self, then: Callable[[], None] | None = None) -> None:
         """End everything without waiting for it; ``then`` is called, in some thread, at its end.
 
-        ``False`` if it has been closed: ``then`` is not called. May be called anywhere, by the
-        garbage collector in the midst of anything.
+        May be called anywhere, by the garbage collector in the midst of anything.
         """
-        if self.is_closed:
-            return False
         self.is_closed = True
-        self._loop_thread.release_after(self._close(), then)
-        return True
+        self._ending.begin(self._close, then)
 
     async def _close(self) -> None:
         for watch in tuple(self._watches):
@@ -202,7 +193,6 @@ class Observer(Uncopied):
     def close(self) -> None:
         """Close the connection and end the events that are being read. Idempotent; waits until it
         is done, except on the library's own thread."""
-        self._finalizer.detach()
         self._part.close()
 
     def __enter__(self) -> Observer:

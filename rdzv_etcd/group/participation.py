@@ -6,17 +6,18 @@ that is dropped without leaving must not be kept alive by what has to be tidied 
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import gc
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, RdzvEtcdError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.group.ending import Ending
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
@@ -59,7 +60,7 @@ class Participation:
         self.has_left = False
         self._since_s = node.context.clock.now_s()
         self._process = process_id()
-        self._leaving: asyncio.Future[None] | None = None
+        self._ending = Ending(loop_thread)
         self._when_left: list[Callable[[], None]] = []
         _open.add(self)
         atexit.register(self._at_exit)
@@ -164,24 +165,18 @@ class Participation:
 
     def leave(self, reason: str) -> None:
         """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
-        if self.loop_thread.is_current:  # which cannot wait for itself
-            self.begin_to_leave(reason)
-            return
-        if not self._begin_to_leave():
-            return
-        try:
-            self.loop_thread.run(self._leave(reason))
-        finally:
-            self.loop_thread.release()
+        if self._note_leaving():
+            self._ending.run(partial(self._leave, reason))
 
     def begin_to_leave(self, reason: str, then: Callable[[], None] | None = None) -> bool:
-        """Begin to leave without waiting for it; ``then`` is called, in some thread, at its end.
+        """Begin to leave without waiting for it; ``then`` is called, in some thread, when this node
+        has left, be that by an earlier call.
 
-        ``False`` if this node has left, or is about to: ``then`` is not called.
+        ``False`` in a forked child, which has nothing to end: ``then`` is not called.
         """
-        if not self._begin_to_leave():
+        if not self._note_leaving():
             return False
-        self.loop_thread.release_after(self._leave(reason), then)
+        self._ending.begin(partial(self._leave, reason), then)
         return True
 
     def drop(self) -> None:
@@ -194,9 +189,8 @@ class Participation:
         node = self.node.context
         return f"{node.identity.node_id}, for {node.clock.now_s() - self._since_s:.0f} s"
 
-    def _begin_to_leave(self) -> bool:
-        if self.has_left:
-            return False
+    def _note_leaving(self) -> bool:
+        """Let nothing more begin here; tell whether there is a node to end, if that is not done."""
         self.has_left = True
         self._close_listener()
         if self.bound is not None:
@@ -204,11 +198,6 @@ class Participation:
         return not self.is_foreign
 
     async def _leave(self, reason: str) -> None:
-        if self._leaving is None:
-            self._leaving = asyncio.ensure_future(self._leave_once(reason))
-        await asyncio.shield(self._leaving)
-
-    async def _leave_once(self, reason: str) -> None:
         try:
             await self.node.leave(reason)
         finally:
@@ -224,15 +213,12 @@ class Participation:
     def _at_exit(self) -> None:
         if self.is_foreign:
             return
+        if not self.has_left:
+            # No good-bye to the guard: nobody has seen to it that no worker is left. torchrun
+            # forgets one that it starts just when a signal comes (torch 2.13).
+            self.guard = None
         try:
-            if self.has_left:  # some other thread sees to it, or the loop's own
-                with contextlib.suppress(RuntimeError):  # and has just done it
-                    self.loop_thread.run(self._leave(""))
-            else:
-                # No good-bye to the guard: nobody has seen to it that no worker is left. torchrun
-                # forgets one that it starts just when a signal comes (torch 2.13).
-                self.guard = None
-                self.leave("the process ended")
+            self.leave("the process ended")
         except RdzvEtcdError as error:
             _log.info("left without etcd's confirmation: %s", error)
 

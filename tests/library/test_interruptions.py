@@ -1,0 +1,128 @@
+"""Calls that a signal's handler interrupts by raising, wherever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import rdzv_etcd
+from rdzv_etcd import aio
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.group.observer import Observer
+from tests.library.nodes import LIMIT_S, node_settings
+from tests.support.interruptions import interrupted_at
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
+LONG_S = 600
+"""A lease that will not end by itself while a test runs."""
+
+
+@contextmanager
+def other_user(server: EtcdServer) -> Iterator[Observer]:
+    """Keeps the library's thread going when a node or an observer is gone."""
+    with rdzv_etcd.observe(server.endpoint, job="another") as observer:
+        yield observer
+
+
+def test_a_node_whose_leaving_was_interrupted_leaves(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """By itself if it had begun, otherwise when it is told again."""
+    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
+    with other_user(etcd_server):
+        for line in itertools.count(1):
+            group = Group(settings)
+            was_interrupted = interrupted_at(line, group.leave)
+            group.leave()
+            assert not etcd_server.keys(job_root(job_id) + b"nodes/"), line
+            if not was_interrupted:
+                break
+    assert line > 10
+
+
+def test_a_node_whose_leaving_was_interrupted_leaves_with_all(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Even if no call has come further than to note that it leaves."""
+    with other_user(etcd_server):
+        group = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+        group._part.has_left = True
+        rdzv_etcd.leave_all(job_id)
+        assert not etcd_server.keys(job_root(job_id) + b"nodes/")
+
+
+def test_an_observer_whose_closing_was_interrupted_is_closed(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """The check for leaks finds its connection otherwise."""
+    with other_user(etcd_server):
+        for line in itertools.count(1):
+            observer = rdzv_etcd.observe(etcd_server.endpoint, job=job_id)
+            hold = observer._part._loop_thread
+            was_interrupted = interrupted_at(line, observer.close)
+            observer.close()
+            assert hold._released, line
+            if not was_interrupted:
+                break
+    assert line > 10
+
+
+class SlowToLeave:
+    """A node that leaves only when it is let go, and what is known of that."""
+
+    def __init__(self, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.left = threading.Event()
+        group.when_left(self.left.set)
+        leave = group._node.leave
+
+        async def leave_slowly(reason: str) -> None:
+            self.begun.set()
+            while not self.go.is_set():  # noqa: ASYNC110 - it is another thread's event
+                await asyncio.sleep(0.01)
+            await leave(reason)
+
+        monkeypatch.setattr(group._node, "leave", leave_slowly)
+
+
+def test_leaving_again_waits_for_the_leaving_that_is_under_way(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(node_settings(etcd_server, job_id, "1"))
+    slow = SlowToLeave(group, monkeypatch)
+    first = threading.Thread(target=group.leave)
+    first.start()
+    assert slow.begun.wait(LIMIT_S)
+    threading.Timer(0.2, slow.go.set).start()
+    group.leave()
+    assert slow.left.is_set()
+    group.leave()
+    first.join(LIMIT_S)
+
+
+def test_leaving_again_on_asyncio_waits_for_the_leaving_that_is_under_way(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(node_settings(etcd_server, job_id, "1"))
+    slow = SlowToLeave(group, monkeypatch)
+
+    async def leave() -> None:
+        node = aio.Group(group)
+        first = asyncio.ensure_future(node.leave())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.2, slow.go.set)
+        await node.leave()
+        assert slow.left.is_set()
+        await node.leave()
+        await first
+
+    asyncio.run(asyncio.wait_for(leave(), LIMIT_S))
