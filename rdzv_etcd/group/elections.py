@@ -104,6 +104,10 @@ class Term:
         """Cease to lead, at once; the next one does as soon as etcd has heard of it, for which this
         waits for as long as a request may take. If etcd is away, it is told later."""
         self.end()
+        await self.told()
+
+    async def told(self) -> None:
+        """Wait until etcd has heard that it has ended, for as long as a request may take."""
         await self._office.rested()
 
     def end(self) -> None:

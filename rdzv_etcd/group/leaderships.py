@@ -118,7 +118,8 @@ class Leadership(Uncopied):
 
     def resign(self) -> None:
         """Cease to lead; the next one that waits does. Idempotent, and never raises because etcd is
-        away: then it is told later. Blocks for at most ``request_timeout``."""
+        away: then it is told later. Blocks for at most ``request_timeout``; if it is interrupted,
+        it is resigned all the same."""
         work = self._resigned()
         if work is not None:
             try:
@@ -129,10 +130,13 @@ class Leadership(Uncopied):
                 pass
 
     def _resigned(self) -> Coroutine[Any, Any, None] | None:
-        """What it takes to resign; ``None`` if that was done, or this node has left."""
-        if self._finalizer.detach() is None or self._part.is_over:
+        """Resign, whatever becomes of the caller, and return the wait until etcd has been told;
+        ``None`` if it was resigned before, or this node has left."""
+        if not self._finalizer.alive or self._part.is_over:
             return None
-        return self._term.resign()
+        _drop(self._part, self._term)
+        self._finalizer.detach()  # only now: until then it is what resigns if this is interrupted
+        return self._term.told()
 
     def __enter__(self) -> Leadership:
         return self
