@@ -16,6 +16,7 @@ from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import Server
+from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.secrets import read_again
 
@@ -81,9 +82,10 @@ class Authenticator:
         try:
             self._credentials = read_again(self._credentials)
         except SettingsError as error:
-            _log.warning(
-                "logging in to etcd with the user and password that were read before: %s", error
-            )
+            with errors_only_told:
+                _log.warning(
+                    "logging in to etcd with the user and password that were read before: %s", error
+                )
         return self._credentials
 
     async def _authenticate(self, server: Server, limit_s: float) -> Metadata:

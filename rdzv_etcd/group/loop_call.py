@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.latch import Latch
+from rdzv_etcd.log_errors import errors_only_told
 
 T = TypeVar("T")
 
@@ -105,4 +106,5 @@ class LoopCall(Generic[T]):
             return
         error = self.task.exception()
         if error is not None:
-            _log.error("the interrupted call %r failed", self.coro, exc_info=error)
+            with errors_only_told:
+                _log.error("the interrupted call %r failed", self.coro, exc_info=error)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError
 from rdzv_etcd.group.loop_call import LoopCall, what_interrupted
+from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.process import process_id
 
 T = TypeVar("T")
@@ -89,7 +90,8 @@ class LoopHold:
         try:
             await last_work
         except RdzvEtcdError as error:
-            _log.info("the last work for a released LoopHold failed: %s", error)
+            with errors_only_told:
+                _log.info("the last work for a released LoopHold failed: %s", error)
         finally:
             if self._give_up():
                 self._thread.end()
@@ -332,7 +334,8 @@ class _LoopThread:
             task.cancel()
         _, pending = self._loop.run_until_complete(asyncio.wait(tasks, timeout=STOP_GRACE_S))
         for task in pending:
-            _log.error("gave up task %s: it did not end when cancelled", task.get_name())
+            with errors_only_told:
+                _log.error("gave up task %s: it did not end when cancelled", task.get_name())
 
 
 class _State:

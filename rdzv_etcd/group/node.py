@@ -242,8 +242,8 @@ class Node:
             self._context.log.fail(text, error)
             return
         self._member.fail(name, error)
-        self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
         self._context.wakeup.notify()
+        self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
 
     @property
     def is_gone(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.text import LINE, shown
 
 _log = logging.getLogger("rdzv_etcd")
@@ -26,7 +27,8 @@ class StatusLog:
         if text != self._last:
             self._last = text
             level = logging.WARNING if warn else logging.INFO
-            _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE), extra=self._extra(text))
+            with errors_only_told:
+                _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE), extra=self._extra(text))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
@@ -35,13 +37,15 @@ class StatusLog:
     def error(self, text: str) -> None:
         """Log at ERROR, in as many lines as ``text`` has, which nobody else has written."""
         # Not cut: what matters of a stack is its end.
-        _log.error("%s%s", self._prefix, text, extra={**self._names, "rdzv_text": text})
+        with errors_only_told:
+            _log.error("%s%s", self._prefix, text, extra={**self._names, "rdzv_text": text})
 
     def fail(self, text: str, error: BaseException) -> None:
         """Log at ERROR, with the traceback."""
         text = f"{text}: {error!r}"
         line = shown(f"{self._prefix}{text}", LINE)
-        _log.error("%s", line, exc_info=error, extra=self._extra(text))
+        with errors_only_told:
+            _log.error("%s", line, exc_info=error, extra=self._extra(text))
 
     def _extra(self, text: str) -> dict[str, object]:
         """What is in the line, for formatters that keep it apart."""

@@ -21,6 +21,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, MetricsHandler, generate_latest
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
 from rdzv_etcd.settings import Settings
 
@@ -51,7 +52,8 @@ class Outputs:
             self._port = Port(Page(recorder, {}).registry(), settings.metrics_port, beside)
             # Who lets it be chosen has to be told, at torchrun's default level, too.
             level = logging.WARNING if settings.metrics_port == 0 else logging.INFO
-            _log.log(level, "%s metrics at port %d, path /metrics", job, self._port.number)
+            with errors_only_told:
+                _log.log(level, "%s metrics at port %d, path /metrics", job, self._port.number)
         if settings.metrics_file is not None:
             try:
                 self._file = TextFile(recorder, settings.metrics_file, job)
@@ -121,12 +123,13 @@ class TextFile:
         self._news.set()
         await asyncio.wait({ended}, timeout=_LAST_WORD_S)
         if not ended.done():
-            _log.warning(
-                "%s %s may lack the last metrics: its file system has not answered for %g s",
-                self._job,
-                self._wanted,
-                _LAST_WORD_S,
-            )
+            with errors_only_told:
+                _log.warning(
+                    "%s %s may lack the last metrics: its file system has not answered for %g s",
+                    self._job,
+                    self._wanted,
+                    _LAST_WORD_S,
+                )
 
     # -- on the thread ----------------------------------------------------------------------------
 
@@ -179,7 +182,8 @@ class TextFile:
         text = error.strerror or str(error)
         if text != self._told:
             self._told = text
-            _log.warning("%s the metrics in %s are old ones: %s", self._job, path, text)
+            with errors_only_told:
+                _log.warning("%s the metrics in %s are old ones: %s", self._job, path, text)
 
 
 def _done(ended: asyncio.Future[None]) -> None:
@@ -264,7 +268,8 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Whoever asked has gone, or is no HTTP client."""
-        _log.debug("a request for metrics from %s failed", client_address, exc_info=True)
+        with errors_only_told:
+            _log.debug("a request for metrics from %s failed", client_address, exc_info=True)
 
 
 class Port:
