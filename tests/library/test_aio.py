@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -364,6 +367,32 @@ def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:
 
     run(first())
     run(second())
+
+
+def test_the_interpreter_does_not_wait_for_a_connect_that_was_cancelled() -> None:
+    """Nor for the etcd that does not answer it."""
+    program = (
+        "import asyncio, sys, rdzv_etcd\n"
+        "async def main():\n"
+        "    connecting = rdzv_etcd.aio.connect(\n"
+        "        sys.argv[1], job='job', nodes=1, connect_timeout=3600\n"
+        "    )\n"
+        "    try:\n"
+        "        await asyncio.wait_for(connecting, 0.5)\n"
+        "    except asyncio.TimeoutError:\n"
+        "        print('cancelled')\n"
+        "asyncio.run(main())\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", program, endpoint],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "cancelled\n"), done.stderr
 
 
 def test_a_bad_setting_is_an_error_at_once() -> None:
