@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from rdzv_etcd.group.listener import (
 )
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.group.one_at_a_time import OneAtATime
 from rdzv_etcd.group.opening import Connect, open_etcd
 from rdzv_etcd.group.participation import Participation, leave_all, warn_of_others
 from rdzv_etcd.group.world import World, WorldMember
@@ -100,7 +100,7 @@ class Group(Uncopied):
         self._clock: Clock = clock if clock is not None else SystemClock()
         keys = JobKeys(settings.prefix, settings.job_id)
         self._world: weakref.ref[World] | None = None
-        self._joining = threading.Lock()
+        self._joining = OneAtATime()
         refuse_after_fork()
         recorder = recorder_for(settings)
         place = (str(settings.connection), keys)
@@ -240,13 +240,9 @@ class Group(Uncopied):
 
         ``bound`` is one that the caller has made.
         """
+        me = object()
         try:
-            self._begin_one_join()
-        except BaseException:
-            if bound is not None:
-                bound.close()
-            raise
-        try:
+            self._begin_one_join(me)
             self._note_change()
             epoch = self._node.epoch
             listener = self._part.begin_join() or bound or self._bind()
@@ -257,14 +253,18 @@ class Group(Uncopied):
                 why = why_interrupted(error)
                 self._part.begin(self._node.give_up_seat(joined_after=epoch, reason=why))
                 raise
+        except BaseException:
+            if bound is not None:
+                bound.close()
+            raise
         finally:
-            self._joining.release()
+            self._joining.leave(me)
 
-    def _begin_one_join(self) -> None:
+    def _begin_one_join(self, me: object) -> None:
         self._part.refuse_in_child()
         if self._drained is not None:
             raise self._drained.copy()
-        if not self._joining.acquire(blocking=False):
+        if not self._joining.enter(me):
             raise MisuseError(
                 f"this node is joining job {self._settings.job_id!r} already: let one thread call "
                 "join(), and share the world that it returns; another node is another group"

@@ -19,7 +19,10 @@ from tests.support.interruptions import interrupted_at
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+pytestmark = [  # what an interruption lets lie, for Python to collect
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 LONG_S = 600
 """A lease that will not end by itself while a test runs."""
@@ -110,6 +113,19 @@ def test_a_leadership_whose_resigning_is_cancelled_is_resigned(
                     assert not leadership.is_held
 
         asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+def test_a_join_that_was_interrupted_keeps_no_other_from_joining(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """At each line up to its first wait, and some of those that follow."""
+    with groups(node_settings(etcd_server, job_id, "1"), 1) as (node,):
+        for line in range(1, 61):
+            assert interrupted_at(line, node.join), line
+            token = object()
+            assert node._joining.enter(token), line
+            node._joining.leave(token)
+        assert node.join().size == 1
 
 
 class SlowToLeave:
