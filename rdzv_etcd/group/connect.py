@@ -17,7 +17,7 @@ from rdzv_etcd.settings import Settings, settings_from_config
 from rdzv_etcd.settings.checks import whole_or_none
 from rdzv_etcd.settings.config import EPOCH_VARIABLE, PASSWORD_VARIABLE, USER_VARIABLE
 from rdzv_etcd.settings.options import WITHOUT_MEANING
-from rdzv_etcd.text import named, shown
+from rdzv_etcd.text import named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -205,7 +205,7 @@ _OF_THE_LENDER = ("protocol", "ca_cert", "cert", "key", "user_file", "password_f
 def _lender(endpoints: object, options: Options, etcd: Any) -> str:
     if endpoints is not None:
         raise SettingsError(
-            f"endpoints is {shown(repr(endpoints), 100)}, and etcd is given, too: leave out one"
+            f"endpoints is {named(endpoints, 100)}, and etcd is given, too: leave out one"
         )
     for name in _OF_THE_LENDER:
         if name in options:
@@ -222,7 +222,7 @@ def _endpoints(endpoints: object) -> str:
         if texts and all(isinstance(text, str) and text.strip() for text in texts):
             return ",".join(texts)
     raise SettingsError(
-        f"endpoints is {shown(repr(endpoints), 100)}; it must be the address of an etcd, such as "
+        f"endpoints is {named(endpoints, 100)}; it must be the address of an etcd, such as "
         "'etcd-host:2379', or a list of those of its members"
     )
 

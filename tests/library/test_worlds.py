@@ -168,7 +168,9 @@ def test_a_number_of_any_type(door: Door, nodes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "nodes", ["2", (1, 2, 3), None, (1, "2"), 2.0, True, (True, 2), (), {1, 2}]
+    "nodes",
+    ["2", (1, 2, 3), None, (1, "2"), 2.0, True, (True, 2), (), {1, 2}, (1, 2, 10**5000)],
+    ids=lambda nodes: type(nodes).__name__,
 )
 def test_what_is_no_number_of_nodes(nodes: Any) -> None:
     with pytest.raises(SettingsError, match=r"nodes is .* it must be a number, or a pair"):
@@ -177,7 +179,11 @@ def test_what_is_no_number_of_nodes(nodes: Any) -> None:
         rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
 
 
-@pytest.mark.parametrize("endpoints", [b"localhost:2379", None, [1], [], "", " ", [""], 5])
+@pytest.mark.parametrize(
+    "endpoints",
+    [b"localhost:2379", None, [1], [], "", " ", [""], 5, 10**5000, [10**5000]],
+    ids=lambda endpoints: type(endpoints).__name__,
+)
 def test_what_is_no_endpoint(endpoints: Any) -> None:
     """Nothing given is a mistake in a program; torchrun's users mean their own machine by it."""
     with pytest.raises(SettingsError, match=r"endpoints is .* it must be the address of an etcd"):
