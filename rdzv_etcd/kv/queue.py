@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 _PUT_BACK_S = 1.0
 """How long a cancelled call, and a call after it, wait until an item is back; it may take longer,
-for instance while etcd is away."""
+for instance while etcd is away …"""
+_PUT_BACK_LIMIT_S = 600.0
+"""… for so long. A node that has left has no connection any more, and cannot."""
 
 
 class Queues:
@@ -119,7 +121,8 @@ class Queues:
     async def _put_back(self, item: KeyValue) -> None:
         body = requests.put_all([(self._keys.put_back(item), item.value)], self._lease_id)
         try:
-            await self._writes.apply(body, Deadline(self._clock, None), at_last=True)
+            limit = Deadline(self._clock, _PUT_BACK_LIMIT_S)
+            await self._writes.apply(body, limit, until_answered=True)
         except (EtcdError, StateCorruptError) as error:  # gone with the world, or refused
             _log.warning("an item of a queue could not be put back: %s", error)
 

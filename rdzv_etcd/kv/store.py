@@ -272,7 +272,7 @@ class KeyValueStore:
         return content
 
     async def queue_put_back(self, taken: Sequence[KeyValue]) -> None:
-        """Put items back where they were, however long etcd is away."""
+        """Put items back where they were; tries for ten minutes while etcd is away."""
         await self._queues.put_back(taken)
 
     async def queue_len(self, key: str, timeout_s: float | None) -> int:

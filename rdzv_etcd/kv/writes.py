@@ -119,16 +119,18 @@ class OnceWriter:
         self._free: list[_Slot] = []
         self._numbers = count(1)
 
-    async def apply(self, body: Body, deadline: Deadline, *, at_last: bool = False) -> Written:
+    async def apply(
+        self, body: Body, deadline: Deadline, *, until_answered: bool = False
+    ) -> Written:
         """Apply ``body`` exactly once and tell which branch was taken.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
-        ``at_last``: it is sent until etcd answers, however long etcd is away.
+        ``until_answered``: it is sent again and again until the deadline, while etcd is away.
         """
         while True:
             slot = self._take_slot()
-            result = await self._send(slot, body, deadline, at_last=at_last)
+            result = await self._send(slot, body, deadline, until_answered=until_answered)
             if result.succeeded:
                 slot.uses += 1
                 self._free.append(slot)
@@ -155,14 +157,14 @@ class OnceWriter:
             return _Slot(self._keys.marker(self._writer, next(self._numbers)))
 
     async def _send(
-        self, slot: _Slot, body: Body, deadline: Deadline, *, at_last: bool
+        self, slot: _Slot, body: Body, deadline: Deadline, *, until_answered: bool
     ) -> TxnResult:
         txn = once(slot.key, slot.uses, self._lease_id, body)
         while True:
             try:
                 return await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
             except (EtcdUnavailableError, OutcomeUnknownError):
-                if not at_last:
+                if not until_answered or deadline.left_s() == 0.0:
                     raise
             await deadline.pause()
 
