@@ -282,7 +282,7 @@ def test_what_is_no_observer() -> None:
     given: dict[str, Any] = {"lease_ttl": 5}
     with pytest.raises(SettingsError, match="lease_ttl is no option to observe a job with"):
         rdzv_etcd.observe("localhost:2379", job="a", **given)
-    with pytest.raises(SettingsError, match="endpoints is None; it must be the address"):
+    with pytest.raises(SettingsError, match=r"endpoints is None .* it must be the address"):
         rdzv_etcd.observe(job="a")
     with pytest.raises(EtcdUnavailableError):
         rdzv_etcd.observe("127.0.0.1:9", job="a", connect_timeout=0.3)

@@ -43,6 +43,7 @@ def test_a_node_whose_leaving_was_interrupted_leaves(
     with other_user(etcd_server):
         for line in itertools.count(1):
             group = Group(settings)
+            group.join()
             was_interrupted = interrupted_at(line, group.leave)
             group.leave()
             assert not etcd_server.keys(job_root(job_id) + b"nodes/"), line
@@ -57,6 +58,8 @@ def test_a_node_whose_leaving_was_interrupted_leaves_with_all(
     """Even if no call has come further than to note that it leaves."""
     with other_user(etcd_server):
         group = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+        group.join()
+        assert etcd_server.keys(job_root(job_id) + b"nodes/")
         group._part.has_left = True
         rdzv_etcd.leave_all(job_id)
         assert not etcd_server.keys(job_root(job_id) + b"nodes/")
