@@ -20,7 +20,7 @@ from rdzv_etcd.settings.config import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD
 
 _log = logging.getLogger("rdzv_etcd")
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may shut a handler down wherever it comes
 _in_use: list[WorkerEnvironment] = []
 """In the order in which they were put to use."""
 _given: dict[str, str | None] = {}
