@@ -71,23 +71,28 @@ class DrainSignal:
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:
             signal.signal(SIGNAL, _drain_all)
         if signal.getsignal(SIGNAL) is _drain_all:
-            _handled.add(self._group)
+            _handled[id(self)] = weakref.ref(self._group)
 
     def restore(self) -> None:
         """Handle it no more for this group, and not at all after the last. Idempotent."""
-        _handled.discard(self._group)
+        _handled.pop(id(self), None)
         if threading.current_thread() is not threading.main_thread():
             return
-        if all(group.has_left for group in _handled):
+        if all(group.has_left for group in _groups()):
             _handle_no_more()
 
 
-_handled: weakref.WeakSet[Group] = weakref.WeakSet()
-"""Those that are drained when the signal comes."""
+_handled: dict[int, weakref.ref[Group]] = {}
+"""Those that are drained when the signal comes, by whose they are."""
+
+
+def _groups() -> list[Group]:
+    refs = list(_handled.values())  # in one step: other threads may shut handlers down
+    return [group for group in (ref() for ref in refs) if group is not None]
 
 
 def _drain_all(number: int, _: FrameType | None) -> None:
-    groups = list(_handled)
+    groups = _groups()
     drained = [group for group in groups if _is_drained(group)]
     to_drain = [group for group in groups if group not in drained and not group.has_left]
     for group in to_drain:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping
 
 from rdzv_etcd.settings.config import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD_VARIABLE
+from rdzv_etcd.torch_plugin.launches import Launch
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -33,7 +34,9 @@ _warned: set[str] = set()
 class WorkerEnvironment:
     """What the workers of one node should find in their environment. For any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Launch | None = None) -> None:
+        """``launch`` is that whose workers they are, if torch's: when it is over they are gone."""
+        self._launch = launch
         self._values: dict[str, str | None] = {}
 
     def prepare(self, epoch: int, node_id: str) -> None:
@@ -41,6 +44,7 @@ class WorkerEnvironment:
         values = {PASSWORD_VARIABLE: None, EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
         with _lock:
             self._values = values
+            _forget_launches_that_are_over()
             if self not in _in_use:
                 _in_use.append(self)
             several = len(_in_use) > 1
@@ -71,32 +75,64 @@ class WorkerEnvironment:
             if self not in _in_use:
                 return
             _in_use.remove(self)
+            _forget_launches_that_are_over()
             if _in_use:
                 _put_in(_in_use[-1]._values)
                 return
             for name, value in _given.items():
-                if os.environ.get(name) == _put[name]:
+                if os.environ.get(name) == _put.get(name):
                     _set(name, value)
             _given.clear()
             _put.clear()
+
+    def begin_to_give_back(self) -> None:
+        """The same, where it must not block: who holds the lock may be waiting for this thread."""
+        if _lock.acquire(blocking=False):
+            try:
+                self.give_back()
+            finally:
+                _lock.release()
+        else:
+            threading.Thread(
+                target=self.give_back, name="rdzv-etcd environment", daemon=True
+            ).start()
+
+    @property
+    def is_over(self) -> bool:
+        return self._launch is not None and not self._launch.goes_on
 
 
 def full_environment() -> Mapping[str, str]:
     """The process's environment, as the user gave it."""
     with _lock:
-        found: dict[str, str] = dict(os.environ)
+        # Name by name: other threads may take some out meanwhile.
+        everything = {name: os.environ.get(name) for name in list(os.environ)}
+        found = {name: value for name, value in everything.items() if value is not None}
         for name, value in _given.items():
-            if found.get(name) == _put[name]:
+            if found.get(name) == _put.get(name):
                 found.pop(name, None)
                 if value is not None:
                     found[name] = value
         return found
 
 
+def _forget_launches_that_are_over() -> None:
+    """torch does not end one that is interrupted, and a notebook may keep its node."""
+    _in_use[:] = [each for each in _in_use if not each.is_over]
+
+
+def _have_a_lock_of_ones_own() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent's may have held it
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_have_a_lock_of_ones_own)
+
+
 def _put_in(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         now = os.environ.get(name)
-        if name not in _given or now != _put[name]:
+        if name not in _given or now != _put.get(name):
             _given[name] = now
         _put[name] = value
         _set(name, value)

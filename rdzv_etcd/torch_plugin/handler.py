@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.events.api import NodeState
@@ -28,11 +27,7 @@ from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.drain import Departure, DrainSignal
 from rdzv_etcd.torch_plugin.elastic_events import record
 from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
-from rdzv_etcd.torch_plugin.launches import (
-    end_interrupted_launch,
-    is_in_torchrun,
-    note_launch,
-)
+from rdzv_etcd.torch_plugin.launches import Launch, begin_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import (
@@ -50,11 +45,19 @@ _OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _log = logging.getLogger("rdzv_etcd")
 
 
+class _GracefulExitError(RendezvousGracefulExitError, SystemExit):
+    """Ends the process with code 0, unless somebody catches it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.code = 0
+
+
 class EtcdRendezvousHandler(RendezvousHandler):
     """Torch's rendezvous contract (see ``torch.distributed.elastic.rendezvous.api``)."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Connect to etcd and open the session.
+    def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
+        """Connect to etcd and open the session; ``launch`` is torch's that it is made for.
 
         Blocks as :class:`~rdzv_etcd.group.group.Group` does. Raises torch's
         ``RendezvousConnectionError`` or ``RendezvousStateError``.
@@ -62,7 +65,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._settings = settings
         self._worker_store: TCPStore | None = None
         self._graceful_exit: RendezvousGracefulExitError | None = None
-        self._environment = WorkerEnvironment()
+        self._environment = WorkerEnvironment(launch)
         self._confirmed: bool | None = None
         """What :meth:`shutdown` returned, once it did."""
         self._earlier_error = sys.exc_info()[1]
@@ -70,7 +73,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         with torch_errors():
             self._group = _open_group(settings)
         # Also if nobody calls shutdown(): torch does not after an interruption.
-        self._group.when_left(self._environment.give_back)
+        self._group.when_left(self._environment.begin_to_give_back)
         self._departure = Departure(self._group)
         self._drain_signal = DrainSignal(self._group)
 
@@ -176,9 +179,9 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
         After a graceful exit torch itself would fail; and if this node was to leave anyway, its
         workers may have failed for that: the signal may have ended them, or others have stopped
-        theirs. Then it ends the process with code 0 under torchrun, and raises
-        ``RendezvousGracefulExitError`` for a program that launches by ``elastic_launch``, and has
-        more to do.
+        theirs. Then it raises a ``RendezvousGracefulExitError`` that is a ``SystemExit``, too: a
+        program that launches by ``elastic_launch`` and has more to do can catch it; torchrun, or
+        whoever does not, ends with code 0.
         """
         error = sys.exc_info()[1]
         if error is self._earlier_error:
@@ -192,17 +195,11 @@ class EtcdRendezvousHandler(RendezvousHandler):
         if self._confirmed is None:
             self._confirmed = self._end(outcome)
         if self._graceful_exit is not None and is_missing_result(error):
-            self._exit_gracefully(str(self._graceful_exit))
+            raise _GracefulExitError(str(self._graceful_exit)) from None
         if reason is not None and workers_failed:
             _log.warning("[job %s] %s; its workers failed meanwhile", self.get_run_id(), reason)
-            self._exit_gracefully(f"{reason}; its workers failed meanwhile")
+            raise _GracefulExitError(f"{reason}; its workers failed meanwhile") from None
         return self._confirmed
-
-    @staticmethod
-    def _exit_gracefully(why: str) -> NoReturn:
-        if is_in_torchrun():
-            raise SystemExit(0) from None
-        raise RendezvousGracefulExitError(why) from None
 
     def _end(self, outcome: Outcome) -> bool:
         confirmed = True
@@ -306,7 +303,7 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
             "would be the same job; give each job its own",
             params.run_id,
         )
-    end_interrupted_launch(settings)
-    handler = EtcdRendezvousHandler(settings)
-    note_launch(settings, handler._group)
+    launch = begin_launch(settings)
+    handler = EtcdRendezvousHandler(settings, launch)
+    note_launch(settings, launch, handler._group)
     return handler

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import rdzv_etcd
+from rdzv_etcd.torch_plugin import environment
 from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.handler import create_handler
-from tests.library.nodes import LIMIT_S
+from rdzv_etcd.torch_plugin.launches import Launch
+from tests.library.nodes import LIMIT_S, wait_until
 from tests.plugin.handlers import QUICK, handlers, leave, parameters
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
@@ -184,6 +187,58 @@ def test_many_threads_lose_nothing_of_the_environment(monkeypatch: pytest.Monkey
     assert os.environ["RDZV_ETCD_PASSWORD"] == "sesame"
     assert os.environ["RDZV_ETCD_EPOCH"] == "7"
     assert "RDZV_ETCD_NODE_ID" not in os.environ
+
+
+def test_a_launch_of_another_job_that_was_interrupted_keeps_nothing_when_the_next_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its node may still be there: a notebook keeps the traceback."""
+    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "sesame")
+    monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")
+    over = Launch(threading.get_ident(), -1)
+    assert not over.goes_on
+    interrupted, later = WorkerEnvironment(over), WorkerEnvironment()
+    interrupted.prepare(8, "one")
+    later.prepare(9, "other")
+    assert os.environ["RDZV_ETCD_EPOCH"] == "9"
+    later.give_back()
+    assert os.environ["RDZV_ETCD_EPOCH"] == "7"
+    assert os.environ["RDZV_ETCD_PASSWORD"] == "sesame"
+    interrupted.give_back()
+    interrupted.put_again()
+    assert os.environ["RDZV_ETCD_EPOCH"] == "7"
+
+
+def test_it_is_given_back_without_waiting_for_who_waits_for_this_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal's handler that shuts down interrupts the main thread in the midst of a change."""
+    monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")
+    one = WorkerEnvironment()
+    one.prepare(8, "one")
+    with environment._lock, ThreadPoolExecutor(1) as pool:
+        pool.submit(one.begin_to_give_back).result(LIMIT_S)
+    wait_until("it is given back", lambda: os.environ["RDZV_ETCD_EPOCH"] == "7")
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with environment._lock:
+            held.set()
+            done.wait(LIMIT_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        assert held.wait(LIMIT_S)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if full_environment()["RDZV_ETCD_EPOCH"] == "7" else 1)
+        _, status = os.waitpid(child, 0)
+        done.set()
+    assert status == 0
 
 
 _FORK_SERVER = """

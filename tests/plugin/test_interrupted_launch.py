@@ -79,22 +79,25 @@ config = LaunchConfig(
 try:
     elastic_launch(config, "true")()
 except RendezvousGracefulExitError as error:
+    if sys.argv[3] == "nothing":
+        raise
     print("told:", error)
 print("goes on")
 """
 
 
 @pytest.mark.slow
-def test_a_program_whose_launch_was_a_spare_goes_on(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
+@pytest.mark.parametrize("has_to_do", ["more", "nothing"])
+def test_a_program_whose_launch_was_a_spare_goes_on_or_ends_well(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path, has_to_do: str
 ) -> None:
-    """The exit code is torchrun's business: this program may have more to do."""
+    """If it catches what it is told, or not."""
     program = tmp_path / "launch.py"
     program.write_text(_SPARE)
     with handlers(etcd_server, job_id, "1", 1) as (member,):
         member.next_rendezvous()
         spare = subprocess.Popen(
-            [sys.executable, program, etcd_server.endpoint, job_id],
+            [sys.executable, program, etcd_server.endpoint, job_id, has_to_do],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -104,6 +107,9 @@ def test_a_program_whose_launch_was_a_spare_goes_on(
         assert member.shutdown()
         printed, errors = spare.communicate(timeout=LIMIT_S)
     assert spare.returncode == 0, errors
+    if has_to_do == "nothing":
+        assert printed == ""
+        return
     assert printed.startswith("told: "), errors
     assert "the workers have finished" in printed
     assert printed.endswith("goes on\n")

@@ -130,8 +130,8 @@ def test_a_failure_in_a_launch_within_an_except_block_is_one(
 def test_a_spare_whose_job_is_done_is_told_so_where_torch_fails(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    """Torch's agent returns None then, and its caller fails on it: exactly that is mended. Under
-    torchrun the process ends with code 0 instead, see ``tests/torchrun/test_worlds.py``."""
+    """Torch's agent returns None then, and its caller fails on it: exactly that is mended. Who does
+    not catch it, as torchrun, ends with code 0."""
     with handlers(etcd_server, job_id, "1", 2) as (member, spare), ThreadPoolExecutor(1) as pool:
         member.next_rendezvous()
         waiting = pool.submit(spare.next_rendezvous)
@@ -140,8 +140,10 @@ def test_a_spare_whose_job_is_done_is_told_so_where_torch_fails(
         assert shut_down_after(member, None)
         with pytest.raises(RendezvousGracefulExitError, match="the workers have finished"):
             waiting.result(LIMIT_S)
-        with pytest.raises(RendezvousGracefulExitError, match="the workers have finished"):
+        with pytest.raises(RendezvousGracefulExitError, match="workers have finished") as told:
             _fail_as_torch_does(spare)
+        assert isinstance(told.value, SystemExit)
+        assert told.value.code == 0
 
 
 @pytest.mark.parametrize("graceful", [False, True], ids=["no-graceful-exit", "another-error"])
