@@ -25,7 +25,7 @@ class _OnlyTold:
             return False
         if logging.raiseExceptions and type(error) not in _told and sys.stderr:
             _told.add(type(error))
-            with contextlib.suppress(OSError, ValueError):  # as logging does; or it is closed
+            with contextlib.suppress(Exception):  # it may be closed, or lead to logging itself
                 print("--- rdzv_etcd: a logging handler or filter raised ---", file=sys.stderr)
                 traceback.print_exception(error, file=sys.stderr)
         return True

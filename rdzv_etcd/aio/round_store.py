@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
-from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group import round_store as blocking_store
 from rdzv_etcd.group.handover import hand_over_awaited
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, named
+from rdzv_etcd.kv.queue import Taken
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.uncopied import Uncopied
 
@@ -136,7 +136,9 @@ class RoundStore(Uncopied):
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``. A
         call that is cancelled takes nothing."""
 
-        async def pop(taken: list[KeyValue]) -> bytes | None:
+        taken = Taken()
+
+        async def pop() -> bytes | None:
             return await self._do(
                 lambda store, limit_s: store.queue_pop(key, limit_s, block=block, taken=taken),
                 timeout_s,
@@ -145,7 +147,7 @@ class RoundStore(Uncopied):
                 even_if_over=even_if_over,
             )
 
-        return await hand_over_awaited(pop, self._blocking._put_back)
+        return await hand_over_awaited(pop, lambda: self._blocking._put_back(taken))
 
     async def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
         """Return how many items the queue has."""

@@ -104,16 +104,19 @@ class World(Uncopied):
     async def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """As :meth:`rdzv_etcd.World.barrier`."""
         barrier = self._world._barriers.named(name)
+        passed: list[int] = []
         await hand_over_awaited(
-            lambda passed: self._part.call(barrier.wait(timeout_s, passed)), barrier.not_told
+            lambda: self._part.call(barrier.wait(timeout_s, passed)),
+            lambda: barrier.not_told(passed),
         )
 
     async def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """As :meth:`rdzv_etcd.World.exchange`."""
         exchange = self._world._exchange
+        taken: list[list[bytes]] = []
         return await hand_over_awaited(
-            lambda taken: self._part.call(exchange.give(data, timeout_s, taken)),
-            exchange.not_told,
+            lambda: self._part.call(exchange.give(data, timeout_s, taken)),
+            lambda: exchange.not_told(taken),
         )
 
     async def elect(self, name: str, timeout_s: float | None = None) -> Leadership:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.latch import Latch
+from rdzv_etcd.log_errors import errors_only_told
+
+_log = logging.getLogger("rdzv_etcd")
 
 
 class Ending:
@@ -30,7 +35,7 @@ class Ending:
 
         May be called anywhere, by the garbage collector in the midst of anything.
         """
-        self._hold.release_after(self._once(work), then)
+        self._hold.release_after(partial(self._once, work), then)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do it, unless an earlier call does or has, and block until it is done; on the loop's own
@@ -42,7 +47,12 @@ class Ending:
         self.begin(work, done.open)
         done.wait(None)
         self._hold.release()  # it is; if it was the last one, its thread ends
-        if self._working is not None and self._working.done() and not self._working.cancelled():
+        if self._working is None:
+            with errors_only_told:
+                _log.warning(
+                    "the library's thread had been stopped: what is left in etcd expires"
+                )
+        elif self._working.done() and not self._working.cancelled():
             error = self._working.exception()
             if error is not None:
                 raise error.copy() if isinstance(error, RdzvEtcdError) else error

@@ -76,19 +76,21 @@ class LoopHold:
             thread.join()
 
     def release_after(
-        self, last_work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
+        self,
+        last_work: Callable[[], Coroutine[Any, Any, None]],
+        then: Callable[[], None] | None = None,
     ) -> None:
         """Run ``last_work`` on the loop and then give up the hold, without waiting for either;
         ``then`` is called when both are done, on the loop's thread as a rule, and must not block.
+        If the loop has been stopped only ``then`` is called.
 
         For finalizers, which run in any thread, the loop's included, in the midst of anything.
         """
-        over = self._thread.is_foreign or self._released
-        self.begin(last_work if over else self._work_and_release(last_work), then)
+        self.begin(self._work_and_release(last_work), then)
 
-    async def _work_and_release(self, last_work: Coroutine[Any, Any, None]) -> None:
+    async def _work_and_release(self, last_work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await last_work
+            await last_work()
         except RdzvEtcdError as error:
             with errors_only_told:
                 _log.info("the last work for a released LoopHold failed: %s", error)

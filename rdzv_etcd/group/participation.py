@@ -21,6 +21,7 @@ from rdzv_etcd.group.ending import Ending
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
+from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.process import process_id
 from rdzv_etcd.schema.keys import JobKeys
 
@@ -100,8 +101,16 @@ class Participation:
             self._tell_left()
 
     def _tell_left(self) -> None:
-        while self._when_left:
-            self._when_left.pop(0)()
+        while True:
+            try:
+                callback = self._when_left.pop(0)
+            except IndexError:  # another thread may have taken the last one
+                return
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - it is told of, and ends nothing
+                with errors_only_told:
+                    _log.exception("what was to be called when this node has left raised")
 
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import StoreTimeoutError
-from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.handover import hand_over
+from rdzv_etcd.kv.queue import Taken
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.uncopied import Uncopied
@@ -211,7 +212,9 @@ class RoundStore(Uncopied):
         A call that is interrupted takes nothing: an item that was on its way is put back.
         """
 
-        def pop(taken: list[KeyValue]) -> bytes | None:
+        taken = Taken()
+
+        def pop() -> bytes | None:
             return self._run(
                 lambda limit_s: self._store.queue_pop(key, limit_s, block=block, taken=taken),
                 timeout_s,
@@ -220,11 +223,10 @@ class RoundStore(Uncopied):
                 even_if_over=even_if_over,
             )
 
-        return hand_over(pop, self._put_back)
+        return hand_over(pop, lambda: self._put_back(taken))
 
-    def _put_back(self, taken: list[KeyValue]) -> None:
-        if taken:
-            self._runner.begin(self._store.queue_put_back(taken))
+    def _put_back(self, taken: Taken) -> None:
+        self._runner.begin(self._store.queue_put_back(taken))
 
     def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
         """Return how many items the queue has."""

@@ -227,7 +227,11 @@ class World(Uncopied):
         :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
         barrier = self._barriers.named(name)
-        hand_over(lambda passed: self._part.run(barrier.wait(timeout_s, passed)), barrier.not_told)
+        passed: list[int] = []
+        hand_over(
+            lambda: self._part.run(barrier.wait(timeout_s, passed)),
+            lambda: barrier.not_told(passed),
+        )
 
     def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """Give every member these bytes; return what each has given, by rank, once all have.
@@ -244,8 +248,10 @@ class World(Uncopied):
         is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
         exchange = self._exchange
+        taken: list[list[bytes]] = []
         return hand_over(
-            lambda taken: self._part.run(exchange.give(data, timeout_s, taken)), exchange.not_told
+            lambda: self._part.run(exchange.give(data, timeout_s, taken)),
+            lambda: exchange.not_told(taken),
         )
 
     def elect(self, name: str, timeout_s: float | None = None) -> Leadership:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from rdzv_etcd.arguments import named_key
@@ -29,6 +30,15 @@ _PUT_BACK_S = 1.0
 for instance while etcd is away …"""
 _PUT_BACK_LIMIT_S = 600.0
 """… for so long. A node that has left has no connection any more, and cannot."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a call has taken. For the event loop."""
+
+    item: KeyValue | None = None
+    is_not_wanted: bool = False
+    """Whether nobody waits for it any more: it is to be put back."""
 
 
 class Queues:
@@ -86,10 +96,9 @@ class Queues:
         counting = requests.count(self._keys.queue(key))
         return (await self._etcd.get(counting, timeout_s=deadline.request_s())).count
 
-    async def put_back(self, items: Sequence[KeyValue]) -> None:
-        """Put items that were taken back where they were, and wait for that a moment."""
-        for item in items:
-            await self._in_background(self._put_back(item))
+    async def put_back(self, item: KeyValue) -> None:
+        """Put an item that was taken back where it was, and wait for that a moment."""
+        await self._in_background(self._put_back(item))
 
     async def _take(self, item: KeyValue, deadline: Deadline) -> KeyValue | None:
         """Read the item, then delete it; ``None`` if somebody else took it."""

@@ -31,7 +31,7 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
-from rdzv_etcd.kv.queue import Queues
+from rdzv_etcd.kv.queue import Queues, Taken
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
@@ -256,7 +256,7 @@ class KeyValueStore:
         timeout_s: float | None,
         *,
         block: bool = True,
-        taken: list[KeyValue] | None = None,
+        taken: Taken | None = None,
     ) -> bytes | None:
         """Take the oldest item; if there is none wait for one, or return ``None`` at once.
 
@@ -268,12 +268,17 @@ class KeyValueStore:
             return None
         content = content_of(item)
         if taken is not None:
-            taken.append(item)
+            taken.item = item
+            if taken.is_not_wanted:
+                await self._queues.put_back(item)
         return content
 
-    async def queue_put_back(self, taken: Sequence[KeyValue]) -> None:
-        """Put items back where they were; tries for ten minutes while etcd is away."""
-        await self._queues.put_back(taken)
+    async def queue_put_back(self, taken: Taken) -> None:
+        """Put back what was taken, or is yet, where it was; tries for ten minutes while etcd is
+        away."""
+        taken.is_not_wanted = True
+        if taken.item is not None:
+            await self._queues.put_back(taken.item)
 
     async def queue_len(self, key: str, timeout_s: float | None) -> int:
         return await self._queues.length(key, self._deadline(timeout_s))

@@ -279,3 +279,20 @@ def test_what_belongs_to_a_node_hears_once_that_it_has_left(
     assert heard.wait(LIMIT_S)
     assert told[0] == "first"
     assert told.count("first") == 1
+
+
+def test_what_is_called_and_raises_keeps_nothing_from_being_ended(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = Group(node_settings(etcd_server, job_id, "1"))
+    group.join()
+    heard = threading.Event()
+
+    def fail() -> None:
+        raise ZeroDivisionError("what the program does")
+
+    group.when_left(fail)
+    group.when_left(heard.set)
+    group.leave()
+    assert heard.is_set()
+    assert "what the program does" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.kv.queue import Taken
 from rdzv_etcd.testing import MemoryEtcd
 from tests.store.simulated import LIMIT_S, open_store, simulate
 
@@ -48,9 +48,25 @@ def test_what_was_not_handed_over_is_put_back_where_it_was() -> None:
         for item in (b"a", b"b", b"c"):
             await store.queue_push("q", item, LIMIT_S)
         for _ in range(2):  # also one that was put back before
-            taken: list[KeyValue] = []
+            taken = Taken()
             assert await store.queue_pop("q", LIMIT_S, taken=taken) == b"a"
             await store.queue_put_back(taken)
         assert [await store.queue_pop("q", LIMIT_S) for _ in "abc"] == [b"a", b"b", b"c"]
+
+    simulate(scenario)
+
+
+def test_what_is_taken_when_nobody_wants_it_any_more_is_put_back() -> None:
+    """The work on the loop goes on for a moment after its caller has gone."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, _ = await open_store(server)
+        for item in (b"a", b"b"):
+            await store.queue_push("q", item, LIMIT_S)
+        taken = Taken()
+        await store.queue_put_back(taken)
+        assert await store.queue_pop("q", LIMIT_S, taken=taken) == b"a"
+        assert await store.queue_len("q", LIMIT_S) == 2
+        assert [await store.queue_pop("q", LIMIT_S) for _ in "ab"] == [b"a", b"b"]
 
     simulate(scenario)
