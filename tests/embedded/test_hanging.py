@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,8 +139,6 @@ def test_serve_says_what_it_waits_for_and_ends_when_told(
             terminal.press(b"\x03")
         else:
             psutil.Process(terminal.pid).send_signal(how)
-        told = time.monotonic()
         assert terminal.end() == (0 if asked == "to serve" else 130)
-        assert time.monotonic() - told < 5
     helpers.wait_for_end()
     assert list(scratch.iterdir()) == []
