@@ -49,9 +49,7 @@ class Ending:
         self._hold.release()  # it is; if it was the last one, its thread ends
         if self._working is None:
             with errors_only_told:
-                _log.warning(
-                    "the library's thread had been stopped: what is left in etcd expires"
-                )
+                _log.warning("the library's thread had been stopped: what is left in etcd expires")
         elif self._working.done() and not self._working.cancelled():
             error = self._working.exception()
             if error is not None:

@@ -14,14 +14,16 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from rdzv_etcd.arguments import named_key
+from rdzv_etcd.arguments import KEY_SHOWN, named_key
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
+from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.store_values import StoreKeys, encode_value
+from rdzv_etcd.text import LINE, shown
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ class Queues:
             return
         error = taking.exception()
         if error is not None:
-            _log.warning("a queue_pop that was cancelled may have taken an item: %s", error)
+            _warn(f"a queue_pop that was cancelled may have taken the item {_named(item)}: {error}")
         elif taking.result().wrote:
             await self._put_back(item)
 
@@ -133,7 +135,7 @@ class Queues:
             limit = Deadline(self._clock, _PUT_BACK_LIMIT_S)
             await self._writes.apply(body, limit, until_answered=True)
         except (EtcdError, StateCorruptError) as error:  # gone with the world, or refused
-            _log.warning("an item of a queue could not be put back: %s", error)
+            _warn(f"the item {_named(item)} of a queue could not be put back: {error}")
 
     async def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -144,3 +146,12 @@ class Queues:
     async def _until_put_back(self) -> None:
         if self._putting_back:
             await asyncio.wait(set(self._putting_back), timeout=_PUT_BACK_S)
+
+
+def _named(item: KeyValue) -> str:
+    return repr(shown(item.key.decode(errors="replace"), KEY_SHOWN))
+
+
+def _warn(text: str) -> None:
+    with errors_only_told:
+        _log.warning("%s", shown(text, LINE))

@@ -106,14 +106,11 @@ def full_environment() -> Mapping[str, str]:
     """The process's environment, as the user gave it."""
     with _lock:
         # Name by name: other threads may take some out meanwhile.
-        everything = {name: os.environ.get(name) for name in list(os.environ)}
-        found = {name: value for name, value in everything.items() if value is not None}
+        found = {name: os.environ.get(name) for name in list(os.environ)}
         for name, value in _given.items():
             if found.get(name) == _put.get(name):
-                found.pop(name, None)
-                if value is not None:
-                    found[name] = value
-        return found
+                found[name] = value
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def _forget_launches_that_are_over() -> None:
