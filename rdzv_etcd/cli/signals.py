@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
@@ -14,12 +15,21 @@ def ending_in_order() -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGHUP)
     defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
     for number in defaults:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _like_ctrl_c)
     try:
         yield
     finally:
         for number in defaults:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _like_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does just now: asyncio's handler cancels the task; an exception raised here could
+    come while a callback of gRPC runs, which drops it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # it is ignored
+        handler = signal.default_int_handler
+    handler(number, frame)
 
 
 @contextmanager
