@@ -209,7 +209,8 @@ class RoundStore(Uncopied):
     ) -> bytes | None:
         """Take the oldest item; without one wait, or return ``None`` at once unless ``block``.
 
-        A call that is interrupted takes nothing: an item that was on its way is put back.
+        A call that is interrupted, or that etcd does not answer in time, takes nothing: an item
+        that was on its way is put back as soon as etcd takes it.
         """
 
         taken = Taken()

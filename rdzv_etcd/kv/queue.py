@@ -2,8 +2,9 @@
 
 An item is a key of its own; etcd's creation revisions are the order. Knows nothing of torch.
 
-To take an item is to delete it. A call that is cancelled while it does so, and has nobody to give
-the item to, puts it back: under another key, which tells its place in the order.
+To take an item is to delete it. A call that is cancelled while it does so, or that etcd does not
+answer in time, has nobody to give the item to and puts it back: under another key, which tells its
+place in the order.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from typing import Any
 
 from rdzv_etcd.arguments import KEY_SHOWN, named_key
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdUnavailableError,
+    OutcomeUnknownError,
+    StateCorruptError,
+)
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
-from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
+from rdzv_etcd.kv.writes import Deadline, OnceWrite, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.store_values import StoreKeys, encode_value
@@ -32,6 +38,9 @@ _PUT_BACK_S = 1.0
 for instance while etcd is away …"""
 _PUT_BACK_LIMIT_S = 600.0
 """… for so long. A node that has left has no connection any more, and cannot."""
+
+_UNANSWERED = (EtcdUnavailableError, OutcomeUnknownError)
+"""etcd may have the request all the same."""
 
 
 @dataclass(slots=True)
@@ -109,32 +118,44 @@ class Queues:
         found = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         if not found:
             return None
-        taking = asyncio.ensure_future(self._writes.apply(requests.take(found[0]), deadline))
+        write = self._writes.begin(requests.take(found[0]))
+        taking = asyncio.ensure_future(write.apply(deadline))
         try:
             written = await asyncio.shield(taking)
-        except asyncio.CancelledError:  # etcd may have the request: what it does is to be undone
-            await self._in_background(self._undo(found[0], taking))
+        except (
+            asyncio.CancelledError,
+            *_UNANSWERED,
+        ):  # etcd may have the request: what it does is to be undone
+            await self._in_background(self._undo(found[0], write, taking))
             raise
         return found[0] if written.wrote else None
 
     # -- putting back -----------------------------------------------------------------------------
 
-    async def _undo(self, item: KeyValue, taking: asyncio.Future[Written]) -> None:
+    async def _undo(
+        self, item: KeyValue, write: OnceWrite, taking: asyncio.Future[Written]
+    ) -> None:
+        """Put the item back if it was taken, which etcd is asked for until it tells."""
         await asyncio.wait({taking})
         if taking.cancelled():  # the loop is being stopped
             return
-        error = taking.exception()
-        if error is not None:
-            _warn(f"a queue_pop that was cancelled may have taken the item {_named(item)}: {error}")
-        elif taking.result().wrote:
+        try:
+            if isinstance(taking.exception(), _UNANSWERED):
+                written = await write.apply(Deadline(self._clock, _PUT_BACK_LIMIT_S), persist=True)
+            else:
+                written = taking.result()
+        except (EtcdError, StateCorruptError) as error:  # gone with the world, or refused
+            _warn(f"a queue_pop that was given up may have taken the item {_named(item)}: {error}")
+            return
+        if written.wrote:
             await self._put_back(item)
 
     async def _put_back(self, item: KeyValue) -> None:
         body = requests.put_all([(self._keys.put_back(item), item.value)], self._lease_id)
         try:
             limit = Deadline(self._clock, _PUT_BACK_LIMIT_S)
-            await self._writes.apply(body, limit, until_answered=True)
-        except (EtcdError, StateCorruptError) as error:  # gone with the world, or refused
+            await self._writes.begin(body).apply(limit, persist=True)
+        except (EtcdError, StateCorruptError) as error:  # gone with the world, perhaps
             _warn(f"the item {_named(item)} of a queue could not be put back: {error}")
 
     async def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

@@ -24,6 +24,7 @@ from itertools import count
 from rdzv_etcd.arguments import encoded_key, named_key
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
+    EtcdRefusedError,
     EtcdUnavailableError,
     OutcomeUnknownError,
     RequestTooLargeError,
@@ -103,7 +104,9 @@ class Written:
 
 
 @dataclass(slots=True)
-class _Slot:
+class Slot:
+    """A marker, and how often its writer has put it."""
+
     key: bytes
     uses: int = 0
 
@@ -116,55 +119,79 @@ class OnceWriter:
         self._keys = keys
         self._lease_id = lease_id
         self._writer = writer
-        self._free: list[_Slot] = []
+        self._free: list[Slot] = []
         self._numbers = count(1)
 
-    async def apply(
-        self, body: Body, deadline: Deadline, *, until_answered: bool = False
-    ) -> Written:
-        """Apply ``body`` exactly once and tell which branch was taken.
+    def begin(self, body: Body) -> OnceWrite:
+        """Return a write that is yet to be applied."""
+        return OnceWrite(self, body)
 
-        Raises :class:`~rdzv_etcd.errors.EtcdError`; after
-        :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
-        ``until_answered``: it is sent again and again until the deadline, while etcd is away.
-        """
-        while True:
-            slot = self._take_slot()
-            result = await self._send(slot, body, deadline, until_answered=until_answered)
-            if result.succeeded:
-                slot.uses += 1
-                self._free.append(slot)
-                return _read(result)
-            marker = _last_get(result)
-            if marker is not None and marker.version == slot.uses + 1:
-                slot.uses += 1
-                self._free.append(slot)
-                return Written(marker.value == WROTE, None, marker.mod_revision)
-            if marker is not None and marker.version > slot.uses:
-                raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
-            # The marker is older than what was seen: etcd's data was wiped or restored, so no
-            # copy of this write is in it. No slot can be trusted any more.
-            self._free.clear()
+    async def apply(self, body: Body, deadline: Deadline) -> Written:
+        """Apply ``body`` exactly once: see :meth:`OnceWrite.apply`."""
+        return await self.begin(body).apply(deadline)
 
     def unique(self) -> str:
         """Return a name that no call, of this or any other writer, has returned before."""
         return f"{self._writer}-{next(self._numbers)}"
 
-    def _take_slot(self) -> _Slot:
+    def take_slot(self) -> Slot:
         try:
             return self._free.pop()
         except IndexError:
-            return _Slot(self._keys.marker(self._writer, next(self._numbers)))
+            return Slot(self._keys.marker(self._writer, next(self._numbers)))
 
-    async def _send(
-        self, slot: _Slot, body: Body, deadline: Deadline, *, until_answered: bool
-    ) -> TxnResult:
+    def give_back(self, slot: Slot) -> None:
+        """Let others use a slot whose write has been answered."""
+        slot.uses += 1
+        self._free.append(slot)
+
+    def distrust_slots(self) -> None:
+        """etcd has lost data: it may have forgotten any marker."""
+        self._free.clear()
+
+    async def send(self, slot: Slot, body: Body, timeout_s: float | None) -> TxnResult:
         txn = once(slot.key, slot.uses, self._lease_id, body)
+        return await self._etcd.txn(txn, timeout_s=timeout_s, repeatable=True)
+
+
+class OnceWrite:
+    """One write. While its outcome is unknown it may be applied again: it still is applied once."""
+
+    def __init__(self, writer: OnceWriter, body: Body) -> None:
+        self._writer = writer
+        self._body = body
+        self._slot = writer.take_slot()
+
+    async def apply(self, deadline: Deadline, *, persist: bool = False) -> Written:
+        """Apply it exactly once and tell which branch was taken.
+
+        Raises :class:`~rdzv_etcd.errors.EtcdError`; after
+        :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
+        ``persist``: it is sent again and again until the deadline, while etcd is away or refuses.
+        """
+        while True:
+            slot = self._slot
+            result = await self._send(deadline, persist=persist)
+            if result.succeeded:
+                self._writer.give_back(slot)
+                return _read(result)
+            marker = _last_get(result)
+            if marker is not None and marker.version == slot.uses + 1:
+                self._writer.give_back(slot)
+                return Written(marker.value == WROTE, None, marker.mod_revision)
+            if marker is not None and marker.version > slot.uses:
+                raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
+            # The marker is older than what was seen: etcd's data was wiped or restored, so no
+            # copy of this write is in it. No slot can be trusted any more.
+            self._writer.distrust_slots()
+            self._slot = self._writer.take_slot()
+
+    async def _send(self, deadline: Deadline, *, persist: bool) -> TxnResult:
         while True:
             try:
-                return await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
-            except (EtcdUnavailableError, OutcomeUnknownError):
-                if not until_answered or deadline.left_s() == 0.0:
+                return await self._writer.send(self._slot, self._body, deadline.request_s())
+            except (EtcdUnavailableError, OutcomeUnknownError, EtcdRefusedError):
+                if not persist or deadline.left_s() == 0.0:
                     raise
             await deadline.pause()
 
