@@ -44,6 +44,7 @@ class Life(Part):
     async def run(self) -> None:
         job = self._job
         job.history.elects = "elect" in self._plan.kinds
+        job.history.queues = "queue" in self._plan.kinds
         for _ in range(self._plan.nodes):
             self._stage.newcomer()
         neighbour = Neighbour(self._stage) if "neighbour" in self._plan.kinds else None
@@ -70,6 +71,7 @@ class Life(Part):
             await neighbour.end()
         if self._plan.kinds:
             await self._afterwards.meet()
+            self._afterwards.check_queue()
         await self._afterwards.end()
         if self._plan.comes_back:
             if "lose_data_between_runs" in self._plan.kinds:

@@ -38,6 +38,8 @@ class History:
         self.clocks_are_wrong = False
         self.elects = False
         """Whether workers stand for a leadership and write what only the leader may."""
+        self.queues = False
+        """Whether workers put work into a queue, take it, and are interrupted while they do."""
         self.clocks_s: set[float] = set()
         """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
@@ -49,6 +51,7 @@ class History:
         self.stop_if_broken = self._verdicts.stop_if_broken
         self.observe = self._commits.observe
         self.counter = self._commits.counter
+        self.queue = self._commits.queue
         self.note_led = self._commits.note_led
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
@@ -82,7 +85,7 @@ class History:
             self._check_one_world()
             self._check_worlds()
             try:
-                self._commits.check_counters()
+                self._commits.check_stores()
             except InvariantError as error:
                 self._verdicts.broken.append(error)
         self.stop_if_broken()

@@ -56,7 +56,7 @@ PEERS = (
 JOBS = ("neighbour",)
 """Another job on the same etcd."""
 
-WORK = ("elect",)
+WORK = ("elect", "queue")
 """What workers do besides: see :mod:`tests.sim.work`."""
 
 KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK, *ETCD)

@@ -20,7 +20,7 @@ from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError
-from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import Compare, Delete, Get, Put, Relation, Target, Txn
 from rdzv_etcd.group import (
     drafting,
     job_lease,
@@ -33,7 +33,7 @@ from rdzv_etcd.group import (
     roster,
     session,
 )
-from rdzv_etcd.kv import writes
+from rdzv_etcd.kv import queue, writes
 from rdzv_etcd.schema import barrier_requests, requests, store_requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
@@ -147,7 +147,7 @@ def ignores_changes(original: Any, control: Any, record: Any, node_id: str) -> R
 
 def retries_blindly(original: Any, self: Any, body: Any, deadline: Any) -> Any:
     """Send the write without the marker's guard, again and again until there is a reply."""
-    slot = self._take_slot()
+    slot = self.take_slot()
     wrote, kept = Put(slot.key, b"1", self._lease_id), Put(slot.key, b"0", self._lease_id)
 
     async def mutated() -> Any:
@@ -304,7 +304,12 @@ MUTANTS = [
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
     Mutant("who led once writes on", store_requests, "put_while",
            lambda original, guard, *rest: original(NOBODY, *rest), (I.FENCE,),
-           noticed_by=18, kinds=("elect",)),
+           noticed_by=27, kinds=("elect",)),
+    Mutant("what was taken for nobody is not put back", queue.Queues, "_put_back", does_nothing,
+           (I.HANDED_OUT,), kinds=("queue",)),
+    Mutant("an item is taken by everybody who has seen it", store_requests, "take",
+           lambda original, item: lambda wrote, kept: Txn((), (Delete(item.key), wrote)),
+           (I.HANDED_OUT,), kinds=("queue",)),
 ]  # fmt: skip
 
 
