@@ -60,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    suite.put_long_first(config, items)
+    suite.mix(config, items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Installs everything the tests need into a virtual environment and runs them: without the slow ones,
-# which --all adds.
+# which --all adds, and without those that are kept for a release, which --release adds to these.
 #
-#   ./tools/test.sh [--install-only | --no-install] [--all] [pytest arguments]
+#   ./tools/test.sh [--install-only | --no-install] [--all | --release] [pytest arguments]
 #
 # Most tests wait most of the time, so several run at once: -n 0 after it runs them in series.
 #
 # Environment:
-#   RDZV_ETCD_TEST_WORKERS  how many tests run at once (two for each core)
+#   RDZV_ETCD_TEST_WORKERS  how many tests run at once (three for each core)
 #   PYTHON             the interpreter to use (python3)
 #   RDZV_ETCD_VENV     where the virtual environment is or goes (.venv)
 #   RDZV_ETCD_TORCH    which torch to install if there is none (torch>=2.6), such as torch==2.13.0+cpu
@@ -20,14 +20,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=${RDZV_ETCD_VENV:-.venv}
 torch=${RDZV_ETCD_TORCH:-torch>=2.6}
 extras=${RDZV_ETCD_EXTRAS:-test,bench}
-workers=${RDZV_ETCD_TEST_WORKERS:-$((2 * $(nproc)))}
+workers=${RDZV_ETCD_TEST_WORKERS:-$((3 * $(nproc)))}
 
 install=yes run=yes chosen=()
 while true; do
     case ${1-} in
     --install-only) run=no ;;
     --no-install) install=no ;;
-    --all) chosen=(-m '') ;;
+    --all) chosen=(-m 'not release') ;;
+    --release) chosen=(-m '') ;;
     *) break ;;
     esac
     shift

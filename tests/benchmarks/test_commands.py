@@ -144,7 +144,7 @@ def test_recovery(tmp_path: Path, backend: str) -> None:
     assert sample["total"] == pytest.approx(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not())
 def test_recovery_from_a_silent_host(tmp_path: Path) -> None:
     arguments = ["recovery", f"--backends={IN_PROCESS}", "--cases=silent", "--repeat=1"]
@@ -154,7 +154,7 @@ def test_recovery_from_a_silent_host(tmp_path: Path) -> None:
     assert 0 < sample["loss_known"] <= sample["total"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_peers(tmp_path: Path) -> None:
     """Another system is measured, or it is said that it does not install here."""
     arguments = ["peers", "--nodes=2", "--repeat=1", "--systems=etcd3,torchft"]

@@ -332,6 +332,7 @@ def large_etcd(fresh_etcd: Callable[..., EtcdServer], job_id: str) -> EtcdServer
     return server
 
 
+@pytest.mark.slow
 def test_a_large_job_is_told_in_numbers_and_costs_etcd_little(
     large_etcd: EtcdServer, job_id: str, cli: Run
 ) -> None:

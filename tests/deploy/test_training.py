@@ -33,9 +33,14 @@ WITH_RANK_KEY = {
 _MARK = "RDZV_ETCD_DEPLOY_TEST"
 
 # An etcd embedded in a job is what tests/torchrun/test_embedded.py is about.
-# One of them is enough for a quick run: they differ in what starts torchrun.
+# They differ in what starts torchrun: one on Kubernetes and one elsewhere are enough for CI.
+_FOR_CI = ("trainjob.yaml", "slurm.sbatch")
 EXAMPLES = [
-    pytest.param(path, id=path.name, marks=() if path.name == "trainjob.yaml" else pytest.mark.slow)
+    pytest.param(
+        path,
+        id=path.name,
+        marks=pytest.mark.slow if path.name in _FOR_CI else pytest.mark.release,
+    )
     for path in TRAINING
     if "embedded" not in path.name
 ]

@@ -20,6 +20,7 @@ def check_that_all_agree(started: list[Program]) -> None:
     assert [program.end() for program in started] == [0, 0]
 
 
+@pytest.mark.release
 def test_under_torchrun(
     etcd_server: EtcdServer, job_id: str, programs: Programs, framework: str, tmp_path: Path
 ) -> None:

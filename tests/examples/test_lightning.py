@@ -7,7 +7,7 @@ import pytest
 from tests.examples.programs import Program, Programs
 from tests.support.servers import EtcdServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FRAMEWORK = "lightning"
 LEARNT = r"^rank (\d) of 2: (y = [23]\.\d\dx \+ -[01]\.\d\d)$"

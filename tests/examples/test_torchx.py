@@ -25,7 +25,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("component", ["torchx's own", "ours"])
+@pytest.mark.parametrize(
+    "component", ["torchx's own", pytest.param("ours", marks=pytest.mark.release)]
+)
 def test_two_nodes_of_a_local_scheduler_meet(
     component: str, etcd_server: EtcdServer, programs: Programs, framework: str, tmp_path: Path
 ) -> None:

@@ -127,7 +127,7 @@ def test_twenty_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
     run(etcd, job, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1800)
 def test_two_hundred_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
     run(etcd, job, 200)

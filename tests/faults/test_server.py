@@ -37,7 +37,7 @@ def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
 
 
 @pytest.mark.every_etcd
-@pytest.mark.parametrize("part", ["nodes/", ""])
+@pytest.mark.parametrize("part", ["nodes/", pytest.param("", marks=pytest.mark.slow)])
 def test_a_role_that_is_edited_for_longer_than_a_lease_lasts_restarts_nothing(
     etcd: EtcdServer, job: Job, tmp_path: Path, part: str
 ) -> None:

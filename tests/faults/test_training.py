@@ -64,7 +64,7 @@ def test_a_rolling_restart(cluster: EtcdCluster, training: Training) -> None:
 
 
 @pytest.mark.parametrize(
-    "away_s", [3 * TTL_S, pytest.param(60, marks=pytest.mark.slow)], ids=lambda s: f"{s}s"
+    "away_s", [3 * TTL_S, pytest.param(60, marks=pytest.mark.release)], ids=lambda s: f"{s}s"
 )
 def test_quorum_is_lost(cluster: EtcdCluster, training: Training, away_s: float) -> None:
     with training.undisturbed():

@@ -7,13 +7,15 @@ import pytest
 from tests.sim import world
 from tests.support import suite
 
-FEW = 3
+FEW, SOME = 1, 3
+"""In a quick run, and in CI. Before a release it is all, mostly 20."""
 
 
 @pytest.fixture(autouse=True)
-def _few_seeds_without_the_slow_tests(
+def _few_seeds_but_before_a_release(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most scenarios have 20 seeds, which take a quarter of the whole suite's CPU time."""
-    if not suite.with_slow_tests(request.config):
-        monkeypatch.setattr(world, "SEEDS_AT_MOST", FEW)
+    """With all of them these scenarios take a quarter of the whole suite's CPU time."""
+    if not suite.before_a_release(request.config):
+        count = SOME if suite.with_slow_tests(request.config) else FEW
+        monkeypatch.setattr(world, "SEEDS_AT_MOST", count)

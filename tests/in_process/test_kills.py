@@ -26,7 +26,7 @@ def test_training_goes_on_through_kills_and_additions(
     train_through(15, etcd_server, job_id, tmp_path, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_goes_on_through_two_hundred_of_them(
     etcd_server: EtcdServer, job_id: str, tmp_path: Path
 ) -> None:

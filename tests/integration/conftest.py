@@ -108,7 +108,8 @@ def project(
 
 @pytest.fixture(scope="package")
 def job(project: Callable[..., Project]) -> Project:
-    """Three etcd nodes and training nodes, shared by all tests: each begins with a healed one."""
+    """Three etcd nodes and training nodes, shared by all tests of a process: each begins with a
+    healed one."""
     return project("node", NNODES="2:4")
 
 

@@ -16,6 +16,7 @@ built again. Knows images only; what runs in them is docker-compose.yml's matter
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -68,8 +69,14 @@ class ImageError(Exception):
 def build(image: str) -> None:
     """Build one of the images, and what it is built on, where missing or outdated.
 
-    Blocks for a minute or two. Raises :class:`ImageError`.
+    Blocks for a minute or two, also while another process does it. Raises :class:`ImageError`.
     """
+    with Path(tempfile.gettempdir(), "rdzv-etcd-images.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # until it is closed
+        _build(image)
+
+
+def _build(image: str) -> None:
     builders = {NODE_BASE_IMAGE: build_node_base, NODE_IMAGE: build_node}
     if image == ETCD_IMAGE:
         builders = {ETCD_IMAGE: build_etcd}

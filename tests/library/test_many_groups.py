@@ -100,7 +100,7 @@ class Process:
         self.objects = len(gc.get_objects())
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.release)])
 def test_groups_one_after_the_other_leave_nothing_behind(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, count: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_groups_one_after_the_other_leave_nothing_behind(
         assert left_of_job(etcd_server.gateway, f"{job_id}-{number}") == []
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.release)])
 def test_groups_at_once_leave_nothing_behind(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, count: int
 ) -> None:

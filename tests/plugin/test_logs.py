@@ -202,6 +202,7 @@ handler.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_an_agents_lines_are_shown_once_as_the_option_says(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:

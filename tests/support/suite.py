@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +24,17 @@ ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 """A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
 
 TOGETHER = re.compile(
-    r"tests/(integration/|faults/test_training\w*|examples/test_(accelerate|lightning|torchx))"
+    r"tests/(integration/test_\w+|faults/test_training\w*|"
+    r"examples/test_(accelerate|lightning|torchx))"
 )
-"""Tests that stay on one worker, by what is found in their ids: there is one container engine, the
-tests of such a file hurt one training, or use one environment that is made for them."""
+"""Tests that stay on one worker, by what is found in their ids: those of such a file hurt one
+cluster of containers, or one training, or use one environment that is made for them."""
 
 LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
-"""The folders whose tests take longest: begun first, so that no worker ends long after the others.
+"""The folders whose tests take longest: distributed one by one."""
+
+LONG_UNTIL = 0.7
+"""The last of them is begun when so much of all is, so that no worker ends long after the others.
 """
 
 
@@ -54,35 +57,41 @@ def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
 def group_of(nodeid: str) -> str:
     """Return what must be the same for two tests to be kept on one worker, in their order."""
     found = TOGETHER.search(nodeid)
-    return found[0] if found else nodeid
+    if found:
+        return found[0]
+    file, _, _ = nodeid.partition("::")
+    return nodeid if any(f"tests/{folder}/" in file for folder in LONG) else file
 
 
 def with_slow_tests(config: pytest.Config) -> bool:
     """Whether the tests marked ``slow`` are run as well."""
-    chosen: str = config.option.markexpr
-    return "not slow" not in chosen
+    return "not slow" not in config.option.markexpr
 
 
-def put_long_first(config: pytest.Config, items: list[pytest.Item]) -> None:
+def before_a_release(config: pytest.Config) -> bool:
+    """Whether the tests marked ``release`` are run as well."""
+    return "not release" not in config.option.markexpr
+
+
+def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests for several workers; alone, pytest's own order needs the fewest servers.
 
-    Groups come first: each is one worker's for minutes. The long folders' tests alternate: some
-    mostly wait, others start many processes. All others keep their order, in which tests that share
-    a server are neighbours.
+    What is kept together because it shares a cluster or a training comes first: it is one worker's
+    for minutes. All else is mixed, for the tests of some folders mostly wait, those of others
+    compute: each folder's are spread over the whole run, in their order.
     """
     if not hasattr(config, "workerinput"):
         return
-    sizes = Counter(_folder(item) for item in items)
-    seen: Counter[str] = Counter()
-    places: dict[pytest.Item, float] = {}
+    groups: dict[str, dict[str, None]] = {}
     for item in items:
-        folder = _folder(item)
-        seen[folder] += 1
-        if group_of(item.nodeid) != item.nodeid:
-            places[item] = 0.0
-        else:
-            places[item] = seen[folder] / sizes[folder] if folder in LONG else 2.0
-    items.sort(key=places.__getitem__)
+        groups.setdefault(_folder(item), {})[group_of(item.nodeid)] = None
+    places: dict[str, float] = {}
+    for folder, names in groups.items():
+        share = LONG_UNTIL if folder in LONG else 1.0
+        for number, name in enumerate(names):
+            place = share * number / len(names)
+            places[name] = place if TOGETHER.fullmatch(name) else 1.0 + place
+    items.sort(key=lambda item: places[group_of(item.nodeid)])
 
 
 class SkipGuard:

@@ -31,6 +31,7 @@ def test_a_process_group_that_is_kept_is_found(tmp_path: Path) -> None:
         assert run(BEGIN, tmp_path / "meeting") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code"),
     [("dist.destroy_process_group()", 0), ("raise ValueError", 1), ("sys.exit(3)", 3)],

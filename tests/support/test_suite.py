@@ -61,6 +61,7 @@ def run(folder: Path, tests: str, *options: str, **environment: str) -> tuple[in
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_only_allowed_skips_pass(tmp_path: Path, workers: str) -> None:
     options = ("-n", workers)
@@ -78,7 +79,8 @@ def test_skipped_modules_count_too(tmp_path: Path) -> None:
     assert "could not import 'no_such_module'" in output
 
 
-def test_container_tests_stay_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_container_tests_of_a_file_stay_in_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "integration"
     folder.mkdir(parents=True)
     (folder / "test_grouped.py").write_text(_GROUPED)

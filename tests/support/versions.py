@@ -1,13 +1,15 @@
 """On which etcd versions a test runs.
 
 What depends on etcd's own behaviour is marked ``every_etcd`` and runs on every version under test;
-all else runs on the newest of them, unless pytest is told ``--every-etcd``.
+all else runs on the newest of them, unless pytest is told ``--every-etcd``. Without the slow tests
+it is the contract suite alone that runs on all.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests.support import suite
 from tests.support.servers import EtcdBinary, find_binaries
 
 OPTION = "--every-etcd"
@@ -25,5 +27,9 @@ def add_option(parser: pytest.Parser) -> None:
 def versions_for(metafunc: pytest.Metafunc) -> tuple[EtcdBinary, ...]:
     """Return the versions on which a test runs, the newest first; none if no etcd is installed."""
     found = find_binaries()
+    if metafunc.config.getoption(OPTION):
+        return found
     marked = metafunc.definition.get_closest_marker(MARK) is not None
-    return found if marked or metafunc.config.getoption(OPTION) else found[:1]
+    is_contract = metafunc.definition.path.parent.name == "contract"
+    everywhere = marked and (is_contract or suite.with_slow_tests(metafunc.config))
+    return found if everywhere else found[:1]

@@ -17,7 +17,7 @@ from tests.torchrun.in_etcd import finish, node_pids
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("dead_rank", [0, 1])
+@pytest.mark.parametrize("dead_rank", [0, pytest.param(1, marks=pytest.mark.release)])
 def test_nobody_waits_for_a_node_that_died_after_it_arrived(
     dead_rank: int, etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:

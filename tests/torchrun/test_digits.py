@@ -21,7 +21,7 @@ CHECKPOINT_EVERY = 5
 
 
 @pytest.mark.torchrun
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_goes_on_through_a_loss_and_an_arrival(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:

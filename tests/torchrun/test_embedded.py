@@ -25,7 +25,7 @@ def wait_until_etcd_has_ended(port: int) -> None:
     wait_until("the embedded etcd has ended", refused, timeout_s=90)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_example_trains_without_any_etcd_set_up(agents: Agents, tmp_path: Path) -> None:
     """The README's first command. The etcd ends by itself when nobody needs it any more."""
     port = free_port()

@@ -88,6 +88,7 @@ def test_a_wedged_agent_is_lost_and_comes_back(
     assert ": is wedged: " not in other.output
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_pass_its_gate_ends_with_a_line_that_says_why(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_an_older_world_cannot_overwrite_a_newer_checkpoint(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_of_two_nodes_is_on_both_afterwards(
     example: SimpleNamespace, tmp_path: Path
 ) -> None:

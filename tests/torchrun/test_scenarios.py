@@ -65,7 +65,7 @@ def node_of(step: Step, nodes: Sequence[Agent]) -> Agent:
     return next(agent for agent in nodes if agent.name == step.agent)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_fault_tolerant(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """A worker fails: all start again, one restart is used up, no sample is lost or seen twice."""
     job = DocumentedJob(etcd.target, tmp_path, block="fault-tolerant", nproc=2)
@@ -99,7 +99,7 @@ def test_elastic(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     assert len({checkpoint(job, agent).read_bytes() for agent in everybody}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_over_quota_pool(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """Four nodes, two are taken with SIGTERM, rank 0 stays where it is; then there are four again.
     No restart is used up, and the nodes that are taken end with 0."""
@@ -130,7 +130,7 @@ def test_an_over_quota_pool(etcd: EtcdServer, agents: Agents, tmp_path: Path) ->
     assert (sizes[0], min(sizes), sizes[-1]) == (4, 2, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_spot_nodes(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """Rank 0's node is gone without notice, and another comes in its place. Then the one that was
     there from the beginning gets a SIGTERM of which nobody makes a drain: its exit code tells, and
