@@ -39,6 +39,11 @@ for instance while etcd is away …"""
 _PUT_BACK_LIMIT_S = 600.0
 """… for so long. A node that has left has no connection any more, and cannot."""
 
+_FIRST_PAUSE_S = 0.005
+"""How long a call pauses at most that has lost an item to another: twice as long each time …"""
+_PAUSE_S = 0.25
+"""… up to this."""
+
 _UNANSWERED = (EtcdUnavailableError, OutcomeUnknownError)
 """etcd may have the request all the same."""
 
@@ -88,6 +93,7 @@ class Queues:
         """
         await self._until_put_back()
         queue = self._keys.queue(key)
+        pause_s = _FIRST_PAUSE_S
         while True:
             if block:
                 items = await self._reads.until_any(queue, deadline, key)
@@ -101,6 +107,9 @@ class Queues:
             if taken is not None:
                 return taken
             deadline.require(f"queue_pop of {named_key(key)}")
+            # Of many who try again at once all but one lose again, and some of them each time.
+            await self._clock.sleep(self._clock.jitter(pause_s))
+            pause_s = min(2 * pause_s, _PAUSE_S)
 
     async def length(self, key: str, deadline: Deadline) -> int:
         await self._until_put_back()
