@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 # A slow machine is no failure: hypothesis is not to time single examples.
-hypothesis.settings.register_profile(
-    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+_UNHURRIED = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile("unhurried")
+hypothesis.settings.register_profile("quick", _UNHURRIED, max_examples=30)
+hypothesis.settings.register_profile("whole", _UNHURRIED)
 
 
 _WHAT_ETCD_DOES = ("contract", "etcd")
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     suite.guard_skips(config)
+    hypothesis.settings.load_profile("whole" if suite.with_slow_tests(config) else "quick")
     late_starts.ask_for_them()
 
 
@@ -202,9 +204,11 @@ def leak_check(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
 
 @pytest.fixture(autouse=True)
 def _restore_logging() -> Iterator[None]:
-    """A handler sets the library's log level as torch does; no other test shall depend on it."""
+    """A handler sets the library's log level as torch does, and the option ``log`` takes its lines
+    from the root's handlers; no other test shall depend on it."""
     logger = logging.getLogger("rdzv_etcd")
-    level, handlers = logger.level, list(logger.handlers)
+    level, handlers, propagate = logger.level, list(logger.handlers), logger.propagate
     yield
+    logger.propagate = propagate
     logger.setLevel(level)
     logger.handlers[:] = handlers

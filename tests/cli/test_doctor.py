@@ -211,6 +211,7 @@ def test_no_space(fresh_etcd: Callable[..., EtcdServer], job_id: str, doctor: Ru
     assert "takes no more writes" in told["etcd.permission"]
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_nearly_used_up(
     fresh_etcd: Callable[..., EtcdServer], job_id: str, doctor: Run
 ) -> None:

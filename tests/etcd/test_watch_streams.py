@@ -163,6 +163,7 @@ def test_a_watch_from_a_compacted_revision_ends_alone(server: EtcdServer) -> Non
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_slow_reader_holds_nobody_up_and_misses_nothing(server: EtcdServer) -> None:
     puts = [b"%d" % n for n in range(UNREAD_LIMIT + 100)]
 
@@ -178,6 +179,7 @@ def test_a_slow_reader_holds_nobody_up_and_misses_nothing(server: EtcdServer) ->
     run(scenario())
 
 
+@pytest.mark.slow
 def test_a_slow_reader_moves_nobody_to_another_endpoint(
     fresh_cluster: Callable[[int], EtcdCluster],
 ) -> None:

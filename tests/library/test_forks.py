@@ -137,6 +137,7 @@ def test_a_child_forked_before_the_first_use_is_a_node_of_its_own(
     assert sorted(printed.split()) == ["0", "2", "2", "size", "size"]
 
 
+@pytest.mark.slow
 def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
@@ -427,6 +428,7 @@ def _as_json(given: object) -> object:
     return [_as_json(each) for each in given] if isinstance(given, tuple | list) else given
 
 
+@pytest.mark.slow
 def test_a_child_of_an_agent_does_not_handle_its_drain_signal(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:

@@ -88,6 +88,7 @@ def live(handler: RendezvousHandler) -> None:
     handler.shutdown()
 
 
+@pytest.mark.slow
 def test_a_handlers_events_are_those_of_c10d(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, recorded: Recorded
 ) -> None:

@@ -55,6 +55,7 @@ def test_at_log_level_debug_the_traceback_is_there() -> None:
     assert "Traceback" in _printed(_REFUSED, debug=True)
 
 
+@pytest.mark.slow
 def test_other_errors_keep_their_traceback() -> None:
     end = f"try:\n    {_REFUSED}\nexcept Exception as error:\n    raise KeyError('mine') from error"
     printed = _printed(end)

@@ -36,6 +36,7 @@ handler.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_an_agents_lines(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
     """A round, a newcomer, a loss, the end: each is told, in one line, by our logger only."""
     with subprocess.Popen(

@@ -61,6 +61,7 @@ def test_three_handlers_agree(leak_check: LeakCheck, etcd_server: EtcdServer, jo
         assert not any(handler.is_closed() for handler in made)
 
 
+@pytest.mark.slow
 def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:

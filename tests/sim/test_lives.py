@@ -38,7 +38,7 @@ def test_what_was_found_before_workers_worked_stays_mended(seed: int) -> None:
     live(seed, plan(seed, works=False))
 
 
-@pytest.mark.parametrize("start", range(10_000, 10_020, 5))
+@pytest.mark.parametrize("start", [10_000, pytest.param(10_005, marks=pytest.mark.slow)])
 def test_whatever_happens_all_work_again_when_it_is_over(start: int) -> None:
     for seed in range(start, start + 5):
         live(seed)

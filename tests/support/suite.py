@@ -30,12 +30,15 @@ TOGETHER = re.compile(
 """Tests that stay on one worker, by what is found in their ids: those of such a file hurt one
 cluster of containers, or one training, or use one environment that is made for them."""
 
-LONG = ("integration", "faults", "torchrun", "benchmarks", "scale", "sim")
-"""The folders whose tests take longest: distributed one by one."""
+LONG = ("integration", "faults", "torchrun", "benchmarks", "scale")
+"""The folders whose tests take longest: distributed one by one, as are those of …"""
 
-LONG_UNTIL = 0.7
-"""The last of them is begun when so much of all is, so that no worker ends long after the others.
-"""
+SHORT = ("cli", "group", "library", "plugin", "sim")
+"""… which need nothing that a file shares. All others are distributed file by file."""
+
+SHORT_ALONE = 0.3
+"""At the end of a run there is nothing but short ones, so that no worker ends long after the
+others: so large a share of them."""
 
 
 def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
@@ -60,7 +63,7 @@ def group_of(nodeid: str) -> str:
     if found:
         return found[0]
     file, _, _ = nodeid.partition("::")
-    return nodeid if any(f"tests/{folder}/" in file for folder in LONG) else file
+    return nodeid if any(f"tests/{folder}/" in file for folder in (*LONG, *SHORT)) else file
 
 
 def with_slow_tests(config: pytest.Config) -> bool:
@@ -87,7 +90,7 @@ def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
         groups.setdefault(_folder(item), {})[group_of(item.nodeid)] = None
     places: dict[str, float] = {}
     for folder, names in groups.items():
-        share = LONG_UNTIL if folder in LONG else 1.0
+        share = 1.0 if folder in SHORT else 1.0 - SHORT_ALONE
         for number, name in enumerate(names):
             place = share * number / len(names)
             places[name] = place if TOGETHER.fullmatch(name) else 1.0 + place

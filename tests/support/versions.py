@@ -1,8 +1,8 @@
 """On which etcd versions a test runs.
 
 What depends on etcd's own behaviour is marked ``every_etcd`` and runs on every version under test;
-all else runs on the newest of them, unless pytest is told ``--every-etcd``. Without the slow tests
-it is the contract suite alone that runs on all.
+all else, and everything if the slow tests are left out, runs on the newest of them, unless pytest
+is told ``--every-etcd``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,4 @@ def versions_for(metafunc: pytest.Metafunc) -> tuple[EtcdBinary, ...]:
     if metafunc.config.getoption(OPTION):
         return found
     marked = metafunc.definition.get_closest_marker(MARK) is not None
-    is_contract = metafunc.definition.path.parent.name == "contract"
-    everywhere = marked and (is_contract or suite.with_slow_tests(metafunc.config))
-    return found if everywhere else found[:1]
+    return found if marked and suite.with_slow_tests(metafunc.config) else found[:1]

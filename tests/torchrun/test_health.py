@@ -28,6 +28,7 @@ def drain(agent: Agent) -> None:
     agent.process.send_signal(signal.SIGUSR1)
 
 
+@pytest.mark.slow
 def test_a_drained_agent_ends_well_and_costs_the_others_no_restart(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ def lost(text: str) -> dict[tuple[tuple[str, str], ...], float]:
     return values(text, "lost_members_total")
 
 
+@pytest.mark.slow
 def test_two_agents_of_a_host_tell_of_a_round_and_a_death(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_wrong_password(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_wrong_ca(etcd_binary: EtcdBinary, agents: Agents, tmp_path: Path) -> None:
     files = make_certificates(tmp_path / "certificates")
     server = EtcdServer(etcd_binary, tmp_path, certificates=files).start_on_free_ports()
