@@ -19,7 +19,6 @@ from rdzv_etcd.arguments import KEY_SHOWN, named_key
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
     EtcdError,
-    EtcdUnavailableError,
     OutcomeUnknownError,
     StateCorruptError,
 )
@@ -43,9 +42,6 @@ _FIRST_PAUSE_S = 0.005
 """How long a call pauses at most that has lost an item to another: twice as long each time …"""
 _PAUSE_S = 0.25
 """… up to this."""
-
-_UNANSWERED = (EtcdUnavailableError, OutcomeUnknownError)
-"""etcd may have the request all the same."""
 
 
 @dataclass(slots=True)
@@ -131,10 +127,8 @@ class Queues:
         taking = asyncio.ensure_future(write.apply(deadline))
         try:
             written = await asyncio.shield(taking)
-        except (
-            asyncio.CancelledError,
-            *_UNANSWERED,
-        ):  # etcd may have the request: what it does is to be undone
+        except (asyncio.CancelledError, OutcomeUnknownError):
+            # etcd may have the request: what it does is to be undone
             await self._in_background(self._undo(found[0], write, taking))
             raise
         return found[0] if written.wrote else None
@@ -149,7 +143,7 @@ class Queues:
         if taking.cancelled():  # the loop is being stopped
             return
         try:
-            if isinstance(taking.exception(), _UNANSWERED):
+            if isinstance(taking.exception(), OutcomeUnknownError):
                 written = await write.apply(Deadline(self._clock, _PUT_BACK_LIMIT_S), persist=True)
             else:
                 written = taking.result()

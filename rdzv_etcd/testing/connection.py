@@ -39,6 +39,10 @@ ATTEMPT_TIMEOUT_S = 5.0
 """How long a call that may be repeated waits for one reply before it is sent again."""
 
 
+_NO_WRITES = (Get, TimeToLive, KeepAlive)
+"""Nobody needs to know whether they reached a server."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     request: Request
@@ -159,7 +163,10 @@ class MemoryConnection:
         call = _Call(request, repeatable, asyncio.get_running_loop().time() + limit_s)
         doubtful = False
         while True:
-            await self._connected(call)
+            try:
+                await self._connected(call)
+            except EtcdUnavailableError as error:
+                raise _unanswered(request, error, doubtful=doubtful) from None
             fault = self.link.next_fault(request)
             if fault.error is not None:
                 raise fault.error
@@ -178,9 +185,9 @@ class MemoryConnection:
                     raise OutcomeUnknownError(
                         f"{_kind(request)} sent, but {error}: it may have been applied"
                     ) from None
-                if self._closed or self._left_s(call) <= 0:
-                    raise EtcdUnavailableError(f"{_kind(request)} failed: {error}") from None
                 doubtful = True
+                if self._closed or self._left_s(call) <= 0:
+                    raise _unanswered(request, error, doubtful=True) from None
 
     async def _connected(self, call: _Call) -> None:
         """Wait until the server can be reached; a silent cut is not noticed here."""
@@ -275,6 +282,13 @@ class MemoryConnection:
 
 def _kind(request: Request) -> str:
     return type(request).__name__.lower()
+
+
+def _unanswered(request: Request, error: Exception, *, doubtful: bool) -> EtcdError:
+    """``doubtful``: the request was sent before, and may have been applied."""
+    if doubtful and not isinstance(request, _NO_WRITES):
+        return OutcomeUnknownError(f"{_kind(request)} may or may not have been applied: {error}")
+    return EtcdUnavailableError(f"{_kind(request)} failed: {error}")
 
 
 def _settled(response: Response, *, doubtful: bool) -> Response:

@@ -30,7 +30,7 @@ from rdzv_etcd.etcd.api import (
 )
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint
-from rdzv_etcd.testing import Lack, MemoryEtcd, SimClock, SimLoop, run_simulation
+from rdzv_etcd.testing import Lack, Link, MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdServer
 
 T = TypeVar("T")
@@ -49,6 +49,11 @@ class Operator(Protocol):
     def wipe(self) -> None: ...
 
     def restart(self) -> None: ...
+
+    def fall_silent(self) -> None:
+        """Take what is sent, and answer nothing until :meth:`speak`."""
+
+    def speak(self) -> None: ...
 
     def save(self) -> None: ...
 
@@ -81,6 +86,12 @@ class RealOperator:
 
     def restart(self) -> None:
         self._server.restart()
+
+    def fall_silent(self) -> None:
+        self._server.pause()
+
+    def speak(self) -> None:
+        self._server.resume()
 
     def save(self) -> None:
         self._server.save()
@@ -117,9 +128,12 @@ class MemoryOperator:
     def __init__(self, server: MemoryEtcd) -> None:
         self._server = server
         self._saved = server.save()
+        self._links: list[Link] = []
 
     def connect(self) -> Etcd:
-        return self._server.connect()
+        connection = self._server.connect()
+        self._links.append(connection.link)
+        return connection
 
     def compact(self, revision: int) -> None:
         self._server.compact(revision)
@@ -129,6 +143,14 @@ class MemoryOperator:
 
     def restart(self) -> None:
         self._server.restart(downtime_s=0.2)
+
+    def fall_silent(self) -> None:
+        for link in self._links:
+            link.partition(silent=True)
+
+    def speak(self) -> None:
+        for link in self._links:
+            link.heal()
 
     def save(self) -> None:
         self._saved = self._server.save()
@@ -260,12 +282,11 @@ def run_simulated(test: Callable[[Lab], Coroutine[Any, Any, None]]) -> None:
 
     async def main(loop: SimLoop) -> None:
         async with MemoryEtcd(SimClock(loop), seed=loop.seed) as server:
-            connect = server.connect
 
             class Slow(MemoryOperator):
                 def connect(self) -> Etcd:
-                    connection = connect()
-                    connection.link.delay(0.0, 0.01)
+                    connection = super().connect()
+                    self._links[-1].delay(0.0, 0.01)
                     return connection
 
             await _in_lab(Slow(server), test)

@@ -1,0 +1,37 @@
+"""What a caller is told when no reply comes: for a write that it may have been applied."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError
+from rdzv_etcd.etcd.api import Get, Put, Txn
+from tests.contract.lab import Lab
+
+pytestmark = pytest.mark.usefixtures("own_server")
+
+_BRIEF_S = 0.5
+
+
+async def test_no_reply_to_a_write_may_mean_that_it_was_applied(lab: Lab) -> None:
+    """Whether or not it may be sent again: the caller of one that may be can find out."""
+    put = Txn((), (Put(lab.root + b"key", b"value"),))
+    await lab.etcd.txn(Txn((), (Put(lab.root + b"first", b"1"),)))
+    lab.operator.fall_silent()
+    for repeatable in (False, True):
+        with pytest.raises(OutcomeUnknownError):
+            await lab.etcd.txn(put, timeout_s=_BRIEF_S, repeatable=repeatable)
+    with pytest.raises(OutcomeUnknownError):
+        await lab.etcd.grant(60, timeout_s=_BRIEF_S)
+    lab.operator.speak()
+    await lab.etcd.txn(put, repeatable=True)
+
+
+async def test_no_reply_to_a_read_means_nothing(lab: Lab) -> None:
+    get = Get(lab.root + b"key")
+    await lab.etcd.get(get)
+    lab.operator.fall_silent()
+    with pytest.raises(EtcdUnavailableError):
+        await lab.etcd.get(get, timeout_s=_BRIEF_S)
+    lab.operator.speak()
+    assert not (await lab.etcd.get(get)).kvs
