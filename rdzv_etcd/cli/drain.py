@@ -32,6 +32,9 @@ from rdzv_etcd.schema.values import decode_change, decode_key
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
+_BEHIND_S = 2.0
+"""How far behind a read the watch is at most: etcd sends what is new within milliseconds."""
+
 
 class Fate(Enum):
     """What became of a node that is to leave."""
@@ -144,8 +147,9 @@ class _Asked:
                 return Fate.ASKED, ""
             async with watching(etcd, self._keys, self.node_id) as news:
                 await self._put(etcd, reason, follows)
-                until_s = SystemClock().now_s() + wait_s
-                said = Farewell()
+                clock = SystemClock()
+                until_s = clock.now_s() + wait_s
+                said, gone_at_s = Farewell(), 0.0
                 while True:
                     said = farewell(self._keys, self.node_id, news.events, said)
                     news.clear()
@@ -157,7 +161,12 @@ class _Asked:
                         is_there=seen.info is not None,
                         is_member=seen.is_member,
                     )
-                    if fate is not Fate.OPEN or not await news.more(until_s):
+                    if fate is Fate.GONE:  # what was read may be ahead of the watch: it said more
+                        gone_at_s = gone_at_s or clock.now_s()
+                        goes_on = await news.more(min(until_s, gone_at_s + _BEHIND_S))
+                    else:
+                        goes_on = fate is Fate.OPEN and await news.more(until_s)
+                    if not goes_on:
                         return fate, said.left or said.lost or ""
 
     async def _put(self, etcd: Etcd, reason: str, follows: str) -> None:

@@ -7,10 +7,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from rdzv_etcd.cli import drain
 from rdzv_etcd.cli.acting import operator
 from rdzv_etcd.cli.drain import Farewell, Fate, farewell, judge, what_follows
 from rdzv_etcd.cli.one_node import watching
@@ -19,8 +23,9 @@ from rdzv_etcd.core.model import Accusation, Change, Control, Drain, NodeInfo, R
 from rdzv_etcd.core.over import Left
 from rdzv_etcd.core.rank_slices import cut, slices_for
 from rdzv_etcd.errors import DrainedError, WatchLostError
-from rdzv_etcd.etcd.api import Event, EventKind, KeyValue, Put, Txn
+from rdzv_etcd.etcd.api import Etcd, Event, EventKind, KeyValue, Put, Txn
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.requests import say_goodbye
 from rdzv_etcd.schema.values import (
     encode_accusation,
     encode_change,
@@ -28,8 +33,8 @@ from rdzv_etcd.schema.values import (
     encode_node,
     encode_slice,
 )
-from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.testing import MemoryEtcd
+from rdzv_etcd.settings import JobSettings, Settings
+from rdzv_etcd.testing import Applied, MemoryEtcd
 from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
 from tests.cli.tools import LIMIT_S, PREFIX, Done, Run, lease, plant_node, plant_round, run_alone
@@ -316,3 +321,42 @@ def test_requests_of_strangers_are_shown_as_text(
     assert is_harmless(done.out), done.out
     assert "and 46 more" in done.out
     assert len(act("status", job_id, "--json").json["status"]["drains"]) == 50
+
+
+def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, job_id: str
+) -> None:
+    """A read shows that the node has gone, before the watch has brought why."""
+    settings, keys = Settings(job_id, JobSettings(1, 2)), JobKeys(PREFIX, job_id)
+    info = NodeInfo("one~1~a", "10.0.0.1", 4711, 1, settings.job)
+
+    async def scenario() -> tuple[Fate, str]:
+        async with MemoryEtcd() as server:
+            node, asking = server.connect(), server.connect()
+            session = (await node.grant(60)).lease_id
+            await node.txn(Txn((), (Put(keys.node(info.node_id), encode_node(info), session),)))
+
+            @asynccontextmanager
+            async def connected(_settings: Settings) -> AsyncIterator[Etcd]:
+                yield asking
+
+            async def leave() -> None:
+                await node.txn(say_goodbye(keys, replace(info, leaving="drained"), session))
+                await node.revoke(session)
+
+            leaving: list[asyncio.Task[None]] = []
+
+            def asked(applied: Applied) -> None:
+                if not leaving and any(
+                    event.kv.key == keys.drain(info.node_id)
+                    for revision in applied.changes
+                    for event in revision.events
+                ):
+                    asking.link.lag_watches(0.5)
+                    leaving.append(asyncio.ensure_future(leave()))
+
+            server.observers.append(asked)
+            monkeypatch.setattr(drain, "connected", connected)
+            return await drain._Asked(settings, as_json=True).ask("one", "upgrade", LIMIT_S, True)
+
+    assert asyncio.run(scenario()) == (Fate.LEFT, "drained")
