@@ -132,7 +132,7 @@ def test_the_fit_finds_the_exponent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-@pytest.mark.parametrize("backend", ["etcd3", IN_PROCESS])
+@pytest.mark.parametrize("backend", [pytest.param("etcd3", marks=pytest.mark.release), IN_PROCESS])
 def test_recovery(tmp_path: Path, backend: str) -> None:
     document = run(
         tmp_path,

@@ -33,13 +33,13 @@ WITH_RANK_KEY = {
 _MARK = "RDZV_ETCD_DEPLOY_TEST"
 
 # An etcd embedded in a job is what tests/torchrun/test_embedded.py is about.
-# They differ in what starts torchrun: one on Kubernetes and one elsewhere are enough for CI.
-_FOR_CI = ("trainjob.yaml", "slurm.sbatch")
+# They differ in what starts torchrun: one is enough for CI.
+_FOR_CI = "trainjob.yaml"
 EXAMPLES = [
     pytest.param(
         path,
         id=path.name,
-        marks=pytest.mark.slow if path.name in _FOR_CI else pytest.mark.release,
+        marks=pytest.mark.slow if path.name == _FOR_CI else pytest.mark.release,
     )
     for path in TRAINING
     if "embedded" not in path.name

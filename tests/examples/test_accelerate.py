@@ -9,7 +9,7 @@ import pytest
 from tests.examples.programs import Program, Programs
 from tests.support.servers import EtcdServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FRAMEWORK = "accelerate"
 
@@ -20,7 +20,6 @@ def check_that_all_agree(started: list[Program]) -> None:
     assert [program.end() for program in started] == [0, 0]
 
 
-@pytest.mark.release
 def test_under_torchrun(
     etcd_server: EtcdServer, job_id: str, programs: Programs, framework: str, tmp_path: Path
 ) -> None:

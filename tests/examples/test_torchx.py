@@ -11,7 +11,7 @@ import pytest
 from tests.examples.programs import LAUNCHERS, Programs
 from tests.support.servers import EtcdServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FRAMEWORK = "torchx"
 SCRIPT = """
@@ -25,9 +25,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(
-    "component", ["torchx's own", pytest.param("ours", marks=pytest.mark.release)]
-)
+@pytest.mark.parametrize("component", ["torchx's own", "ours"])
 def test_two_nodes_of_a_local_scheduler_meet(
     component: str, etcd_server: EtcdServer, programs: Programs, framework: str, tmp_path: Path
 ) -> None:

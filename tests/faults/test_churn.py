@@ -123,8 +123,8 @@ def gone_without_zombies(nodes: Sequence[NodeProcess]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_twenty_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
-    run(etcd, job, 20)
+def test_twelve_rounds_of_churn(etcd: EtcdServer, job: Job) -> None:
+    run(etcd, job, 12)
 
 
 @pytest.mark.release

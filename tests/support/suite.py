@@ -36,6 +36,9 @@ LONG = ("integration", "faults", "torchrun", "benchmarks", "scale")
 SHORT = ("cli", "group", "library", "plugin", "sim")
 """… which need nothing that a file shares. All others are distributed file by file."""
 
+GROUPS_UNTIL = 0.3
+"""All that is kept together is begun when so much of the run is over."""
+
 SHORT_ALONE = 0.3
 """At the end of a run there is nothing but short ones, so that no worker ends long after the
 others: so large a share of them."""
@@ -79,9 +82,10 @@ def before_a_release(config: pytest.Config) -> bool:
 def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests for several workers; alone, pytest's own order needs the fewest servers.
 
-    What is kept together because it shares a cluster or a training comes first: it is one worker's
-    for minutes. All else is mixed, for the tests of some folders mostly wait, those of others
-    compute: each folder's are spread over the whole run, in their order.
+    What is kept together because it shares a cluster or a training is one worker's for minutes, so
+    it comes early: of each folder one such group first of all, which makes what the others need
+    too, such as images. All else is mixed, for the tests of some folders mostly wait, those of
+    others compute: each folder's are spread over the whole run, in their order.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -92,8 +96,11 @@ def mix(config: pytest.Config, items: list[pytest.Item]) -> None:
     for folder, names in groups.items():
         share = 1.0 if folder in SHORT else 1.0 - SHORT_ALONE
         for number, name in enumerate(names):
-            place = share * number / len(names)
-            places[name] = place if TOGETHER.fullmatch(name) else 1.0 + place
+            place = number / len(names)
+            if TOGETHER.fullmatch(name):
+                places[name] = 1.0 + GROUPS_UNTIL * place if number else 0.0
+            else:
+                places[name] = 1.0 + share * place
     items.sort(key=lambda item: places[group_of(item.nodeid)])
 
 

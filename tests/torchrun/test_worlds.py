@@ -15,6 +15,7 @@ from tests.torchrun.in_etcd import finish, leader, node_pids
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 
+@pytest.mark.release
 def test_three_agents_with_two_workers_each_form_one_world(
     etcd: EtcdServer, agents: Agents, tmp_path: Path
 ) -> None:
