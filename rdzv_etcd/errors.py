@@ -71,7 +71,13 @@ class ForkedProcessError(RdzvEtcdError, RuntimeError):
 
 
 class EtcdError(RdzvEtcdError):
-    """A request to etcd failed."""
+    """A request to etcd failed.
+
+    ``maybe_applied`` tells whether it may have been applied all the same: an earlier attempt of the
+    same call had no reply.
+    """
+
+    maybe_applied = False
 
 
 class EtcdUnavailableError(EtcdError):
@@ -88,6 +94,8 @@ class EtcdUnavailableError(EtcdError):
 
 class OutcomeUnknownError(EtcdError):
     """A write may or may not have been applied: read before acting, never just retry."""
+
+    maybe_applied = True
 
 
 class EtcdRefusedError(EtcdError):

@@ -165,6 +165,7 @@ class _Asked:
                         gone_at_s = gone_at_s or clock.now_s()
                         goes_on = await news.more(min(until_s, gone_at_s + _BEHIND_S))
                     else:
+                        gone_at_s = 0.0
                         goes_on = fate is Fate.OPEN and await news.more(until_s)
                     if not goes_on:
                         return fate, said.left or said.lost or ""

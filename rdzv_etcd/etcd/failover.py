@@ -144,7 +144,9 @@ class Failover:
             message = await retry.attempts(policy, self._attempt, call)
             return Outcome(message, None, call.maybe_applied)
         except AttemptError as failed:
-            return Outcome(None, _last_word(call, failed, self.user), call.maybe_applied)
+            error = _last_word(call, failed, self.user)
+            error.maybe_applied = call.maybe_applied
+            return Outcome(None, error, call.maybe_applied)
 
     async def open(self, method: str, limit_s: float) -> OpenStream:
         """Open a stream at the current endpoint. Raises :class:`AttemptError`."""

@@ -329,12 +329,13 @@ class _LoopThread:
                     self._abandon(self._calls.pop())
 
     def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
-        if not tasks:
-            return
-        for task in tasks:
-            task.cancel()
-        _, pending = self._loop.run_until_complete(asyncio.wait(tasks, timeout=STOP_GRACE_S))
+        until_s, pending = self._loop.time() + STOP_GRACE_S, set[asyncio.Task[Any]]()
+        while not pending and (tasks := asyncio.all_tasks(self._loop)):
+            # One that is cancelled may have begun another, to tidy up.
+            for task in tasks:
+                task.cancel()
+            left_s = max(0.0, until_s - self._loop.time())
+            _, pending = self._loop.run_until_complete(asyncio.wait(tasks, timeout=left_s))
         for task in pending:
             with errors_only_told:
                 _log.error("gave up task %s: it did not end when cancelled", task.get_name())

@@ -19,7 +19,6 @@ from rdzv_etcd.arguments import KEY_SHOWN, named_key
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
     EtcdError,
-    OutcomeUnknownError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import Etcd, KeyValue
@@ -27,6 +26,7 @@ from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWrite, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.schema import store_requests as requests
+from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store_values import StoreKeys, encode_value
 from rdzv_etcd.text import LINE, shown
 
@@ -38,10 +38,9 @@ for instance while etcd is away …"""
 _PUT_BACK_LIMIT_S = 600.0
 """… for so long. A node that has left has no connection any more, and cannot."""
 
-_FIRST_PAUSE_S = 0.005
-"""How long a call pauses at most that has lost an item to another: twice as long each time …"""
-_PAUSE_S = 0.25
-"""… up to this."""
+_PAUSE_S = 0.02
+"""How long a call pauses at most that has lost an item to another. Were it to grow, who has just
+taken one would be ahead of who has long waited."""
 
 
 @dataclass(slots=True)
@@ -72,7 +71,8 @@ class Queues:
         self._reads = reads
         self._lease_id = lease_id
         self._clock = clock
-        self._putting_back: set[asyncio.Future[None]] = set()
+        self._putting_back: dict[asyncio.Future[None], bytes | None] = {}
+        """Their items' keys; ``None``: it was waited for."""
 
     async def push(self, key: str, value: bytes, deadline: Deadline) -> None:
         """Put an item at the end: one request."""
@@ -87,9 +87,8 @@ class Queues:
         Without an item: with ``block`` wait for one, else return ``None``. A call that is cancelled
         takes none. Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
         """
-        await self._until_put_back()
         queue = self._keys.queue(key)
-        pause_s = _FIRST_PAUSE_S
+        await self._until_put_back(queue, deadline)
         while True:
             if block:
                 items = await self._reads.until_any(queue, deadline, key)
@@ -104,17 +103,17 @@ class Queues:
                 return taken
             deadline.require(f"queue_pop of {named_key(key)}")
             # Of many who try again at once all but one lose again, and some of them each time.
-            await self._clock.sleep(self._clock.jitter(pause_s))
-            pause_s = min(2 * pause_s, _PAUSE_S)
+            await self._clock.sleep(self._clock.jitter(_PAUSE_S))
 
     async def length(self, key: str, deadline: Deadline) -> int:
-        await self._until_put_back()
-        counting = requests.count(self._keys.queue(key))
+        queue = self._keys.queue(key)
+        await self._until_put_back(queue, deadline)
+        counting = requests.count(queue)
         return (await self._etcd.get(counting, timeout_s=deadline.request_s())).count
 
     async def put_back(self, item: KeyValue) -> None:
         """Put an item that was taken back where it was, and wait for that a moment."""
-        await self._in_background(self._put_back(item))
+        await self._in_background(item, self._put_back(item))
 
     async def _take(self, item: KeyValue, deadline: Deadline) -> KeyValue | None:
         """Read the item, then delete it; ``None`` if somebody else took it."""
@@ -127,9 +126,10 @@ class Queues:
         taking = asyncio.ensure_future(write.apply(deadline))
         try:
             written = await asyncio.shield(taking)
-        except (asyncio.CancelledError, OutcomeUnknownError):
-            # etcd may have the request: what it does is to be undone
-            await self._in_background(self._undo(found[0], write, taking))
+        except (asyncio.CancelledError, EtcdError) as error:
+            # If etcd may have the request, what it does is to be undone.
+            if not isinstance(error, EtcdError) or error.maybe_applied:
+                await self._in_background(found[0], self._undo(found[0], write, taking))
             raise
         return found[0] if written.wrote else None
 
@@ -142,15 +142,18 @@ class Queues:
         await asyncio.wait({taking})
         if taking.cancelled():  # the loop is being stopped
             return
-        try:
-            if isinstance(taking.exception(), OutcomeUnknownError):
-                written = await write.apply(Deadline(self._clock, _PUT_BACK_LIMIT_S), persist=True)
-            else:
-                written = taking.result()
-        except (EtcdError, StateCorruptError) as error:  # gone with the world, or refused
-            _warn(f"a queue_pop that was given up may have taken the item {_named(item)}: {error}")
-            return
-        if written.wrote:
+        error = taking.exception()
+        if error is None:
+            has_taken = taking.result().wrote
+        elif isinstance(error, EtcdError) and error.maybe_applied:
+            try:
+                has_taken = await write.settle(Deadline(self._clock, _PUT_BACK_LIMIT_S))
+            except (EtcdError, StateCorruptError) as unknown:  # gone with the world, perhaps
+                _warn(f"a queue_pop that failed may have taken the item {_named(item)}: {unknown}")
+                return
+        else:
+            has_taken = False
+        if has_taken:
             await self._put_back(item)
 
     async def _put_back(self, item: KeyValue) -> None:
@@ -161,15 +164,22 @@ class Queues:
         except (EtcdError, StateCorruptError) as error:  # gone with the world, perhaps
             _warn(f"the item {_named(item)} of a queue could not be put back: {error}")
 
-    async def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _in_background(self, item: KeyValue, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._putting_back.add(task)
-        task.add_done_callback(self._putting_back.discard)
+        self._putting_back[task] = item.key
+        task.add_done_callback(self._putting_back.pop)
         await asyncio.wait({task}, timeout=_PUT_BACK_S)
 
-    async def _until_put_back(self) -> None:
-        if self._putting_back:
-            await asyncio.wait(set(self._putting_back), timeout=_PUT_BACK_S)
+    async def _until_put_back(self, queue: KeyRange, deadline: Deadline) -> None:
+        """Wait a moment for what is to be in this queue again; for each item once."""
+        tasks = [task for task, key in self._putting_back.items() if key and key in queue]
+        if tasks:
+            left_s = deadline.left_s()
+            limit_s = _PUT_BACK_S if left_s is None else min(left_s, _PUT_BACK_S)
+            await asyncio.wait(tasks, timeout=limit_s)
+            for task in tasks:
+                if task in self._putting_back:
+                    self._putting_back[task] = None
 
 
 def _named(item: KeyValue) -> str:

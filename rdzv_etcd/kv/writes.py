@@ -31,7 +31,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
     StoreTimeoutError,
 )
-from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
+from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, Put, Txn, TxnResult
 from rdzv_etcd.schema.store_requests import WROTE, Body, once
 from rdzv_etcd.schema.store_values import StoreKeys
 
@@ -169,31 +169,50 @@ class OnceWrite:
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
         ``persist``: it is sent again and again until the deadline, while etcd is away or refuses.
         """
-        while True:
-            slot = self._slot
-            result = await self._send(deadline, persist=persist)
-            if result.succeeded:
-                self._writer.give_back(slot)
-                return _read(result)
-            marker = _last_get(result)
-            if marker is not None and marker.version == slot.uses + 1:
-                self._writer.give_back(slot)
-                return Written(marker.value == WROTE, None, marker.mod_revision)
-            if marker is not None and marker.version > slot.uses:
-                raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
-            # The marker is older than what was seen: etcd's data was wiped or restored, so no
-            # copy of this write is in it. No slot can be trusted any more.
+        while (written := await self._send(self._body, deadline, persist=persist)) is None:
+            # No slot can be trusted any more.
             self._writer.distrust_slots()
             self._slot = self._writer.take_slot()
+        return written
 
-    async def _send(self, deadline: Deadline, *, persist: bool) -> TxnResult:
+    async def settle(self, deadline: Deadline) -> bool:
+        """Tell whether it was applied and wrote something; if not, it never will be.
+
+        To be called when :meth:`apply` has ended without an answer. It is asked again and again
+        until the deadline; raises as :meth:`apply`.
+        """
+        written = await self._send(_nothing, deadline, persist=True)
+        return written is not None and written.wrote
+
+    async def _send(self, body: Body, deadline: Deadline, *, persist: bool) -> Written | None:
+        """Return what became of it, ``None`` if etcd has lost the data that tell."""
+        result = await self._answer(body, deadline, persist=persist)
+        slot, marker = self._slot, _last_get(result)
+        if result.succeeded:
+            self._writer.give_back(slot)
+            return _read(result)
+        if marker is not None and marker.version == slot.uses + 1:
+            self._writer.give_back(slot)
+            return Written(marker.value == WROTE, None, marker.mod_revision)
+        if marker is not None and marker.version > slot.uses:
+            raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
+        # The marker is older than what was seen: etcd's data was wiped or restored, so no copy of
+        # this write is in it.
+        return None
+
+    async def _answer(self, body: Body, deadline: Deadline, *, persist: bool) -> TxnResult:
         while True:
             try:
-                return await self._writer.send(self._slot, self._body, deadline.request_s())
+                return await self._writer.send(self._slot, body, deadline.request_s())
             except (EtcdUnavailableError, OutcomeUnknownError, EtcdRefusedError):
                 if not persist or deadline.left_s() == 0.0:
                     raise
             await deadline.pause()
+
+
+def _nothing(_wrote: Put, kept: Put) -> Txn:
+    """What raises the marker and does no more."""
+    return Txn((), (kept,))
 
 
 def _read(result: TxnResult) -> Written:

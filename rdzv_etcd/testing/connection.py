@@ -164,22 +164,14 @@ class MemoryConnection:
         doubtful = False
         while True:
             try:
-                await self._connected(call)
-            except EtcdUnavailableError as error:
-                raise _unanswered(request, error, doubtful=doubtful) from None
-            fault = self.link.next_fault(request)
-            if fault.error is not None:
-                raise fault.error
-            if fault.stall_s:
-                await asyncio.sleep(fault.stall_s)
-                await self._connected(call)
-            try:
-                return _settled(await self._attempt(call, fault), doubtful=doubtful)
+                return _settled(await self._try(call), doubtful=doubtful)
             except LeaseExistsError:
                 if not (doubtful and isinstance(request, Grant)):
                     raise
                 lease = self._server.model.leases[request.lease_id]
                 return LeaseGrant(request.lease_id, lease.ttl_s, self._server.revision)
+            except EtcdError as error:
+                raise _last_word(request, error, doubtful=doubtful) from None
             except _ConnectionBrokenError as error:
                 if not repeatable:
                     raise OutcomeUnknownError(
@@ -187,7 +179,19 @@ class MemoryConnection:
                     ) from None
                 doubtful = True
                 if self._closed or self._left_s(call) <= 0:
-                    raise _unanswered(request, error, doubtful=True) from None
+                    gone = EtcdUnavailableError(f"{_kind(request)} failed: {error}")
+                    raise _last_word(request, gone, doubtful=True) from None
+
+    async def _try(self, call: _Call) -> Response:
+        """Send once, to a server that can be reached, and return the reply."""
+        await self._connected(call)
+        fault = self.link.next_fault(call.request)
+        if fault.error is not None:
+            raise fault.error
+        if fault.stall_s:
+            await asyncio.sleep(fault.stall_s)
+            await self._connected(call)
+        return await self._attempt(call, fault)
 
     async def _connected(self, call: _Call) -> None:
         """Wait until the server can be reached; a silent cut is not noticed here."""
@@ -284,11 +288,14 @@ def _kind(request: Request) -> str:
     return type(request).__name__.lower()
 
 
-def _unanswered(request: Request, error: Exception, *, doubtful: bool) -> EtcdError:
-    """``doubtful``: the request was sent before, and may have been applied."""
-    if doubtful and not isinstance(request, _NO_WRITES):
+def _last_word(request: Request, error: EtcdError, *, doubtful: bool) -> EtcdError:
+    """``doubtful``: an earlier attempt had no reply, and may have been applied."""
+    if not doubtful or isinstance(request, _NO_WRITES):
+        return error
+    if isinstance(error, EtcdUnavailableError):
         return OutcomeUnknownError(f"{_kind(request)} may or may not have been applied: {error}")
-    return EtcdUnavailableError(f"{_kind(request)} failed: {error}")
+    error.maybe_applied = True
+    return error
 
 
 def _settled(response: Response, *, doubtful: bool) -> Response:

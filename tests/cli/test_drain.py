@@ -323,8 +323,9 @@ def test_requests_of_strangers_are_shown_as_text(
     assert len(act("status", job_id, "--json").json["status"]["drains"]) == 50
 
 
+@pytest.mark.parametrize("came_back", [False, True])
 def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, job_id: str
+    monkeypatch: pytest.MonkeyPatch, job_id: str, came_back: bool
 ) -> None:
     """A read shows that the node has gone, before the watch has brought why."""
     settings, keys = Settings(job_id, JobSettings(1, 2)), JobKeys(PREFIX, job_id)
@@ -341,6 +342,16 @@ def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
                 yield asking
 
             async def leave() -> None:
+                nonlocal session
+                if came_back:  # from a lease that had run out, and for longer than is waited
+                    await node.revoke(session)
+                    await asyncio.sleep(1.0)
+                    session = (await node.grant(60)).lease_id
+                    put = Put(keys.node(info.node_id), encode_node(info), session)
+                    await node.txn(Txn((), (put,)))
+                    await asyncio.sleep(drain._BEHIND_S + 1.0)
+                    await node.txn(Txn((), (put,)))  # of which the watch tells when it has left
+                    await asyncio.sleep(0.2)
                 await node.txn(say_goodbye(keys, replace(info, leaving="drained"), session))
                 await node.revoke(session)
 

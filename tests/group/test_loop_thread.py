@@ -317,6 +317,34 @@ def test_the_last_release_cancels_the_tasks_that_calls_have_started() -> None:
     assert cancelled == [True]
 
 
+def test_the_last_release_cancels_what_a_cancelled_task_has_begun() -> None:
+    hold = LoopHold.acquire()
+    ended = threading.Event()
+
+    async def tidy_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            begun.append(asyncio.ensure_future(tidy_up()))
+            await asyncio.sleep(0)
+
+    async def start() -> None:
+        begun.append(asyncio.ensure_future(work()))
+        await asyncio.sleep(0)
+
+    begun: list[asyncio.Task[None]] = []
+    hold.run(start())
+    hold.release()
+    assert ended.is_set()
+    assert all(task.done() for task in begun)
+
+
 def test_release_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
     async def release() -> None:
         loop_thread.release()

@@ -7,7 +7,8 @@ import contextlib
 
 import pytest
 
-from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdNoSpaceError, EtcdUnavailableError
+from rdzv_etcd.etcd.api import EventKind
 from rdzv_etcd.kv.queue import Taken
 from rdzv_etcd.testing import Applied, MemoryEtcd
 from tests.store.simulated import LIMIT_S, open_store, simulate
@@ -125,5 +126,79 @@ def test_what_etcd_does_not_take_back_now_is_put_back_later() -> None:
         server.set_no_space(False)
         await asyncio.sleep(60.0)
         assert await store.queue_pop("q", LIMIT_S) == b"item"
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("refusal", [EtcdNoSpaceError, EtcdAuthError, EtcdUnavailableError])
+def test_a_taking_that_is_refused_when_it_is_sent_again_takes_nothing(
+    refusal: type[EtcdError], interrupted: bool
+) -> None:
+    """The first copy was applied, and its reply lost."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        for item in (b"first", b"second"):
+            await store.queue_push("q", item, LIMIT_S)
+
+        def refuse(applied: Applied) -> None:
+            if is_write(applied.request):
+                server.observers.remove(refuse)
+                etcd.link.fail(refusal("not now"), 1, is_write)
+                if interrupted:
+                    popping.cancel()
+
+        server.observers.append(refuse)
+        etcd.link.drop_replies(matching=is_write)
+        popping = asyncio.ensure_future(store.queue_pop("q", LIMIT_S))
+        with pytest.raises(asyncio.CancelledError if interrupted else EtcdError):
+            await popping
+        await asyncio.sleep(60.0)
+        assert [await store.queue_pop("q", LIMIT_S) for _ in "ab"] == [b"first", b"second"]
+
+    simulate(scenario)
+
+
+def test_what_was_not_taken_stays_where_it_is_all_the_time() -> None:
+    """The request never arrives: to find out what became of it must not take the item."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        await store.queue_push("q", b"item", LIMIT_S)
+        deleted: list[Applied] = []
+
+        def look(applied: Applied) -> None:
+            events = [event for revision in applied.changes for event in revision.events]
+            deleted.extend(applied for event in events if event.kind is EventKind.DELETE)
+
+        server.observers.append(look)
+        etcd.link.hold_requests(3600.0, 10, is_write)
+        with pytest.raises(EtcdError):
+            await store.queue_pop("q", 1.0)
+        etcd.link.heal()
+        await asyncio.sleep(7200.0)  # the late copies, too, have come
+        assert not deleted
+        assert await store.queue_pop("q", LIMIT_S) == b"item"
+
+    simulate(scenario)
+
+
+def test_an_item_that_cannot_be_put_back_yet_keeps_nobody_waiting_twice() -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, _ = await open_store(server)
+        loop = asyncio.get_running_loop()
+        await store.queue_push("q", b"item", LIMIT_S)
+        taken = Taken()
+        await store.queue_pop("q", LIMIT_S, taken=taken)
+        server.set_no_space(True)
+        await store.queue_put_back(taken)
+        began_s = loop.time()
+        assert await store.queue_len("other", LIMIT_S) == 0
+        assert loop.time() - began_s < 0.1
+        for _ in range(10):
+            assert await store.queue_pop("q", LIMIT_S, block=False) is None
+        assert loop.time() - began_s < 2.0
+        server.set_no_space(False)
 
     simulate(scenario)

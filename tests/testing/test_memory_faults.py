@@ -68,6 +68,29 @@ async def batch_values(watch: MemoryWatch, count: int) -> list[bytes]:
 # -- calls ----------------------------------------------------------------------------------------
 
 
+def test_a_write_whose_first_copy_had_no_reply_may_have_been_applied() -> None:
+    """However the call ends: no server is reached any more, or one refuses the second copy."""
+
+    async def test(loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        etcd.link.drop_replies()
+        etcd.link.drop_requests()
+        with pytest.raises(OutcomeUnknownError):
+            await put(etcd, timeout_s=7, repeatable=True)
+        assert await value(server) is not None
+        etcd.link.drop_replies()
+        etcd.link.fail(EtcdNoSpaceError("full"))
+        with pytest.raises(EtcdNoSpaceError) as refused:
+            await put(etcd, timeout_s=7, repeatable=True)
+        assert refused.value.maybe_applied
+        etcd.link.fail(EtcdNoSpaceError("full"))
+        with pytest.raises(EtcdNoSpaceError) as refused:
+            await put(etcd, timeout_s=7, repeatable=True)
+        assert not refused.value.maybe_applied
+
+    simulate(test)
+
+
 def test_a_dropped_request_is_not_applied_and_fails_at_its_deadline() -> None:
     async def test(loop: SimLoop, server: MemoryEtcd) -> None:
         etcd = server.connect()
