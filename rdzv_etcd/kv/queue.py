@@ -38,9 +38,12 @@ for instance while etcd is away …"""
 _PUT_BACK_LIMIT_S = 600.0
 """… for so long. A node that has left has no connection any more, and cannot."""
 
-_PAUSE_S = 0.02
-"""How long a call pauses at most that has lost an item to another. Were it to grow, who has just
-taken one would be ahead of who has long waited."""
+_SHORTEST_PAUSE_S = 0.005
+"""How long a call pauses at most that has lost an item to another: twice as long after each loss of
+this process, half as long after each item taken …"""
+_LONGEST_PAUSE_S = 0.25
+"""… up to this. If each call counted its own losses, who has just taken an item would be ahead of
+who has long waited."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ class Queues:
         self._clock = clock
         self._putting_back: dict[asyncio.Future[None], bytes | None] = {}
         """Their items' keys; ``None``: it was waited for."""
+        self._pauses_s: dict[bytes, float] = {}
+        """How long who loses an item pauses at most, by the queue's first key."""
 
     async def push(self, key: str, value: bytes, deadline: Deadline) -> None:
         """Put an item at the end: one request."""
@@ -100,10 +105,16 @@ class Queues:
             oldest = min(items, key=self._keys.place_in_queue)
             taken = await self._take(oldest, deadline)
             if taken is not None:
+                self._pauses_s[queue.start] = self._pauses_s.get(queue.start, 0.0) / 2
                 return taken
             deadline.require(f"queue_pop of {named_key(key)}")
-            # Of many who try again at once all but one lose again, and some of them each time.
-            await self._clock.sleep(self._clock.jitter(_PAUSE_S))
+            await self._pause(queue)
+
+    async def _pause(self, queue: KeyRange) -> None:
+        """Of many who try again at once all but one lose again, and some of them each time."""
+        pause_s = 2 * self._pauses_s.get(queue.start, 0.0)
+        self._pauses_s[queue.start] = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        await self._clock.sleep(self._clock.jitter(self._pauses_s[queue.start]))
 
     async def length(self, key: str, deadline: Deadline) -> int:
         queue = self._keys.queue(key)
