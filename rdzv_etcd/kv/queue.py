@@ -105,16 +105,18 @@ class Queues:
             oldest = min(items, key=self._keys.place_in_queue)
             taken = await self._take(oldest, deadline)
             if taken is not None:
-                self._pauses_s[queue.start] = self._pauses_s.get(queue.start, 0.0) / 2
+                pause_s = self._pauses_s.pop(queue.start, 0.0)
+                if pause_s > _SHORTEST_PAUSE_S:
+                    self._pauses_s[queue.start] = pause_s / 2
                 return taken
             deadline.require(f"queue_pop of {named_key(key)}")
             await self._pause(queue)
 
     async def _pause(self, queue: KeyRange) -> None:
         """Of many who try again at once all but one lose again, and some of them each time."""
-        pause_s = 2 * self._pauses_s.get(queue.start, 0.0)
-        self._pauses_s[queue.start] = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
-        await self._clock.sleep(self._clock.jitter(self._pauses_s[queue.start]))
+        pause_s = max(2 * self._pauses_s.get(queue.start, 0.0), _SHORTEST_PAUSE_S)
+        self._pauses_s[queue.start] = pause_s = min(pause_s, _LONGEST_PAUSE_S)
+        await self._clock.sleep(self._clock.jitter(pause_s))
 
     async def length(self, key: str, deadline: Deadline) -> int:
         queue = self._keys.queue(key)
