@@ -78,6 +78,7 @@ def test_ctrl_c_ends_all_of_it(job_id: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert not alive
 
 
+@pytest.mark.release
 def test_the_demo_as_json() -> None:
     done = run_alone("demo", "--json", environ=dict(os.environ), limit_s=LIMIT_S)
     assert done.code == 0, done

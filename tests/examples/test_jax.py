@@ -7,7 +7,7 @@ import pytest
 from tests.examples.programs import Programs
 from tests.support.servers import EtcdServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FRAMEWORK = "jax"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.examples.programs import Programs
 from tests.support.servers import EtcdServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FRAMEWORK = "ray"
 

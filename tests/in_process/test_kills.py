@@ -23,7 +23,7 @@ MOST = 5
 def test_training_goes_on_through_kills_and_additions(
     etcd_server: EtcdServer, job_id: str, tmp_path: Path
 ) -> None:
-    train_through(15, etcd_server, job_id, tmp_path, seed=1)
+    train_through(10, etcd_server, job_id, tmp_path, seed=1)
 
 
 @pytest.mark.release

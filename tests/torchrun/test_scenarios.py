@@ -81,7 +81,7 @@ def test_fault_tolerant(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> Non
     assert restarts_used([first, second]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_elastic(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """Two nodes come later: none of the three restarts is used up."""
     job = DocumentedJob(etcd.target, tmp_path, block="elastic")
