@@ -204,10 +204,11 @@ class Etcd(Protocol):
     async def grant(
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> LeaseGrant:
-        """Grant a lease (``lease_id`` 0: the server chooses).
+        """Grant a lease (``lease_id`` 0: any that is free).
 
-        Raises :class:`~rdzv_etcd.errors.LeaseExistsError` if the chosen id is taken. Retried like a
-        read: an orphan of which nobody knows the server-chosen id carries nothing, and expires.
+        Raises :class:`~rdzv_etcd.errors.LeaseExistsError` if the chosen id is taken. Retried and,
+        if the id is not the caller's, given up like a read: an orphan that nobody knows carries
+        nothing, and expires.
         """
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:

@@ -18,6 +18,7 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     LeaseExistsError,
     LeaseNotFoundError,
+    OutcomeUnknownError,
     SettingsError,
 )
 from rdzv_etcd.etcd import api, codec, retry, stubs
@@ -150,6 +151,7 @@ class EtcdClient:
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> api.LeaseGrant:
         deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
+        is_anyones = not lease_id
         # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
         lease_id = lease_id or 1 + secrets.randbits(62)
         message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
@@ -161,6 +163,8 @@ class EtcdClient:
                 raise LeaseExistsError(lease_id) from None
             # An earlier attempt of this very call made it, and its reply was lost.
             return await self._own_grant(lease_id, deadline)
+        if is_anyones and isinstance(outcome.error, OutcomeUnknownError):
+            raise EtcdUnavailableError(f"etcd granted no lease in time: {outcome.error}") from None
         response = outcome.result()
         return api.LeaseGrant(response.ID, response.TTL, response.header.revision)
 

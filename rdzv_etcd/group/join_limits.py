@@ -10,6 +10,7 @@ from rdzv_etcd.errors import (
     EtcdNoSpaceError,
     EtcdRefusedError,
     EtcdUnavailableError,
+    OutcomeUnknownError,
 )
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
@@ -74,11 +75,8 @@ class JoinLimits:
         """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
         remaining_s = self.deadline_s() - self._context.clock.now_s()
         if remaining_s <= 0:
-            number = self._context.control.view.next_number
             why = "etcd did not answer" if self.trouble is None else str(self.trouble)
-            raise EtcdUnavailableError(
-                f"could not arrive for round {number} within {self.timeout_s:g} s: {why}"
-            )
+            raise self._unanswered(why)
         return min(remaining_s, self._context.settings.connection.request_timeout_s)
 
     def note_arrival(self) -> None:
@@ -136,12 +134,19 @@ class JoinLimits:
     def last_word(self, error: EtcdError) -> EtcdError:
         """What to raise when the time is up, ``error`` being the last one.
 
-        That etcd refused all the time says more than that it did not answer in the end.
+        That etcd refused all the time says more than that it did not answer in the end; whether
+        what it did not answer was done matters to nobody who has given up.
         """
         cause = error if isinstance(error, EtcdRefusedError) else self.trouble
-        if not isinstance(cause, EtcdRefusedError):
-            return error
-        return _too_late(cause, self.timeout_s)
+        if isinstance(cause, EtcdRefusedError):
+            return _too_late(cause, self.timeout_s)
+        return self._unanswered(str(error)) if isinstance(error, OutcomeUnknownError) else error
+
+    def _unanswered(self, why: str) -> EtcdUnavailableError:
+        number = self._context.control.view.next_number
+        return EtcdUnavailableError(
+            f"could not arrive for round {number} within {self.timeout_s:g} s: {why}"
+        )
 
 
 def _too_late(error: EtcdRefusedError, timeout_s: float) -> EtcdRefusedError:

@@ -290,7 +290,8 @@ def _kind(request: Request) -> str:
 
 def _last_word(request: Request, error: EtcdError, *, doubtful: bool) -> EtcdError:
     """``doubtful``: an earlier attempt had no reply, and may have been applied."""
-    if not doubtful or isinstance(request, _NO_WRITES):
+    is_orphan = isinstance(request, Grant) and not request.lease_id
+    if not doubtful or is_orphan or isinstance(request, _NO_WRITES):
         return error
     if isinstance(error, EtcdUnavailableError):
         return OutcomeUnknownError(f"{_kind(request)} may or may not have been applied: {error}")

@@ -22,16 +22,18 @@ async def test_no_reply_to_a_write_may_mean_that_it_was_applied(lab: Lab) -> Non
         with pytest.raises(OutcomeUnknownError):
             await lab.etcd.txn(put, timeout_s=_BRIEF_S, repeatable=repeatable)
     with pytest.raises(OutcomeUnknownError):
-        await lab.etcd.grant(60, timeout_s=_BRIEF_S)
+        await lab.etcd.grant(60, lease_id=4711, timeout_s=_BRIEF_S)
     lab.operator.speak()
     await lab.etcd.txn(put, repeatable=True)
 
 
-async def test_no_reply_to_a_read_means_nothing(lab: Lab) -> None:
+async def test_no_reply_to_what_leaves_nothing_that_counts_means_nothing(lab: Lab) -> None:
     get = Get(lab.root + b"key")
     await lab.etcd.get(get)
     lab.operator.fall_silent()
     with pytest.raises(EtcdUnavailableError):
         await lab.etcd.get(get, timeout_s=_BRIEF_S)
+    with pytest.raises(EtcdUnavailableError):
+        await lab.etcd.grant(60, timeout_s=_BRIEF_S)  # nobody knows that lease
     lab.operator.speak()
     assert not (await lab.etcd.get(get)).kvs
