@@ -17,10 +17,7 @@ from typing import Any
 
 from rdzv_etcd.arguments import KEY_SHOWN, named_key
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import (
-    EtcdError,
-    StateCorruptError,
-)
+from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.kv.reads import Reader
 from rdzv_etcd.kv.writes import Deadline, OnceWrite, OnceWriter, Written, named_if_too_large
@@ -90,7 +87,7 @@ class Queues:
         """Take the oldest item: three requests, more if others take at the same time.
 
         Without an item: with ``block`` wait for one, else return ``None``. A call that is cancelled
-        takes none. Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
+        or fails takes none. Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`, EtcdError.
         """
         queue = self._keys.queue(key)
         await self._until_put_back(queue, deadline)
