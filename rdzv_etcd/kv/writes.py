@@ -31,8 +31,8 @@ from rdzv_etcd.errors import (
     StateCorruptError,
     StoreTimeoutError,
 )
-from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, Put, Txn, TxnResult
-from rdzv_etcd.schema.store_requests import WROTE, Body, once
+from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
+from rdzv_etcd.schema.store_requests import WROTE, Body, do_nothing, once
 from rdzv_etcd.schema.store_values import StoreKeys
 
 LEAST_REQUEST_S = 1.0
@@ -181,7 +181,7 @@ class OnceWrite:
         To be called when :meth:`apply` has ended without an answer. It is asked again and again
         until the deadline; raises as :meth:`apply`.
         """
-        written = await self._send(_nothing, deadline, persist=True)
+        written = await self._send(do_nothing, deadline, persist=True)
         return written is not None and written.wrote
 
     async def _send(self, body: Body, deadline: Deadline, *, persist: bool) -> Written | None:
@@ -208,11 +208,6 @@ class OnceWrite:
                 if not persist or deadline.left_s() == 0.0:
                     raise
             await deadline.pause()
-
-
-def _nothing(_wrote: Put, kept: Put) -> Txn:
-    """What raises the marker and does no more."""
-    return Txn((), (kept,))
 
 
 def _read(result: TxnResult) -> Written:

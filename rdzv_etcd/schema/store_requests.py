@@ -58,6 +58,11 @@ def once(marker: bytes, uses: int, lease_id: int, body: Body) -> Txn:
     )
 
 
+def do_nothing(_wrote: Put, kept: Put) -> Txn:
+    """Put the marker alone: what was sent with it before, and has not arrived, never counts."""
+    return Txn((), (kept,))
+
+
 def put_all(
     items: Sequence[tuple[bytes, bytes]], lease_id: int, forgotten: Sequence[bytes] = ()
 ) -> Body:
