@@ -18,7 +18,6 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     LeaseExistsError,
     LeaseNotFoundError,
-    OutcomeUnknownError,
     SettingsError,
 )
 from rdzv_etcd.etcd import api, codec, retry, stubs
@@ -151,20 +150,18 @@ class EtcdClient:
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> api.LeaseGrant:
         deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
-        is_anyones = not lease_id
+        kind = retry.REPEATABLE_WRITE if lease_id else retry.UNCLAIMED_GRANT
         # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
         lease_id = lease_id or 1 + secrets.randbits(62)
         message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
         outcome = await self._failover.call_noting_doubt(
-            retry.REPEATABLE_WRITE, "LeaseGrant", message, deadline.timeout_s
+            kind, "LeaseGrant", message, deadline.timeout_s
         )
         if isinstance(outcome.error, LeaseExistsError):
-            if not outcome.doubtful:
+            if kind.writes and not outcome.doubtful:
                 raise LeaseExistsError(lease_id) from None
             # An earlier attempt of this very call made it, and its reply was lost.
             return await self._own_grant(lease_id, deadline)
-        if is_anyones and isinstance(outcome.error, OutcomeUnknownError):
-            raise EtcdUnavailableError(f"etcd granted no lease in time: {outcome.error}") from None
         response = outcome.result()
         return api.LeaseGrant(response.ID, response.TTL, response.header.revision)
 

@@ -46,6 +46,8 @@ class Kind:
 READ = Kind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
 GUARDED_WRITE = Kind("guarded write", _NOT_DONE, True, 10.0, 10.0)
 REPEATABLE_WRITE = Kind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 3.0)
+UNCLAIMED_GRANT = Kind("lease grant", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
+"""Of a lease whose id nobody has yet: one that is left behind carries nothing, and expires."""
 KEEP_ALIVE = Kind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5)
 
 

@@ -30,7 +30,7 @@ TOGETHER = re.compile(
 """Tests that stay on one worker, by what is found in their ids: those of such a file hurt one
 cluster of containers, or one training, or use one environment that is made for them."""
 
-LONG = ("integration", "faults", "torchrun", "benchmarks", "scale")
+LONG = ("faults", "torchrun", "benchmarks", "scale")
 """The folders whose tests take longest: distributed one by one, as are those of …"""
 
 SHORT = ("cli", "group", "library", "plugin", "sim")
