@@ -219,6 +219,9 @@ class Commits:
             (state.store.add if put else state.store.discard)(kv.key)
             if not put and isinstance(applied.request, Revoke):
                 self._forget_items()  # the job lease has ended, and with it what tells a late copy
+            if not put and self._removes_the_job(applied):
+                for queue in self._queues.values():
+                    queue.remove()
         if kv.key == keys.round:
             if put:
                 self._take_record(
@@ -404,7 +407,7 @@ class Commits:
                     record, self._keys.store(record.number, record.run).start
                 )
                 self._promises.check_leader(applied, f"formed {record}")
-                self._promises.check_seats(record)
+                self._promises.check_seats(record, applied.at_s)
                 self._promises.check_epoch(record, epoch)
             self.formed.append(Formed(record, epoch, applied.at_s))
             for node_id in record.members:

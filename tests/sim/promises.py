@@ -26,6 +26,7 @@ class Promises:
     def __init__(self, keys: JobKeys, state: State, verdicts: Verdicts, settings: Settings) -> None:
         timing = settings.timing
         self._rejoin_timeout_s = timing.rejoin_timeout_s
+        self._lease_ttl_s = timing.lease_ttl_s
         self._remembered_s = max(timing.closed_ttl_s, timing.ended_ttl_s)
         self._after_end = settings.after_end
         self._keys = keys
@@ -81,10 +82,11 @@ class Promises:
                 f"round {record.number} has epoch {epoch}, but {node_id} was in one of {highest}",
             )
 
-    def check_seats(self, record: Round) -> None:
+    def check_seats(self, record: Round, at_s: float) -> None:
         """Members are there for this round, and nobody who is stands outside free seats.
 
-        A leader may know of an arrival that etcd has forgotten; that holds all the same.
+        A leader may know of an arrival, or of a departure, that etcd has forgotten; both hold all the
+        same. A presence that came back ends within a TTL, unless its node lives.
         """
         nodes, settings, forgotten = self._state.nodes, record.settings, self._state.forgotten
         busy = [
@@ -110,6 +112,7 @@ class Promises:
             if node_id not in record.members
             and self._state.waits(node_id)
             and nodes[node_id].info.settings == settings
+            and not self._has_just_returned(node_id, at_s)
         ]
         possible = min(settings.max_nodes, record.size + len(outside))
         self._demand(
@@ -117,6 +120,11 @@ class Promises:
             Invariant.SEATS,
             f"{outside} had arrived, and {record} had free seats",
         )
+
+    def _has_just_returned(self, node_id: str, at_s: float) -> bool:
+        """Whether its presence, which had gone, is there again since etcd went back just now."""
+        returned_s = self._state.nodes[node_id].returned_s
+        return returned_s is not None and at_s < returned_s + self._lease_ttl_s
 
     def check_evicted(self, info: NodeInfo, lost_s: float | None) -> None:
         """Once a member was declared lost, no presence of it comes back into that round.

@@ -34,6 +34,9 @@ class Queueing:
     """How many calls each has under way."""
     forgot: bool = False
     """Whether etcd has lost data, with which items come and go."""
+    removed: bool = False
+    """Whether somebody who saw nobody there removed the job, and with it what tells a late copy of
+    a put from the first."""
 
     # -- what callers did ---------------------------------------------------------------------
 
@@ -56,6 +59,8 @@ class Queueing:
 
     def put(self, key: bytes, item: bytes) -> None:
         self.there[key] = item
+        if self.removed:  # there are members all the same: they were cut off, and put it back
+            self.forget()
 
     def take(self, who: str, key: bytes) -> None:
         """``who`` asked for just this key to be deleted."""
@@ -65,6 +70,9 @@ class Queueing:
 
     def forget(self) -> None:
         self.forgot = True
+
+    def remove(self) -> None:
+        self.removed = True
 
     # -- what must be so ---------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class Here:
     is_back: bool = False
     """Whether etcd went back to an older snapshot, and its node has put nothing since: then it
     tells no more than was so when it was put. (What its node was in since, the record told.)"""
+    returned_s: float | None = None
+    """When etcd went back to a snapshot that holds it, if it had gone meanwhile."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class State:
                 continue
             if before is None:
                 self.came[node_id] = at_s
+                nodes[node_id] = replace(nodes[node_id], returned_s=at_s)
             else:
                 # Overwritten, as by a put: a leader may have seen it, and what the node said then
                 # is still so. Who waits has come back, whatever etcd says.
