@@ -33,6 +33,10 @@ PROJECT_PREFIX = "rdzv-etcd-test-"
 PATIENCE_S = 300.0
 """The limit of every wait. It only ends a failing test."""
 
+WORKER = "/integration/worker.py"
+ALLREDUCE = f"{WORKER} --allreduce"
+"""What nodes train; the first says only that a step was made, and in which world."""
+
 LEASE_TTL_S = 3
 CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=3,closed_ttl=3,ended_ttl=3"
 
@@ -205,7 +209,7 @@ class Project(DockerCompose):
             "ETCD_PORT_3": "",
             "RDZV_CONF": CONF,
             "LOGLEVEL": "INFO",
-            "TRAINING": "/integration/worker.py",
+            "TRAINING": WORKER,
             **variables,
         }
         env_file = folder / f"{self.name}.env"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.containers import CONF, Host, Project
+from tests.integration.containers import ALLREDUCE, CONF, Host, Project
 
 _OURS = "ca_cert=/certificates/ca.pem"
 _CLIENT = "cert=/certificates/client.pem,key=/certificates/client-key.pem"
@@ -18,7 +18,7 @@ _CONTACT = "connect_timeout=20"  # a busy machine must not turn a refusal into a
 @pytest.fixture(scope="module")
 def tls(project: Callable[..., Project]) -> Project:
     """Three etcd nodes with certificates and users made by the project's own services."""
-    return project("node-tls", profiles=["tls"])
+    return project("node-tls", profiles=["tls"], TRAINING=ALLREDUCE)
 
 
 def test_a_world_over_tls(tls: Project) -> None:

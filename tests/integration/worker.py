@@ -1,21 +1,41 @@
-"""The workers of the container tests: an allreduce per step, checked, and a JSON line about it.
+"""The workers of the container tests: a JSON line per step; ``--allreduce``: and a checked one.
 
 Runs inside the containers, where only torch is there for sure. Knows torchrun's environment; knows
-no rendezvous backend.
+no rendezvous backend, and without ``--allreduce`` nothing of torch, whose import is most of the
+work of a node that is started or whose world changes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import uuid
-
-import torch
-import torch.distributed as dist
+from collections.abc import Callable
 
 STEP_S = 0.1
 """Stands for the step's computation."""
+
+
+def checked_allreduce(rank: int, size: int) -> Callable[[], None]:
+    """Return what does one with all the others, and raises ``AssertionError`` if it is wrong."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    dist.init_process_group("gloo")
+
+    def allreduce() -> None:
+        total = torch.tensor([rank + 1])
+        dist.all_reduce(total)
+        if total.item() != size * (size + 1) // 2:
+            raise AssertionError(f"allreduce of 1..{size} gave {total.item()}")
+
+    return allreduce
+
+
+def nothing() -> None:
+    """The work of a step without ``--allreduce``."""
 
 
 def main() -> None:
@@ -29,14 +49,11 @@ def main() -> None:
         "master_addr": os.environ["MASTER_ADDR"],
         "master_port": int(os.environ["MASTER_PORT"]),
     }
-    dist.init_process_group("gloo")
+    work = checked_allreduce(rank, size) if "--allreduce" in sys.argv else nothing
     step = 0
     while True:
         step += 1
-        total = torch.tensor([rank + 1])
-        dist.all_reduce(total)
-        if total.item() != size * (size + 1) // 2:
-            raise AssertionError(f"allreduce of 1..{size} gave {total.item()}")
+        work()
         # One write: what torchrun's processes write at the same time shall not end up inside it.
         line = json.dumps({**report, "step": step, "time": time.time()})
         os.write(1, f"{line}\n".encode())

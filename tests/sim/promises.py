@@ -85,8 +85,8 @@ class Promises:
     def check_seats(self, record: Round, at_s: float) -> None:
         """Members are there for this round, and nobody who is stands outside free seats.
 
-        A leader may know of an arrival, or of a departure, that etcd has forgotten; both hold all the
-        same. A presence that came back ends within a TTL, unless its node lives.
+        A leader may know of an arrival, or of a departure, that etcd has forgotten; both hold all
+        the same. A presence that came back ends within a TTL, unless its node lives.
         """
         nodes, settings, forgotten = self._state.nodes, record.settings, self._state.forgotten
         busy = [
