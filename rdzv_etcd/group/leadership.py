@@ -346,6 +346,9 @@ class Leadership:
                 ),
                 timeout_s=context.urgent_limit_s,
             )
+        except asyncio.CancelledError:  # this node stops; others may work on the round by now
+            self._drafting.in_doubt()
+            raise
         except OutcomeUnknownError:
             self._drafting.in_doubt()
             await context.control.refresh()  # whatever happened, it shows in the record

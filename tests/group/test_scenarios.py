@@ -1072,6 +1072,26 @@ def test_a_round_whose_closing_got_no_answer_leaves_no_second_lease(fate: str) -
     simulate(scenario, min_nodes=3, max_nodes=3)
 
 
+def test_a_leader_that_stops_before_it_hears_that_it_formed_a_round_takes_nothing_from_it() -> None:
+    """The others may work on it: what it had granted for the round is the round's."""
+
+    async def scenario(job: SimJob) -> None:
+        leader = job.start("a")
+        await job.pass_time(0.1)
+        job.start_all("bc")
+        while not job.history.formed:
+            leader.connection.link.lose(replies=1.0)
+            await job.pass_time(0.01)
+        job_lease = job.history.formed[0].record.job_lease
+        leader.connection.link.lose()
+        await job.leave("a")
+        assert job_lease in job.server.leases()
+        await job.until_works("bc", 300)
+        assert job.history.formed[-1].record.job_lease == job_lease
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
+
+
 def test_a_leave_whose_good_bye_gets_no_answer_still_ends_the_session() -> None:
     async def scenario(job: SimJob) -> None:
         job.start_all("abc")

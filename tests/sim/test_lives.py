@@ -19,7 +19,7 @@ FOUND = (521, 663)
 """Seeds that have found a defect, before there were slices, and faults that aim."""
 
 
-FOUND_SINCE = (11004599, 13004614, 50003500, 91000117, 91000196)
+FOUND_SINCE = (11004599, 13004614, 50003500, 91000117, 91000196, 110008476)
 """The same since: each is lived as it is drawn today."""
 
 
