@@ -8,6 +8,8 @@ runs on which of them is decided in tests.support.versions.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -53,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     suite.guard_skips(config)
     hypothesis.settings.load_profile("whole" if suite.with_slow_tests(config) else "quick")
     late_starts.ask_for_them()
+    if suite.before_a_release(config):
+        os.environ[suite.COLD_STARTS_VARIABLE] = "1"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -212,3 +216,15 @@ def _restore_logging() -> Iterator[None]:
     logger.propagate = propagate
     logger.setLevel(level)
     logger.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def _restore_signals() -> Iterator[None]:
+    """torch's agents leave handlers of their own in the process that runs one, so that the next
+    test's signals would do something else there than in a program."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)

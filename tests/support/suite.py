@@ -23,6 +23,9 @@ TESTS = Path(__file__).parents[1]
 ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 """A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
 
+COLD_STARTS_VARIABLE = "RDZV_ETCD_TEST_COLD_STARTS"
+"""If it is in the environment, no torchrun agent is forked from a process that has torch."""
+
 TOGETHER = re.compile(
     r"tests/(integration/test_\w+|faults/test_training\w*|"
     r"examples/test_(accelerate|lightning|torchx))"

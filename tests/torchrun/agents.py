@@ -20,6 +20,9 @@ from typing import TypeVar
 
 import psutil
 
+from tests.support.suite import COLD_STARTS_VARIABLE
+from tests.torchrun.fork_server import HERE, Forked, ForkServers
+
 T = TypeVar("T")
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -33,6 +36,7 @@ machine half a minute."""
 QUICK = "lease_ttl=3,last_call_timeout=5,closed_ttl=3,ended_ttl=3"
 """Settings under which a loss is noticed, and a job forgotten, within seconds."""
 
+_TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _MARK = "RDZV_ETCD_TEST_MARK"
 
 
@@ -98,6 +102,8 @@ class Job:
     """What Python runs."""
     enter: Callable[[list[str]], list[str]] = list
     """Returns the command line that runs the given one on another host."""
+    fork_servers: ForkServers | None = None
+    """Where agents on other hosts are forked, if they are."""
 
     @property
     def stop_file(self) -> Path:
@@ -134,16 +140,7 @@ class Agent:
         """How many bytes of the step log are in ``_steps``."""
         self._step_log = job.directory / f"{name}.steps"
         self._output = job.directory / f"{name}.output"
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                job.command(name),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                cwd=job.directory,
-                start_new_session=True,
-            )
+        self.process = _start(job, job.command(name), self._output, environment)
 
     def __repr__(self) -> str:
         return f"agent {self.name} (pid {self.process.pid}, exit code {self.process.poll()})"
@@ -201,6 +198,28 @@ class Agent:
         return self.process.wait(timeout_s)
 
 
+def _start(
+    job: Job, command: list[str], output: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes] | Forked:
+    """Start an agent: forked from a process that has torch, unless starts are to be cold, or what
+    is run is not just torchrun."""
+    with output.open("wb") as written:
+        where = [at for at in range(len(command)) if command[at : at + len(_TORCHRUN)] == _TORCHRUN]
+        servers = job.fork_servers or (HERE if where == [0] else None)
+        if not where or servers is None or COLD_STARTS_VARIABLE in os.environ:
+            return subprocess.Popen(
+                command,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=job.directory,
+                start_new_session=True,
+            )
+    enter, arguments = command[: where[0]], command[where[0] + len(_TORCHRUN) :]
+    return servers.start(enter, arguments, output, environ=environment, cwd=job.directory)
+
+
 def _time(step: Step) -> float:
     return step.time
 
@@ -251,6 +270,8 @@ class Agents:
 
     def close(self) -> None:
         """End every process that the agents have started, and print what they wrote."""
+        for agent in self._agents:  # a forked one does not carry the mark
+            agent.process.kill()
         for process in self._all_processes():
             process.kill()
         for agent in self._agents:

@@ -26,6 +26,7 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.netns import Host, Network
 from tests.support.servers import USER, USER_PASSWORD, EtcdBinary, EtcdServer
 from tests.torchrun.agents import PATIENCE_S, Agent, Agents, Job, wait_until
+from tests.torchrun.fork_server import ForkServers
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
@@ -57,6 +58,7 @@ class Site:
     network: Network
     bridge: FaultBridge
     hosts: Mapping[str, Host]
+    fork_servers: ForkServers
 
     @property
     def endpoint(self) -> str:
@@ -84,7 +86,7 @@ def site(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> I
         etcd.start_on_free_ports()
         etcd.enable_auth()
         bridge = stack.enter_context(FaultBridge((etcd.host, etcd.port), host=network.gateway))
-        yield Site(etcd, certificates, network, bridge, hosts)
+        yield Site(etcd, certificates, network, bridge, hosts, stack.enter_context(ForkServers()))
 
 
 @dataclass
@@ -106,6 +108,7 @@ class Stage:
             nnodes=nnodes,
             conf=self.conf(conf),
             enter=partial(self.site.on, host),
+            fork_servers=self.site.fork_servers,
             **given,
         )
         (agent,) = self.agents.start(
