@@ -203,8 +203,8 @@ def become(arguments: list[str], output: str, environ: dict[str, str], cwd: str)
     os.close(nothing)
     os.close(written)
     sys.argv = [torchrun.__file__, *arguments]
-    folders = environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[0:1] = [cwd, *filter(None, folders)]
+    folders = [*filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[0:1] = [cwd, *folders]
     for folder in folders:
         custom = Path(folder, "sitecustomize.py")
         if custom.is_file():

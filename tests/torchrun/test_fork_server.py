@@ -24,11 +24,14 @@ print(os.environ["TOLD"], os.getcwd(), sys.argv, os.getppid() != 1, flush=True)
 ONE = ("--standalone", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=1")
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "LOGLEVEL": "INFO", "OMP_NUM_THREADS": "1", "TOLD": "this"}
+
+
 def forked(folder: Path, arguments: Sequence[str]) -> tuple[Forked, Path]:
     output = folder / "output"
     output.touch()
-    environ = {**os.environ, "LOGLEVEL": "INFO", "OMP_NUM_THREADS": "1", "TOLD": "this"}
-    return HERE.start([], arguments, output, environ=environ, cwd=folder), output
+    return HERE.start([], arguments, output, environ=environment(), cwd=folder), output
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_a_forked_agent_says_and_returns_what_another_does(
         stderr=subprocess.STDOUT,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "LOGLEVEL": "INFO", "OMP_NUM_THREADS": "1", "TOLD": "this"},
+        env=environment(),
         check=False,
     )
     assert (code, _without_log(output.read_text())) == (cold.returncode, _without_log(cold.stdout))
