@@ -263,7 +263,7 @@ def test_a_firewall_between_nodes(stage: Stage) -> None:
 def test_a_frozen_node(stage: Stage) -> None:
     left, frozen = stage.world()
     frozen.freeze()
-    stage.wait_for(left, "waiting 10 s")
+    stage.wait_for(left, "waiting 10 s for round 2")
     stage.command("gpu-01", "status")
     stage.shows_what_the_document_quotes()
 
