@@ -102,6 +102,14 @@ class Txn:
             elif isinstance(op, Txn):
                 yield from op.puts()
 
+    @property
+    def reads_only(self) -> bool:
+        """Whether neither branch, nor one of a nested transaction, writes anything."""
+        return all(
+            op.reads_only if isinstance(op, Txn) else isinstance(op, Get)
+            for op in (*self.success, *self.failure)
+        )
+
 
 Op: TypeAlias = "Get | Put | Delete | Txn"
 
@@ -189,11 +197,16 @@ class Etcd(Protocol):
     """One connection to one etcd cluster. All methods raise :class:`~rdzv_etcd.errors.EtcdError`.
 
     ``timeout_s`` bounds the whole call with its retries (``None``: the connection's own
-    ``request_timeout_s``). Reads are retried on other endpoints within it. Writes are retried only
+    ``request_timeout_s``). Reads, and transactions that only read, are retried on other endpoints
+    within it. Writes are retried only
     while it is certain that they did not reach a server; otherwise they raise
     :class:`~rdzv_etcd.errors.OutcomeUnknownError`. With ``repeatable=True`` the caller states that
     applying the write twice does no harm, and it is retried like a read.
     """
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called: no call can succeed any more."""
 
     async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult: ...
 

@@ -110,6 +110,10 @@ class EtcdClient:
         self._streams = WatchStreams(self._failover)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
 
+    @property
+    def closed(self) -> bool:
+        return self._failover.closed
+
     async def connect(self) -> None:
         """Make the first contact, within ``connect_timeout_s``.
 
@@ -135,7 +139,10 @@ class EtcdClient:
     async def txn(
         self, request: api.Txn, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> api.TxnResult:
-        kind = retry.REPEATABLE_WRITE if repeatable else retry.GUARDED_WRITE
+        if request.reads_only:
+            kind = retry.READ
+        else:
+            kind = retry.REPEATABLE_WRITE if repeatable else retry.GUARDED_WRITE
         deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
         message = self._codec.txn(request)
         try:

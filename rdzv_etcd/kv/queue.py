@@ -24,7 +24,7 @@ from rdzv_etcd.kv.writes import Deadline, OnceWrite, OnceWriter, Written, named_
 from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.schema.store_values import StoreKeys, encode_value
+from rdzv_etcd.schema.store_values import StoreKeys, content_of, encode_value
 from rdzv_etcd.text import LINE, shown
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _PUT_BACK_S = 1.0
 """How long a cancelled call, and a call after it, wait until an item is back; it may take longer,
 for instance while etcd is away …"""
 _PUT_BACK_LIMIT_S = 600.0
-"""… for so long. A node that has left has no connection any more, and cannot."""
+"""… for so long, or until the node leaves: it has no connection then."""
 
 _SHORTEST_PAUSE_S = 0.005
 """How long a call pauses at most that has lost an item to another: twice as long after each loss of
@@ -126,12 +126,17 @@ class Queues:
         await self._in_background(item, self._put_back(item))
 
     async def _take(self, item: KeyValue, deadline: Deadline) -> KeyValue | None:
-        """Read the item, then delete it; ``None`` if somebody else took it."""
+        """Read the item, then delete it; ``None`` if somebody else took it.
+
+        Raises :class:`~rdzv_etcd.errors.StateCorruptError` for a value that this library did not
+        write, and leaves it.
+        """
         # In this order: once it is deleted, a lost reply could not be asked for again.
         read = requests.read(item.key)
         found = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         if not found:
             return None
+        content_of(found[0])  # what this library has not written stays there
         write = self._writes.begin(requests.take(found[0]))
         taking = asyncio.ensure_future(write.apply(deadline))
         try:

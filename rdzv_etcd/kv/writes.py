@@ -122,6 +122,11 @@ class OnceWriter:
         self._free: list[Slot] = []
         self._numbers = count(1)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed: nothing can be written any more."""
+        return self._etcd.closed
+
     def begin(self, body: Body) -> OnceWrite:
         """Return a write that is yet to be applied."""
         return OnceWrite(self, body)
@@ -167,7 +172,8 @@ class OnceWrite:
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
-        ``persist``: it is sent again and again until the deadline, while etcd is away or refuses.
+        ``persist``: it is sent again and again until the deadline, while etcd is away or refuses,
+        unless the connection is closed.
         """
         while (written := await self._send(self._body, deadline, persist=persist)) is None:
             # No slot can be trusted any more.
@@ -179,7 +185,7 @@ class OnceWrite:
         """Tell whether it was applied and wrote something; if not, it never will be.
 
         To be called when :meth:`apply` has ended without an answer. It is asked again and again
-        until the deadline; raises as :meth:`apply`.
+        until the deadline, unless the connection is closed; raises as :meth:`apply`.
         """
         written = await self._send(do_nothing, deadline, persist=True)
         return written is not None and written.wrote
@@ -205,7 +211,7 @@ class OnceWrite:
             try:
                 return await self._writer.send(self._slot, body, deadline.request_s())
             except (EtcdUnavailableError, OutcomeUnknownError, EtcdRefusedError):
-                if not persist or deadline.left_s() == 0.0:
+                if not persist or self._writer.closed or deadline.left_s() == 0.0:
                     raise
             await deadline.pause()
 

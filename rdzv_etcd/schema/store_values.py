@@ -4,7 +4,7 @@ Under ``store/<round>/`` (see :mod:`rdzv_etcd.schema.keys`):
 
     k/<key>                   a value or a counter
     k/<key>NULq<item>         one item of a queue
-    k/<key>NULq<rev>!<item>   one that was taken and put back; <rev>: where it stood, 20 digits
+    k/<key>NULq<rev>!<sum>    one that was taken and put back; <rev>: where it stood
     w/<writer>/<slot>         how often a writer has written, so that no write counts twice
 
 A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for the decimal number
@@ -12,8 +12,10 @@ A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for 
 keeps the value adds ``scale``, without anybody having to know the number.
 
 A queue's items stand right behind the value of the same name, so that one read and one watch tell
-of both. NUL is a null byte; in the name of a key it is followed by ``ff``, which no queue has. No
-I/O here.
+of both. NUL is a null byte; in the name of a key it is followed by ``ff``, which no queue has. An
+item that is put back has 16 hexadecimal digits, and a checksum of its first name: a key that is
+shorter than its first, so that the largest item which etcd has accepted can be put back. No I/O
+here.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from urllib.parse import quote
+from zlib import crc32
 
 from rdzv_etcd.arguments import encoded_key
 from rdzv_etcd.errors import StateCorruptError
@@ -30,7 +33,7 @@ from rdzv_etcd.schema.keys import KeyRange
 _VALUE = b"="
 _COUNTER = re.compile(rb"#(-?[0-9]{1,40}),(-?[0-9]{1,40})")
 _NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})\s*")
-_PUT_BACK = re.compile(rb"([0-9]{20})!")
+_PUT_BACK = re.compile(rb"([0-9a-f]{16})!")
 _NUL, _NUL_IN_NAME, _ITEM = b"\x00", b"\x00\xff", b"\x00q"
 
 
@@ -74,13 +77,13 @@ class StoreKeys:
         start, _, name = item.key.rpartition(_ITEM)
         if _PUT_BACK.match(name) is not None:
             return item.key
-        return start + _ITEM + b"%020d!" % item.create_revision + name
+        return start + _ITEM + b"%016x!%08x" % (item.create_revision, crc32(name))
 
     @staticmethod
     def place_in_queue(item: KeyValue) -> tuple[int, bytes]:
         """Return what the items of a queue are sorted by."""
         put_back = _PUT_BACK.match(item.key.rpartition(_ITEM)[2])
-        return (item.create_revision if put_back is None else int(put_back[1])), item.key
+        return (item.create_revision if put_back is None else int(put_back[1], 16)), item.key
 
     def marker(self, writer: str, slot: int) -> bytes:
         return self.range.start + f"w/{quote(writer, safe='')}/{slot}".encode()

@@ -39,10 +39,6 @@ ATTEMPT_TIMEOUT_S = 5.0
 """How long a call that may be repeated waits for one reply before it is sent again."""
 
 
-_NO_WRITES = (Get, TimeToLive, KeepAlive)
-"""Nobody needs to know whether they reached a server."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Call:
     request: Request
@@ -71,6 +67,10 @@ class MemoryConnection:
 
     # -- the port ---------------------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult:
         response = await self._call(request, timeout_s, repeatable=True)
         assert isinstance(response, GetResult)
@@ -80,6 +80,7 @@ class MemoryConnection:
         self, request: Txn, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> TxnResult:
         check_types(request)
+        repeatable = repeatable or request.reads_only
         response = await self._call(request, timeout_s, repeatable=repeatable)
         assert isinstance(response, TxnResult)
         return response
@@ -290,13 +291,21 @@ def _kind(request: Request) -> str:
 
 def _last_word(request: Request, error: EtcdError, *, doubtful: bool) -> EtcdError:
     """``doubtful``: an earlier attempt had no reply, and may have been applied."""
-    is_orphan = isinstance(request, Grant) and not request.lease_id
-    if not doubtful or is_orphan or isinstance(request, _NO_WRITES):
+    if not doubtful or _leaves_nothing(request):
         return error
     if isinstance(error, EtcdUnavailableError):
         return OutcomeUnknownError(f"{_kind(request)} may or may not have been applied: {error}")
     error.maybe_applied = True
     return error
+
+
+def _leaves_nothing(request: Request) -> bool:
+    """Whether nobody needs to know if it reached a server."""
+    if isinstance(request, Txn):
+        return request.reads_only
+    if isinstance(request, Grant):
+        return not request.lease_id  # nobody knows that lease
+    return isinstance(request, (Get, TimeToLive, KeepAlive))
 
 
 def _settled(response: Response, *, doubtful: bool) -> Response:

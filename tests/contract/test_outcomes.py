@@ -29,8 +29,12 @@ async def test_no_reply_to_a_write_may_mean_that_it_was_applied(lab: Lab) -> Non
 
 async def test_no_reply_to_what_leaves_nothing_that_counts_means_nothing(lab: Lab) -> None:
     get = Get(lab.root + b"key")
+    reads = Txn((), (get, Txn((), (get,), (get, get))))
     await lab.etcd.get(get)
     lab.operator.fall_silent()
+    for repeatable in (False, True):
+        with pytest.raises(EtcdUnavailableError):
+            await lab.etcd.txn(reads, timeout_s=_BRIEF_S, repeatable=repeatable)
     with pytest.raises(EtcdUnavailableError):
         await lab.etcd.get(get, timeout_s=_BRIEF_S)
     with pytest.raises(EtcdUnavailableError):

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 
 import pytest
 
-from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdNoSpaceError, EtcdUnavailableError
-from rdzv_etcd.etcd.api import EventKind
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdError,
+    EtcdNoSpaceError,
+    EtcdUnavailableError,
+    RequestTooLargeError,
+    StateCorruptError,
+)
+from rdzv_etcd.etcd.api import EventKind, Get, Put, Txn
 from rdzv_etcd.kv.queue import Taken
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.testing import Applied, MemoryEtcd
-from tests.store.simulated import LIMIT_S, open_store, simulate
+from tests.store.simulated import KEYS, LIMIT_S, open_store, simulate
 from tests.store.test_applied_once import is_write
 
 
@@ -202,3 +211,76 @@ def test_an_item_that_cannot_be_put_back_yet_keeps_nobody_waiting_twice() -> Non
         server.set_no_space(False)
 
     simulate(scenario)
+
+
+def test_the_largest_item_can_be_put_back() -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, _ = await open_store(server, uuid.uuid4().hex)  # as round_store.py names it
+
+        async def push(size: int) -> bool:
+            try:
+                await store.queue_push("q", b"x" * size, LIMIT_S)
+            except RequestTooLargeError:
+                return False
+            assert await store.queue_pop("q", LIMIT_S)
+            return True
+
+        fits, too_large = 1_500_000, 1_600_000
+        while too_large - fits > 1:
+            size = (fits + too_large) // 2
+            fits, too_large = (size, too_large) if await push(size) else (fits, size)
+        await store.queue_push("q", b"x" * fits, LIMIT_S)
+        for _ in range(2):
+            taken = Taken()
+            await store.queue_pop("q", LIMIT_S, taken=taken)
+            await store.queue_put_back(taken)
+        assert await store.queue_len("q", LIMIT_S) == 1
+
+    simulate(scenario)
+
+
+def test_what_another_has_written_into_a_queue_stays_there() -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        queue = StoreKeys(KEYS).queue("q")
+        foreign = queue.start + b"foreign"
+        await etcd.txn(Txn((), (Put(foreign, b"?"),)))
+        for _ in range(2):
+            with pytest.raises(StateCorruptError, match="foreign"):
+                await store.queue_pop("q", LIMIT_S)
+        assert [kv.value for kv in (await etcd.get(Get(foreign))).kvs] == [b"?"]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_nothing_is_put_back_over_a_closed_connection(
+    asked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``asked``: whether it is not known that the item was taken."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        await store.queue_push("q", b"item", LIMIT_S)
+        before = asyncio.all_tasks()
+        if asked:
+
+            def cut(applied: Applied) -> None:
+                if is_write(applied.request):
+                    etcd.link.partition(silent=True)
+
+            server.observers.append(cut)
+            with pytest.raises(EtcdError):
+                await store.queue_pop("q", 1.0)
+        else:
+            taken = Taken()
+            await store.queue_pop("q", LIMIT_S, taken=taken)
+            etcd.link.partition(silent=True)
+            await store.queue_put_back(taken)
+        assert asyncio.all_tasks() - before
+        await etcd.close()
+        await asyncio.sleep(2.0)
+        assert not asyncio.all_tasks() - before
+
+    simulate(scenario)
+    assert "item" in caplog.text
