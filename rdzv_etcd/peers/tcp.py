@@ -32,6 +32,9 @@ _GREETING_S = 5.0
 """Who connects has this long to say for whom it comes."""
 _MAX_OF_A_KIND = 64
 """Connections that have not said yet for whom they come, and those that have been answered."""
+_TURNS_TO_CLOSE = 4
+"""Of the loop, until it has closed what it has just accepted: it takes one to begin, to tell, and
+to close."""
 _IDLE_S = 60
 """How often the kernel looks whether who watches this node is still there."""
 _LONGEST_PROBE_S = 32767
@@ -75,7 +78,8 @@ class TcpPeers:
         if self._server is not None or self._listener is None or self._closed:
             return
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Watcher(me, self._watchers, lambda: self._disowned), sock=self._listener
+            lambda: _Watcher(me, self._watchers, lambda: self._disowned or self._closed),
+            sock=self._listener,
         )
 
     def disown(self) -> None:
@@ -158,12 +162,20 @@ class TcpPeers:
             watcher.say_good_bye()
         for link in tuple(self._links):
             link.close()
-        if self._server is not None:
-            self._server.close()
-        elif self._listener is not None:
-            self._listener.close()
+        server, listener = self._server, self._listener
         self._server = self._listener = None
-        await asyncio.sleep(0)  # transports close their sockets in the loop's next turn
+        if listener is None:
+            return
+        try:
+            # A server that is closed while it makes a connection of what it has accepted leaves
+            # that open.
+            asyncio.get_running_loop().remove_reader(listener)
+            for _ in range(_TURNS_TO_CLOSE):
+                await asyncio.sleep(0)
+        finally:
+            if server is not None:
+                server.close()
+            listener.close()
 
 
 class _Watcher(asyncio.Protocol):
@@ -183,6 +195,9 @@ class _Watcher(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._is_disowned():  # it was accepted just before that
+            transport.abort()
+            return
         self._make_room()
         self._all[self] = None
         _accepted.add(self)

@@ -320,6 +320,44 @@ def test_a_node_that_leaves_says_good_bye() -> None:
     in_loop(work())
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_who_has_just_come_when_a_node_leaves_is_sent_away(turns: int) -> None:
+    """The event loop makes a connection in several turns."""
+
+    async def scenario() -> None:
+        async with node() as peers:
+            with socket.create_connection((HERE, peers.port), LIMIT_S) as watching:
+                watching.sendall(b'rdzv-etcd peer 1 ["/p/job","b~2~x"]\n')
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await peers.close()
+                await asyncio.to_thread(until_ended, watching)
+
+    def until_ended(watching: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            while watching.recv(1000):
+                pass
+
+    in_loop(scenario())
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_node_that_leaves_leaves_no_connection_to_the_end_of_the_loop(turns: int) -> None:
+    async def scenario() -> None:
+        peers = TcpPeers(silence_s=1.0)
+        peers.listen_on(socket.create_server((HERE, 0)))
+        await peers.admit(B)
+        watching.connect((HERE, peers.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await peers.close()
+
+    with socket.socket() as watching:
+        before = psutil.Process().num_fds()
+        asyncio.run(scenario())
+        assert psutil.Process().num_fds() == before
+
+
 def test_who_watches_may_stop() -> None:
     async def work() -> None:
         async with node() as b, node(A) as a:
