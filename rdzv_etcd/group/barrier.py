@@ -89,7 +89,8 @@ class Barrier:
         """How often this member has passed."""
         self._untold: list[list[int]] = []
         """The turns that calls have passed which did not return."""
-        self._waits = False
+        self._waiting: list[int] | None = None
+        """What the call that waits notes its turns in."""
         self._giving_up: asyncio.Future[None] | None = None
         """Takes the arrival of the last call back; it may outlast that call."""
         self._keys = BarrierKeys.of(self._context.keys, seat.round, seat.epoch, name)
@@ -102,16 +103,20 @@ class Barrier:
         """See :meth:`Barriers.wait`; the turn is noted in ``passed`` as soon as that is decided,
         and may be so yet after a call that is cancelled."""
         limit_s = seconds(timeout_s)
-        if self._waits:
+        if self._waiting is not None:
             raise MisuseError(
                 f"this member waits at {self._what} already: a member is there once, so let one "
                 "thread call it, or give each thread a barrier with a name of its own"
             )
-        self._waits = True
+        self._waiting = passed
         try:
             await self._wait(limit_s, passed)
         finally:
-            self._waits = False
+            self._wait_no_more(passed)
+
+    def _wait_no_more(self, passed: list[int]) -> None:
+        if self._waiting is passed:
+            self._waiting = None
 
     async def _wait(self, timeout_s: float, passed: list[int]) -> None:
         clock = self._context.clock
@@ -128,6 +133,7 @@ class Barrier:
             self._pass_turn(turn, passed)
         except BaseException as error:
             self._giving_up = asyncio.ensure_future(self._give_up(turn, passed))
+            self._wait_no_more(passed)  # its caller may call again before etcd has answered
             await asyncio.shield(self._giving_up)
             if self._passed < turn and isinstance(error, TimeoutError):
                 raise await self._timeout(turn, timeout_s) from None

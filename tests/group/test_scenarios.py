@@ -18,10 +18,12 @@ from rdzv_etcd.errors import (
     JobClosedError,
     JobSettingsMismatchError,
     JoinTimeoutError,
+    MisuseError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import Delete, Put, Txn
 from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.loop_thread import CANCEL_GRACE_S
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import Applied
@@ -704,6 +706,33 @@ def test_all_pass_a_barrier_or_none_whenever_one_of_them_gives_up() -> None:
             assert not waiting.done(), job.tell()
             await at_barrier(job, a)
         await waiting
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+def test_who_is_interrupted_at_a_barrier_may_call_again_before_etcd_has_answered() -> None:
+    """The interrupted call takes its arrival back for as long as that may take."""
+
+    async def scenario(job: SimJob) -> None:
+        a, b = job.start_all("ab")
+        await job.until_works("ab")
+        assert a.world is not None
+        barrier = Barriers(a.node, a.world).named("saved")
+        interrupted = job.on(a, barrier.wait(60, []))
+        await job.pass_time(1)
+        a.connection.link.partition(silent=True)
+        interrupted.cancel()
+        await job.pass_time(CANCEL_GRACE_S)  # so long its caller waits
+        assert not interrupted.done()
+        again = job.on(a, barrier.wait(60, []))
+        await job.pass_time(1)
+        a.connection.link.heal()
+        await asyncio.wait({interrupted})
+        await job.pass_time(1)
+        with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
+            await job.on(a, barrier.wait(60, []))
+        assert not again.done()
+        await asyncio.gather(again, at_barrier(job, b))
 
     simulate(scenario, min_nodes=2, max_nodes=2)
 
