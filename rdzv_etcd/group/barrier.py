@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Callable
 
 from rdzv_etcd.arguments import check_name, seconds
+from rdzv_etcd.clock import abandon
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import (
@@ -34,7 +35,7 @@ from rdzv_etcd.errors import (
     WorldOverError,
 )
 from rdzv_etcd.etcd.after_read import puts_after
-from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.etcd.api import KeyValue, TxnResult
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
@@ -91,6 +92,8 @@ class Barrier:
         """The turns that calls have passed which did not return."""
         self._waiting: list[int] | None = None
         """What the call that waits notes its turns in."""
+        self._arriving: asyncio.Future[TxnResult] | None = None
+        """The arrival that is under way: it outlasts its call, so that nothing overtakes it."""
         self._giving_up: asyncio.Future[None] | None = None
         """Takes the arrival of the last call back; it may outlast that call."""
         self._keys = BarrierKeys.of(self._context.keys, seat.round, seat.epoch, name)
@@ -186,10 +189,9 @@ class Barrier:
             return False
         record = context.control.view.round_revision
         try:
-            result = await context.etcd.txn(
-                requests.arrive(self._keys, turn, context.identity.node_id, session),
-                repeatable=True,
-            )
+            txn = requests.arrive(self._keys, turn, context.identity.node_id, session)
+            self._arriving = asyncio.ensure_future(context.etcd.txn(txn, repeatable=True))
+            result = await asyncio.shield(self._arriving)
         except LeaseNotFoundError:
             context.session.lost(session)
             return False
@@ -260,6 +262,9 @@ class Barrier:
 
         Others may have passed already and gone on: to leave, to join again, to close the job.
         """
+        if self._arriving is not None:
+            await asyncio.wait({self._arriving}, timeout=_LAST_WORD_S / 2)
+            await abandon(self._arriving)
         txn = requests.take_back(self._keys, turn, self._context.identity.node_id)
         with contextlib.suppress(EtcdError):  # it goes with the session, or is there at the retry
             result = await self._context.etcd.txn(txn, timeout_s=_LAST_WORD_S)

@@ -737,6 +737,25 @@ def test_who_is_interrupted_at_a_barrier_may_call_again_before_etcd_has_answered
     simulate(scenario, min_nodes=2, max_nodes=2)
 
 
+def test_who_is_interrupted_at_a_barrier_is_not_there_although_its_arrival_is_late() -> None:
+    """What takes the arrival back does not overtake it."""
+
+    async def scenario(job: SimJob) -> None:
+        a, b = job.start_all("ab")
+        await job.until_works("ab")
+        a.connection.link.hold_requests(1.0)  # later than what is sent next
+        interrupted = asyncio.ensure_future(at_barrier(job, a))
+        await job.pass_time(job.loop.rng.uniform(0.0, 0.9))
+        interrupted.cancel()
+        await job.pass_time(2)
+        waiting = asyncio.ensure_future(at_barrier(job, b))
+        await job.pass_time(5)
+        assert not waiting.done()
+        await asyncio.gather(at_barrier(job, a), waiting)
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
 @pytest.mark.parametrize("succeeded", [False, True])
 def test_who_is_at_a_barrier_hears_at_once_that_the_job_is_closed(succeeded: bool) -> None:
     async def scenario(job: SimJob) -> None:
