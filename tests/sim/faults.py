@@ -45,6 +45,7 @@ class Life(Part):
         job = self._job
         job.history.elects = "elect" in self._plan.kinds
         job.history.queues = "queue" in self._plan.kinds
+        job.history.interrupts = "interrupted_calls" in self._plan.kinds
         for _ in range(self._plan.nodes):
             self._stage.newcomer()
         neighbour = Neighbour(self._stage) if "neighbour" in self._plan.kinds else None
@@ -71,6 +72,7 @@ class Life(Part):
             await neighbour.end()
         if self._plan.kinds:
             await self._afterwards.meet()
+            await self._afterwards.keep_step()
             self._afterwards.check_queue()
         await self._afterwards.end()
         if self._plan.comes_back:

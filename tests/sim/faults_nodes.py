@@ -13,6 +13,9 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
 )
 from rdzv_etcd.testing import SimClock
+from rdzv_etcd.testing.network import Match
+from rdzv_etcd.testing.requests import Request
+from tests.sim.matching import touches
 from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode
 
@@ -170,6 +173,32 @@ class NodeFaults(Part):
             reporting.cancel()
         elif isinstance(reporting.exception(), RdzvEtcdError):
             self._stage.note(f"not reported: {reporting.exception()}")
+
+    def die_at_work(self) -> None:
+        """A node's last act is something in its world's store, or at a barrier."""
+        for node in self._stage.one():
+            within_s = self._rng.uniform(0, 0.006)
+            node.connection.link.hold_requests(0.001, 1, self._last_act(node, within_s))
+
+    def _last_act(self, node: SimNode, within_s: float) -> Match:
+        keys = self._job.keys
+
+        def matching(request: Request) -> bool:
+            if (
+                self._stage.calm
+                or not node.alive
+                or not touches(request, keys.stores, keys.barriers)
+            ):
+                return False
+            self._stage.later(self._dying(node, within_s))
+            return True
+
+        return matching
+
+    async def _dying(self, node: SimNode, within_s: float) -> None:
+        await asyncio.sleep(within_s)
+        if node.alive:
+            self._job.crash(node.name)
 
     def start_a_stranger(self) -> None:
         self._stage.stranger()

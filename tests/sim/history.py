@@ -40,18 +40,28 @@ class History:
         """Whether workers stand for a leadership and write what only the leader may."""
         self.queues = False
         """Whether workers put work into a queue, take it, and are interrupted while they do."""
+        self.interrupts = False
+        """Whether workers meet in calls that are interrupted, and a leave is, too."""
+        self.is_calm = False
+        """Whether nothing keeps a node from etcd, so that who gives up is not there any more."""
         self.clocks_s: set[float] = set()
         """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
         self._verdicts = Verdicts()
         self._commits = Commits(keys, self._state, self._verdicts, settings)
         self._at_barrier: dict[tuple[int, str], set[str]] = {}
+        self._met: set[tuple[int, str]] = set()
+        """The barriers at which all were at the same time."""
+        self._given: dict[tuple[int, int], dict[str, set[bytes]]] = {}
+        self._taken: dict[tuple[int, int], list[bytes]] = {}
+        """What was given in each world's exchanges, and what was told of it."""
         self.note = self._verdicts.note
         self.demand = self._verdicts.demand
         self.stop_if_broken = self._verdicts.stop_if_broken
         self.observe = self._commits.observe
         self.counter = self._commits.counter
         self.queue = self._commits.queue
+        self.has_lost_exchanges = self._commits.has_lost_exchanges
         self.note_led = self._commits.note_led
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
@@ -126,7 +136,14 @@ class History:
         )
 
     def reach_barrier(self, world: Seat, name: str, node_id: str) -> None:
-        self._at_barrier.setdefault((world.epoch, name), set()).add(node_id)
+        here = self._at_barrier.setdefault((world.epoch, name), set())
+        here.add(node_id)
+        if here.issuperset(self.members_of(world)):
+            self._met.add((world.epoch, name))
+
+    def give_up_barrier(self, world: Seat, name: str, node_id: str) -> None:
+        if self.is_calm:  # else it may count as being there, as etcd was not told
+            self._at_barrier[world.epoch, name].discard(node_id)
 
     def members_of(self, world: Seat) -> tuple[str, ...]:
         """Who is in that world, wherever they are named."""
@@ -138,9 +155,24 @@ class History:
     def pass_barrier(self, world: Seat, name: str, node_id: str) -> None:
         missing = set(self.members_of(world)) - self._at_barrier[world.epoch, name]
         self.demand(
-            not missing,
+            (world.epoch, name) in self._met,
             Invariant.BARRIER,
             f"{node_id} passed {name} of round {world.round} without {sorted(missing)}",
+        )
+
+    def give(self, world: Seat, turn: int, node_id: str, data: bytes) -> None:
+        """A node calls for an exchange, perhaps again."""
+        self._given.setdefault((world.epoch, turn), {}).setdefault(node_id, set()).add(data)
+
+    def take(self, world: Seat, turn: int, node_id: str, taken: list[bytes]) -> None:
+        """It is told what all gave."""
+        given, members = self._given[world.epoch, turn], self.members_of(world)
+        self.demand(
+            taken == self._taken.setdefault((world.epoch, turn), taken)
+            and len(taken) == len(members)
+            and all(data in given.get(who, ()) for who, data in zip(members, taken, strict=False)),
+            Invariant.IN_STEP,
+            f"{node_id} was told {taken} in exchange {turn} of round {world.round}: {given}",
         )
 
     # -- promises: checked at the end -------------------------------------------------------------

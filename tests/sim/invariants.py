@@ -34,6 +34,7 @@ class Invariant(Enum):
     COUNTED_ONCE = "every add counts once"
     HANDED_OUT = "every item is handed out once"
     BARRIER = "a barrier holds until all are there"
+    IN_STEP = "members stay in step"
     FENCE = "who leads later writes later"
     CONVERGENCE = "who keeps trying gets a seat, waits for one, or is told why not"
     CALM = "then nothing moves"

@@ -23,6 +23,7 @@ NODES = (
     "refuse_a_return",
     "start_a_stranger",
     "report_dead",
+    "die_at_work",
 )
 """See :mod:`tests.sim.faults_nodes`."""
 
@@ -56,7 +57,7 @@ PEERS = (
 JOBS = ("neighbour",)
 """Another job on the same etcd."""
 
-WORK = ("elect", "queue")
-"""What workers do besides: see :mod:`tests.sim.work`."""
+WORK = ("elect", "queue", "interrupted_calls")
+"""What workers do besides: see :mod:`tests.sim.work` and :mod:`tests.sim.interruptions`."""
 
 KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK, *ETCD)

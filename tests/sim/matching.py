@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.etcd.api import Delete, Op, Put, Txn
+from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import KeepAlive, Request
 
@@ -23,6 +24,13 @@ def deletes(key: bytes) -> Match:
         return isinstance(request, Txn) and Delete(key) in request.success
 
     return matching
+
+
+def touches(request: Request | Op, *ranges: KeyRange) -> bool:
+    """Whether a transaction may put or delete a key there."""
+    if isinstance(request, Txn):
+        return any(touches(op, *ranges) for op in (*request.success, *request.failure))
+    return isinstance(request, Put | Delete) and any(request.key in each for each in ranges)
 
 
 def renews(lease_id: int) -> Match:

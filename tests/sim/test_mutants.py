@@ -22,7 +22,10 @@ from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.etcd.api import Compare, Delete, Get, Put, Relation, Target, Txn
 from rdzv_etcd.group import (
+    barrier,
     drafting,
+    ending,
+    exchange,
     job_lease,
     join_limits,
     joining,
@@ -244,6 +247,11 @@ async def gives_up(original: Any, self: Any, error: Exception) -> None:
     raise error
 
 
+def gives_anew(original: Any, self: Any, *args: Any) -> Any:
+    self._given = None
+    return original(self, *args)
+
+
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
     Mutant("published by who leads no more", requests, "publish_change",
@@ -310,6 +318,17 @@ MUTANTS = [
     Mutant("an item is taken by everybody who has seen it", store_requests, "take",
            lambda original, item: lambda wrote, kept: Txn((), (Delete(item.key), wrote)),
            (I.HANDED_OUT,), kinds=("queue",)),
+    Mutant("a barrier that was passed is not owed to who was interrupted", barrier.Barrier,
+           "not_told", returns(None), (I.BARRIER,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("an exchange that was done is not owed to who was interrupted", exchange.Exchange,
+           "not_told", returns(None), (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("who gave up still counts as being there", barrier_requests, "take_back",
+           lambda original, *args: replace(original(*args), success=original(*args).success[:-1]),
+           (I.BARRIER,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("what is given anew in an exchange counts", exchange.Exchange, "_give", gives_anew,
+           (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("a leave ends with the call that began it", ending.Ending, "_once",
+           lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
 
 CONVERGE_S = 150.0
 CALM_S = 40.0
+IN_STEP_S = 120.0
 HEARD_S = 5.0
 """Within this time everybody who is not cut off has heard of a round."""
 
@@ -154,6 +155,7 @@ class Afterwards(Part):
             else:
                 await self._replace_failed()
         await self._demand(Invariant.CONVERGENCE, self._converged, "all work, or wait for a seat")
+        job.history.is_calm = True
         before = {node.name: node.joins for node in self._stage.alive()}
         await asyncio.sleep(CALM_S)
         await self._demand(
@@ -192,6 +194,28 @@ class Afterwards(Part):
             )
             await asyncio.gather(*meeting)
 
+    async def keep_step(self) -> None:
+        """Calls that are interrupted, and made again, come to their end."""
+        members, history = self._job.members_now(), self._job.history
+        calls = [node.work.interrupted for node in members if node.work is not None]
+        if not history.interrupts or not calls or members[0].world is None:
+            return
+        lost = history.has_lost_exchanges(members[0].world)
+        goals = [(each.barriers + 2, each.exchanges + 2) for each in calls]
+
+        def in_step() -> bool:
+            return all(
+                each.barriers >= barriers and (each.exchanges >= exchanges or lost)
+                for each, (barriers, exchanges) in zip(calls, goals, strict=True)
+            )
+
+        await self._demand(
+            Invariant.IN_STEP,
+            in_step,
+            f"all {len(calls)} pass two barriers more, and do two exchanges: {goals}",
+            IN_STEP_S,
+        )
+
     def check_queue(self) -> None:
         """Nothing is lost of what the members of the last world put into their queue."""
         members = self._job.members_now()
@@ -221,6 +245,7 @@ class Afterwards(Part):
         lost over that: then the round is over, and its store will be swept away."""
         nodes = self._job.members_now()
         worlds = [node.world for node in nodes]
+        self._job.history.is_calm = False
         for node in nodes:
             node.connection.link.lose(0.1, 0.2)
         meeting = [

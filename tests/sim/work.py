@@ -1,5 +1,5 @@
 """What an agent's workers do in a world: steps, adds to a shared counter, barriers, elections,
-and a queue.
+a queue, and calls that are interrupted.
 
 Knows the node's face and the round's store; every step and every outcome goes to the history.
 """
@@ -19,6 +19,7 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
 from tests.sim.commits import LED, QUEUE
 from tests.sim.history import COUNTER, History
+from tests.sim.interruptions import Interrupted
 from tests.sim.queueing import Queueing
 
 STEP_S = 1.0
@@ -44,6 +45,7 @@ class Work:
         self._barriers = Barriers(node, world)
         self._elections = Elections(node, world)
         self._turns: Counter[str] = Counter()
+        self.interrupted = Interrupted(node, world, self._barriers, history)
         self._history = history
         self._node_id = context.identity.node_id
         self.store = KeyValueStore(
@@ -61,6 +63,8 @@ class Work:
             for work, wanted in (
                 (self._lead, self._history.elects),
                 (self._queue, self._history.queues),
+                (self.interrupted.meet, self._history.interrupts),
+                (self.interrupted.exchange, self._history.interrupts),
             )
             if wanted
         ]

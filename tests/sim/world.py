@@ -10,14 +10,18 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.core.member import Phase, Seat
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.context import Identity
+from rdzv_etcd.group.ending import Ending
+from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.schema.keys import JobKeys
@@ -30,12 +34,16 @@ from rdzv_etcd.testing.requests import Revoke
 from rdzv_etcd.testing.state_machine import Model
 from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
+from tests.sim.interruptions import INTERRUPTED_AFTER_S
+from tests.sim.invariants import Invariant
 from tests.sim.work import Work
 
 TTL_S = 10
 TICK_S = 0.5
 REQUEST_TIMEOUT_S = 20.0
 """A call whose request was lost hangs this long at most."""
+LEFT_S = 10.0
+"""Within this time every call of a node that has left has ended."""
 TIMING = Timing(
     lease_ttl_s=TTL_S,
     join_timeout_s=600.0,
@@ -333,11 +341,25 @@ class SimJob:
         await self.on(node, self._leave(node, reason))
 
     async def _leave(self, node: SimNode, reason: str) -> None:
-        if node.agent is not None:
+        rng = random.Random(f"leave {self.loop.seed} {node.node_id}")
+        in_midst = self.history.interrupts and bool(node.node._tasks) and rng.random() < 0.5
+        if node.agent is not None and not in_midst:
             node.agent.cancel()
             await asyncio.wait({node.agent})
+        if self.history.interrupts:  # and called again
+            ending = Ending(cast(LoopHold, None))  # what follows is on the loop already
+            leave = partial(ending._once, partial(node.node.leave, reason))
+            with contextlib.suppress(TimeoutError):
+                await wait_for(leave(), rng.choice(INTERRUPTED_AFTER_S))
+            await leave()
         await node.node.leave(reason)
         await node.connection.close()
+        if node.agent is not None and in_midst:
+            node.hurry.set()
+            _, waits = await asyncio.wait({node.agent}, timeout=LEFT_S)
+            self.history.demand(
+                not waits, Invariant.IN_STEP, f"{node.name} has left, and its calls wait on"
+            )
 
     def wipe(self) -> None:
         """Let etcd lose all its data."""
