@@ -196,8 +196,8 @@ class Barrier:
             context.session.lost(session)
             return False
         here, done = requests.answers(result)
-        if done is None and turn > 1:
-            await self._announce(turn - 1, None)  # the data were lost; others may wait for it
+        if requests.turns(done) < turn - 1:
+            await self._announce(turn - 1, done)  # data were lost; others may wait for it
         if requests.turns(done) >= turn:
             return True
         if here >= seat.size:

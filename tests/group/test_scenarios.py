@@ -651,6 +651,32 @@ async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
     await job.on(node, Barriers(node.node, node.world).wait("saved", limit_s))
 
 
+def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passed() -> None:
+    """Those who are at the next one say that all were at this one."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        barriers = [Barriers(node.node, node.world) for node in nodes if node.world is not None]
+
+        def calls(which: int) -> asyncio.Task[None]:
+            return job.on(nodes[which], barriers[which].wait("saved", 60))
+
+        await asyncio.gather(calls(0), calls(1))
+        before = job.save()
+        waiting = calls(1)
+        await job.pass_time(1)
+        nodes[1].connection.link.lag_watches(5.0)
+        await calls(0)
+        assert not waiting.done()
+        job.restore(before)
+        third = calls(0)
+        await waiting
+        await asyncio.gather(third, calls(1))
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
 @pytest.mark.parametrize("healed_first", [False, True])
 def test_an_arrival_at_a_barrier_whose_lease_ran_out_is_put_again(healed_first: bool) -> None:
     """With the next session; without one it is not put at all."""
