@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import traceback
 from types import TracebackType
 
@@ -21,7 +22,7 @@ class _OnlyTold:
         error: BaseException | None,
         stack: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, Exception):
+        if error is None or not (isinstance(error, Exception) or _is_the_programs_own()):
             return False
         if logging.raiseExceptions and type(error) not in _told and sys.stderr:
             _told.add(type(error))
@@ -31,8 +32,15 @@ class _OnlyTold:
         return True
 
 
+def _is_the_programs_own() -> bool:
+    """Whether a SystemExit or KeyboardInterrupt can only come from what was called in this thread:
+    only the main thread runs signal handlers, whose exceptions go on."""
+    return threading.get_ident() != threading.main_thread().ident
+
+
 errors_only_told = _OnlyTold()
 """``with errors_only_told:`` around a logging call of the library's own tasks: what a handler or a
 filter raises ends none of them. It is printed to standard error, as :mod:`logging` does with what
 its own handlers meet: once for each type of exception, and not without ``logging.raiseExceptions``.
+On the main thread a SystemExit or KeyboardInterrupt goes on: it may be a signal handler's.
 """

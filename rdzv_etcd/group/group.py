@@ -440,8 +440,8 @@ class Group(Uncopied):
         """Have ``callback`` called once, when this node has left, however that comes about; at once
         if it has. Not if the process is killed.
 
-        On the library's own thread: it must neither raise nor block. Raises ForkedProcessError in a
-        forked child.
+        On the library's own thread: it must not block, and what it raises there is only logged.
+        Raises ForkedProcessError in a forked child.
         """
         self._part.when_left(callback)
 

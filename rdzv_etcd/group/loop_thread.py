@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError
+from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError, TaskFailedError
 from rdzv_etcd.group.loop_call import LoopCall, what_interrupted
 from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.process import process_id
@@ -104,7 +104,7 @@ class LoopHold:
         """Run ``work`` on the loop, if the hold is not released, and then call ``then``; do not
         wait for either."""
         if not (self._thread.is_foreign or self._released):
-            with contextlib.suppress(RuntimeError):  # the loop thread has been stopped
+            with contextlib.suppress(RuntimeError, TaskFailedError):  # the thread has ended
                 self._thread.begin(LoopCall(work, then))
                 return
         work.close()
@@ -121,6 +121,11 @@ class LoopHold:
         """Whether this is called on the loop's own thread, which can wait for nothing."""
         return not self._thread.is_foreign and self._thread.is_current
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the loop's thread has ended with an error: what was begun is not done."""
+        return not self._thread.is_foreign and self._thread.has_failed
+
     def _give_up(self) -> bool:
         """Give up the hold; tell whether it was the thread's last one."""
         thread = self._thread
@@ -129,13 +134,20 @@ class LoopHold:
                 return False
             self._released = True
             self._kept.clear()
+            thread.to_tell.pop(self, None)
             thread.holds -= 1
             if thread.holds:
                 return False
             if _state.current is thread:
                 _state.current = None
-            _state.ending.add(thread)
+            if not thread.has_failed:
+                _state.ending.add(thread)
             return True
+
+    def if_it_fails(self, tell: Callable[[BaseException], None]) -> None:
+        """Have ``tell`` called on the loop's thread, with the cause, if that ends with an error
+        before the hold is released."""
+        self._thread.to_tell[self] = tell
 
     def keep(self, user: object) -> None:
         """Keep ``user`` alive as long as this hold, for callers that Python knows nothing of."""
@@ -159,7 +171,8 @@ class LoopHold:
         Raises :class:`TimeoutError` after ``timeout_s``; ``coro`` is cancelled then. If a signal
         handler raises in the waiting thread, ``coro`` is cancelled and given ``CANCEL_GRACE_S`` to
         tidy up before the handler's exception goes on. Raises
-        :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread, and :class:`RuntimeError`
+        :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread,
+        :class:`~rdzv_etcd.errors.TaskFailedError` if that has failed, and :class:`RuntimeError`
         after the release, in a forked child (:class:`~rdzv_etcd.errors.ForkedProcessError`), and if
         the loop thread stops meanwhile.
         """
@@ -178,7 +191,7 @@ class LoopHold:
             call.wait(CANCEL_GRACE_S)
             if not call.has_outcome:
                 raise TimeoutError(f"not done within {timeout_s} s")
-        return call.result()
+        return thread.result(call)
 
     async def call(self, coro: Coroutine[Any, Any, T]) -> T:
         """Run ``coro`` on the loop, await its end on the caller's own, and return its result.
@@ -200,7 +213,7 @@ class LoopHold:
         except BaseException as error:  # from a signal handler, or the caller is done away with
             thread.cancel(call, what_interrupted(error))
             raise
-        return call.result()
+        return thread.result(call)
 
     def _usable(self, coro: Coroutine[Any, Any, object]) -> _LoopThread:
         if self._thread.is_foreign:
@@ -237,10 +250,14 @@ class _LoopThread:
     def __init__(self) -> None:
         self.pid = process_id()
         self.holds = 0
+        self.to_tell: dict[LoopHold, Callable[[BaseException], None]] = {}
+        """Who is told if the thread fails."""
+        self._failure: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._calls: set[LoopCall[Any]] = set()
         self._stop_wanted = False
-        self._stopping = False
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        """Done when the loop is to stop."""
         self._thread = threading.Thread(target=self._main, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -251,7 +268,12 @@ class _LoopThread:
 
     @property
     def is_current(self) -> bool:
-        return threading.get_ident() == self._thread.ident
+        return threading.current_thread() is self._thread  # a number would be used again
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended, or is about to, with an error."""
+        return self._failure is not None
 
     def begin(self, call: LoopCall[Any]) -> None:
         self._calls.add(call)
@@ -260,7 +282,18 @@ class _LoopThread:
         except RuntimeError as error:  # the loop is closed
             self._calls.discard(call)
             call.coro.close()
+            self._check_not_failed()
             raise RuntimeError("the LoopHold has been stopped") from error
+
+    def result(self, call: LoopCall[T]) -> T:
+        """Return what the call returned, or raise what it raised, or why it came to nothing."""
+        if not call.has_outcome:
+            self._check_not_failed()
+        return call.result()
+
+    def _check_not_failed(self) -> None:
+        if self._failure is not None:
+            raise TaskFailedError("event loop", self._failure) from self._failure
 
     def cancel(self, call: LoopCall[Any], why: str = "") -> None:
         """Ask the loop to cancel ``call``; harmless if it has ended or never began.
@@ -275,9 +308,8 @@ class _LoopThread:
         with _state.lock:
             first, self._stop_wanted = not self._stop_wanted, True
         if first:
-            # It raises if a task's SystemExit has ended the loop already: then the join remains.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the join remains
+                self._loop.call_soon_threadsafe(self.end)
         self.join()
 
     def join(self) -> None:
@@ -286,13 +318,13 @@ class _LoopThread:
 
     def end(self) -> None:
         """Stop the loop from its own thread, which ends by itself."""
-        if not self._stopping:
-            self._loop.stop()
+        if not self._over.done():
+            self._over.set_result(None)
 
     # -- on the loop's thread ---------------------------------------------------------------------
 
     def _start(self, call: LoopCall[Any]) -> None:
-        if self._stopping:
+        if self._over.done():
             self._abandon(call)
             return
         call.start(self._loop).add_done_callback(lambda _: self._ended(call))
@@ -314,19 +346,54 @@ class _LoopThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
-            self._stopping = True
+            self._run_until(self._over)
             self._cancel_tasks()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._run_until(self._loop.create_task(self._loop.shutdown_asyncgens()))
+        except BaseException as error:  # noqa: BLE001 - everybody who depends on it is told
+            self._fail(error)
         finally:
             asyncio.set_event_loop(None)
-            self._loop.close()
+            with contextlib.suppress(OSError):  # its descriptors may be what has failed
+                self._loop.close()
             _state.ending.discard(self)
             # Whoever waits must not wait for ever. Threads that come too late still add theirs, so
             # the set must not be iterated over.
             with contextlib.suppress(KeyError):
                 while True:
                     self._abandon(self._calls.pop())
+
+    def _run_until(self, done: asyncio.Future[Any]) -> None:
+        """Let the loop run, whatever is raised in it, and whoever stops it.
+
+        asyncio lets a SystemExit or KeyboardInterrupt end the loop, as a program would end with it
+        that ran on it. Here they come from a program's callback (its signal handlers run elsewhere)
+        and must not end what everybody else has on this loop. The task that raised has failed with
+        it, as with any other error, and the loop can go on where it was.
+        """
+        done.add_done_callback(lambda _: self._loop.stop())
+        while not done.done():
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                with errors_only_told:
+                    _log.exception(
+                        "%s was raised on the library's own thread %r, by a logging handler or a "
+                        "callback: it ends what it was raised in, and neither the thread nor the "
+                        "program",
+                        type(error).__name__,
+                        THREAD_NAME,
+                    )
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell everybody who holds this thread that it ends by itself; who comes gets another."""
+        self._failure = error
+        with _state.lock:
+            if _state.current is self:
+                _state.current = None
+        with errors_only_told:
+            _log.error("the library's own thread %r has failed", THREAD_NAME, exc_info=error)
+        for tell in tuple(self.to_tell.values()):
+            tell(error)
 
     def _cancel_tasks(self) -> None:
         until_s, pending = self._loop.time() + STOP_GRACE_S, set[asyncio.Task[Any]]()
@@ -335,7 +402,9 @@ class _LoopThread:
             for task in tasks:
                 task.cancel()
             left_s = max(0.0, until_s - self._loop.time())
-            _, pending = self._loop.run_until_complete(asyncio.wait(tasks, timeout=left_s))
+            waiting = self._loop.create_task(asyncio.wait(tasks, timeout=left_s))
+            self._run_until(waiting)
+            _, pending = waiting.result()
         for task in pending:
             with errors_only_told:
                 _log.error("gave up task %s: it did not end when cancelled", task.get_name())

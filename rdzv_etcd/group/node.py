@@ -241,9 +241,13 @@ class Node:
             text = f"works on without its task {name!r}, which failed"
             self._context.log.fail(text, error)
             return
-        self._member.fail(name, error)
+        self.fail(name, error)
+
+    def fail(self, task: str, error: BaseException) -> None:
+        """End this node's part, because a task that it needs has failed."""
+        self._member.fail(task, error)
         self._context.wakeup.notify()
-        self._context.log.fail(f"cannot go on: its task {name!r} failed", error)
+        self._context.log.fail(f"cannot go on: its task {task!r} failed", error)
 
     @property
     def is_gone(self) -> bool:

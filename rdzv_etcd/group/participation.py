@@ -65,6 +65,7 @@ class Participation:
         self._when_left: list[Callable[[], None]] = []
         _open.add(self)
         atexit.register(self._at_exit)
+        loop_thread.if_it_fails(self._go_on_without_it)
 
     @property
     def is_foreign(self) -> bool:
@@ -108,7 +109,9 @@ class Participation:
                 return
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - it is told of, and ends nothing
+            except BaseException as error:  # it is told of, and ends nothing
+                if not (isinstance(error, Exception) or self.loop_thread.is_current):
+                    raise  # at once, in the thread of who asked for it: that one's signal or exit
                 with errors_only_told:
                     _log.exception("what was to be called when this node has left raised")
 
@@ -176,6 +179,8 @@ class Participation:
         """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
         if self._note_leaving():
             self._ending.run(partial(self._leave, reason))
+            if self.loop_thread.has_failed:
+                self._note_left()
 
     def begin_to_leave(self, reason: str, then: Callable[[], None] | None = None) -> bool:
         """Begin to leave without waiting for it; ``then`` is called, in some thread, when this node
@@ -186,6 +191,8 @@ class Participation:
         if not self._note_leaving():
             return False
         self._ending.begin(partial(self._leave, reason), then)
+        if self.loop_thread.has_failed:
+            self._note_left()
         return True
 
     def drop(self) -> None:
@@ -210,14 +217,23 @@ class Participation:
         try:
             await self.node.leave(reason)
         finally:
-            _open.discard(self)
-            atexit.unregister(self._at_exit)
-            if self.guard is not None:
-                self.guard.end()
-            self._tell_left()
+            self._note_left()
             if self._metrics is not None:
                 await self._metrics.close()
             await self.etcd.close()
+
+    def _note_left(self) -> None:
+        _open.discard(self)
+        atexit.unregister(self._at_exit)
+        if self.guard is not None:
+            self.guard.end()
+        self._tell_left()
+
+    def _go_on_without_it(self, error: BaseException) -> None:
+        """The loop's thread has failed: nothing will be done on it any more."""
+        self.node.fail("event loop", error)
+        if self.has_left:  # it was about to
+            self._note_left()
 
     def _at_exit(self) -> None:
         if self.is_foreign:

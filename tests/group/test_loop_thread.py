@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -352,6 +353,131 @@ def test_release_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
     with pytest.raises(RuntimeError, match="event-loop thread"):
         loop_thread.run(release())
     assert loop_thread.run(double(1)) == 2
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_what_would_end_a_program_ends_only_the_call_that_raised_it(
+    loop_thread: LoopHold, raised: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio lets these two end the loop."""
+    started = threading.Event()
+    released = asyncio.Event()
+
+    async def wait() -> str:
+        started.set()
+        await released.wait()
+        return "goes on"
+
+    async def fail() -> None:
+        released.set()
+        raise raised("in the program's callback")
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(loop_thread.run, wait(), 60)
+        assert started.wait(60)
+        with pytest.raises(raised, match="in the program's callback"):
+            loop_thread.run(fail())
+        assert waiting.result(60) == "goes on"
+    (told,) = caplog.records
+    assert told.levelno == logging.ERROR
+    assert told.getMessage().startswith(f"{raised.__name__} was raised on the library's own thread")
+    assert told.exc_info is not None
+
+
+def test_a_callback_that_stops_its_threads_loop_does_not_stop_this_one(
+    loop_thread: LoopHold,
+) -> None:
+    async def stop() -> None:
+        asyncio.get_running_loop().stop()
+
+    loop_thread.run(stop())
+    assert loop_thread.run(double(4)) == 8
+
+
+def test_what_would_end_a_program_does_not_keep_the_last_release_from_ending_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tidied = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def rude() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise SystemExit(3)
+
+    async def polite() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            tidied.append(True)
+
+    async def start() -> None:
+        tasks.extend(map(asyncio.ensure_future, (rude(), polite())))
+        await asyncio.sleep(0)
+
+    with LoopHold.acquire() as hold:
+        hold.run(start())
+    assert tidied == [True]
+    assert isinstance(tasks[0].exception(), SystemExit)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_thread_that_fails_says_so_to_all_who_hold_it_and_the_next_one_gets_another() -> None:
+    printed = run_script(
+        """
+        import asyncio, logging, os, sys, threading
+        from rdzv_etcd.errors import TaskFailedError
+        from rdzv_etcd.group.loop_thread import LoopHold
+
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+
+        async def wait(started):
+            started.set()
+            await asyncio.Event().wait()
+
+        async def break_it():
+            os.close(asyncio.get_running_loop()._selector.fileno())
+
+        async def answer():
+            return "answers"
+
+        def wait_there():
+            try:
+                hold.run(wait(started))
+            except TaskFailedError as error:
+                print("waited:", error.task)
+
+        hold, other = LoopHold.acquire(), LoopHold.acquire()
+        hold.if_it_fails(lambda error: print("told:", type(error).__name__))
+        other.if_it_fails(lambda error: print("not told: it was released"))
+        other.release()
+        started = threading.Event()
+        waiting = threading.Thread(target=wait_there)
+        waiting.start()
+        started.wait()
+        hold.begin(break_it())
+        waiting.join()
+        try:
+            hold.run(answer())
+        except TaskFailedError as error:
+            print("asked:", error.task, type(error.__cause__).__name__)
+        with LoopHold.acquire() as another:
+            print(another.run(answer()))
+        hold.release()
+        """
+    )
+    told, _, after = printed.partition("\nOSError: ")
+    assert told.startswith("ERROR the library's own thread 'rdzv-etcd' has failed\nTraceback ")
+    # asyncio says of what was begun that it is pending, when that is destroyed.
+    lines = [line for line in after.splitlines()[1:] if "pending" not in line]
+    assert lines == [
+        "told: OSError",
+        "waited: event loop",
+        "asked: event loop OSError",
+        "answers",
+    ]
 
 
 def test_it_works_from_atexit_and_the_interpreter_ends_cleanly_without_a_release() -> None:

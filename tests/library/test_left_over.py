@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -281,18 +283,41 @@ def test_what_belongs_to_a_node_hears_once_that_it_has_left(
     assert told.count("first") == 1
 
 
+@pytest.mark.parametrize(
+    "raised", [ZeroDivisionError, SystemExit, KeyboardInterrupt, asyncio.CancelledError]
+)
 def test_what_is_called_and_raises_keeps_nothing_from_being_ended(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+    raised: type[BaseException],
 ) -> None:
-    group = Group(node_settings(etcd_server, job_id, "1"))
-    group.join()
+    """Nor does it touch the other groups of the process, whatever it raises."""
+    other_job = f"{job_id}-other"
+    leak_check.watch_job(etcd_server.gateway, other_job)
     heard = threading.Event()
 
     def fail() -> None:
-        raise ZeroDivisionError("what the program does")
+        raise raised("what the program does")
 
-    group.when_left(fail)
-    group.when_left(heard.set)
+    with Group(node_settings(etcd_server, other_job, "1")) as other:
+        world = other.join()
+        group = Group(node_settings(etcd_server, job_id, "1"))
+        group.join()
+        group.when_left(fail)
+        group.when_left(heard.set)
+        group.leave()
+        assert heard.is_set()
+        assert "what the program does" in caplog.text
+        world.barrier("goes on", timeout_s=LIMIT_S)
+        assert not world.over
+
+
+def test_what_is_called_at_once_may_end_the_program_that_asked_for_it(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    group = Group(node_settings(etcd_server, job_id, "1"))
     group.leave()
-    assert heard.is_set()
-    assert "what the program does" in caplog.text
+    with pytest.raises(SystemExit, match="3"):
+        group.when_left(partial(sys.exit, 3))

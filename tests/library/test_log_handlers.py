@@ -15,39 +15,51 @@ from tests.support.servers import EtcdServer
 
 
 class BrokenFilterError(Exception):
-    """What the tests' filter and handler raise."""
+    """What the tests' filter and handler raise, as a rule."""
 
 
-def fail(record: logging.LogRecord) -> bool:
-    if threading.current_thread().name == THREAD_NAME:
-        raise BrokenFilterError(record.getMessage())
-    return True
+class BrokenFilter(logging.Filter):
+    def __init__(self, raised: type[BaseException]) -> None:
+        super().__init__()
+        self.raised = raised
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if threading.current_thread().name == THREAD_NAME:
+            raise self.raised(record.getMessage())
+        return True
 
 
 class BrokenHandler(logging.Handler):
+    def __init__(self, broken: BrokenFilter) -> None:
+        super().__init__()
+        self.broken = broken
+
     def emit(self, record: logging.LogRecord) -> None:
-        fail(record)
+        self.broken.filter(record)
 
 
+@pytest.mark.parametrize("raised", [BrokenFilterError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["handler", "filter"])
 def test_a_node_goes_on_although_its_logging_fails(
     leak_check: LeakCheck,
     etcd_server: EtcdServer,
     job_id: str,
     where: str,
+    raised: type[BaseException],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is told once, on standard error."""
     monkeypatch.setattr(log_errors, "_told", set())
-    log, handler = logging.getLogger("rdzv_etcd"), BrokenHandler()
+    broken = BrokenFilter(raised)
+    log, handler = logging.getLogger("rdzv_etcd"), BrokenHandler(broken)
     log.setLevel(logging.INFO)
     with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
         worlds = join_all(nodes)
         if where == "handler":
             log.addHandler(handler)
         else:
-            log.addFilter(fail)
+            log.addFilter(broken)
         try:
             nodes[1].leave("has to go")
             assert worlds[0].wait_over(LIMIT_S)
@@ -55,5 +67,14 @@ def test_a_node_goes_on_although_its_logging_fails(
             assert nodes[0].join().size == 1
         finally:
             log.removeHandler(handler)
-            log.removeFilter(fail)
+            log.removeFilter(broken)
     assert capsys.readouterr().err.count("a logging handler or filter raised") == 1
+
+
+def test_what_ends_a_program_goes_on_in_its_main_thread(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There it may be what a signal's handler raised."""
+    with pytest.raises(KeyboardInterrupt), log_errors.errors_only_told:
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == ""
