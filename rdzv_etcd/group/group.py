@@ -104,10 +104,10 @@ class Group(Uncopied):
         refuse_after_fork()
         recorder = recorder_for(settings)
         place = (str(settings.connection), keys)
-        warn_of_others(place)
-        self._embed()
         loop_thread = LoopHold.acquire()
         try:
+            warn_of_others(place)
+            self._embed()
             etcd = loop_thread.run(open_etcd(settings, connect))
         except BaseException:
             loop_thread.release()

@@ -52,8 +52,14 @@ class LoopHold:
 
     @classmethod
     def acquire(cls) -> LoopHold:
-        """Return a new hold, starting the thread if this is the first one. Does not block."""
+        """Return a new hold, starting the thread if this is the first one. Does not block.
+
+        Raises :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread: whoever acquires
+        waits for it next.
+        """
         with _state.lock:
+            if any(thread.is_current for thread in _threads()):
+                raise _own_thread_error()
             if _state.current is None:
                 _state.current = _LoopThread()
             _state.current.holds += 1
@@ -224,12 +230,16 @@ class LoopHold:
             raise RuntimeError("this LoopHold has been released")
         if self._thread.is_current:
             coro.close()
-            raise MisuseError(
-                f"this call was made on the library's own thread {THREAD_NAME!r}, which does the "
-                "work that it waits for: by a logging handler, a __del__ method or a callback. "
-                "Make it on another thread"
-            )
+            raise _own_thread_error()
         return self._thread
+
+
+def _own_thread_error() -> MisuseError:
+    return MisuseError(
+        f"this call was made on the library's own thread {THREAD_NAME!r}, which does the work that "
+        "it waits for: by a logging handler, a __del__ method or a callback. Make it on another "
+        "thread"
+    )
 
 
 def told_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
@@ -432,6 +442,12 @@ def _after_fork_in_child() -> None:
     _state = _State()
 
 
+def _threads() -> set[_LoopThread]:
+    """All that have not ended."""
+    current = () if _state.current is None else (_state.current,)
+    return {*current, *_state.ending}
+
+
 def _stop_at_exit() -> None:
     """Stop the thread before the interpreter dismantles itself under it.
 
@@ -439,10 +455,9 @@ def _stop_at_exit() -> None:
     still finds the loop running.
     """
     with _state.lock:
-        threads, _state.current = {_state.current, *_state.ending}, None
+        threads, _state.current = _threads(), None
     for thread in threads:
-        if thread is not None:
-            thread.stop()
+        thread.stop()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

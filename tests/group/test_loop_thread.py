@@ -94,6 +94,14 @@ def test_run_on_the_loop_thread_is_refused(loop_thread: LoopHold) -> None:
     assert "LoopHold" not in str(caught.value)
 
 
+def test_a_hold_is_not_to_be_had_on_the_loop_thread(loop_thread: LoopHold) -> None:
+    async def acquire() -> None:
+        LoopHold.acquire()
+
+    with pytest.raises(MisuseError, match="on the library's own thread"):
+        loop_thread.run(acquire())
+
+
 def test_many_threads_run_at_the_same_time(loop_thread: LoopHold) -> None:
     """No call waits for another one: the calls of all threads meet on the loop."""
     count = 32

@@ -20,6 +20,7 @@ from rdzv_etcd.errors import MisuseError, RendezvousFailedError, StateCorruptErr
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.loop_thread import THREAD_NAME, LoopHold
+from rdzv_etcd.group.observer import Observer
 from rdzv_etcd.group.world import World
 from tests.library.nodes import (
     ALONE,
@@ -312,6 +313,32 @@ def test_what_is_called_and_raises_keeps_nothing_from_being_ended(
         assert "what the program does" in caplog.text
         world.barrier("goes on", timeout_s=LIMIT_S)
         assert not world.over
+
+
+@pytest.mark.parametrize("what", ["connect", "observe"])
+def test_what_is_called_cannot_connect_on_the_librarys_thread(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, what: str
+) -> None:
+    """It is told so, and keeps no thread."""
+    settings = node_settings(etcd_server, job_id, "1")
+    make: Callable[[], object] = partial(Group if what == "connect" else Observer, settings)
+    caught: list[MisuseError] = []
+    heard = threading.Event()
+
+    def connect() -> None:
+        try:
+            make()
+        except MisuseError as error:
+            caught.append(error)
+        finally:
+            heard.set()
+
+    group = Group(settings)
+    group.when_left(connect)
+    group.leave()
+    assert heard.is_set()
+    (error,) = caught
+    assert "on the library's own thread" in str(error)
 
 
 def test_what_is_called_at_once_may_end_the_program_that_asked_for_it(
