@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -39,6 +40,7 @@ class Observation:
         """Those that are open are kept by their tasks."""
         self.is_closed = False
         self._ending = Ending(loop_thread)
+        atexit.register(self._at_exit)
 
     @property
     def settings(self) -> Settings:
@@ -115,9 +117,14 @@ class Observation:
         self._ending.begin(self._close, then)
 
     async def _close(self) -> None:
+        atexit.unregister(self._at_exit)
         for watch in tuple(self._watches):
             await watch.close()
         await self._etcd.close()
+
+    def _at_exit(self) -> None:
+        """Whoever reads events in another thread is told that there are no more."""
+        self.close()
 
 
 class Observer(Uncopied):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -344,3 +346,48 @@ async def _until(events: rdzv_etcd.aio.JobEvents, kind: type[Any]) -> JobEvent |
         if type(event) is kind:
             return event
     return None
+
+
+READER = """
+import atexit, sys, threading
+
+def tell():
+    reader.join()
+    print(*outcome)
+
+atexit.register(tell)  # before the library's own: so it is called after those
+
+import rdzv_etcd
+
+who, endpoint, job = sys.argv[1:]
+observer = rdzv_etcd.observe(endpoint, job=job)
+group = rdzv_etcd.connect(endpoint, job=job, nodes=1)
+events = (observer if who == "observer" else group).events()
+events.next()
+outcome = []
+
+def read():
+    try:
+        for _ in events:
+            pass
+        outcome.append("ended")
+    except BaseException as error:
+        outcome.append(repr(error))
+
+reader = threading.Thread(target=read, daemon=True)
+reader.start()
+"""
+
+
+@pytest.mark.parametrize("who", ["group", "observer"])
+def test_the_events_end_with_the_process(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, who: str
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", READER, who, etcd_server.endpoint, job_id],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (process.stdout, process.stderr) == ("ended\n", "")
