@@ -441,7 +441,8 @@ class Group(Uncopied):
         if it has. Not if the process is killed.
 
         On the library's own thread: it must not block, and what it raises there is only logged.
-        Raises ForkedProcessError in a forked child.
+        Raises :class:`~rdzv_etcd.errors.MisuseError` for what cannot be called, and
+        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         self._part.when_left(callback)
 

@@ -15,7 +15,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rdzv_etcd.errors import ForkedProcessError, RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.errors import (
+    ForkedProcessError,
+    MisuseError,
+    RdzvEtcdError,
+    RendezvousFailedError,
+)
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.ending import Ending
 from rdzv_etcd.group.listener import Listener
@@ -24,6 +29,7 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.process import process_id
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.text import shown
 
 if TYPE_CHECKING:
     from rdzv_etcd.metrics.outputs import Outputs
@@ -97,6 +103,11 @@ class Participation:
     def when_left(self, callback: Callable[[], None]) -> None:
         """Have it called when this node has left; see :meth:`rdzv_etcd.Group.when_left`."""
         self.refuse_in_child()
+        if not callable(callback):
+            raise MisuseError(
+                f"the callback of when_left is {shown(repr(callback), 100)}; it must be something "
+                "that can be called, without arguments"
+            )
         self._when_left.append(callback)
         if self not in _open:
             self._tell_left()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd import Left
+from rdzv_etcd import Left, aio
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError, StateCorruptError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.group import Group
@@ -339,6 +341,21 @@ def test_what_is_called_cannot_connect_on_the_librarys_thread(
     assert heard.is_set()
     (error,) = caught
     assert "on the library's own thread" in str(error)
+
+
+@pytest.mark.parametrize("callback", [None, "leave", 3])
+def test_what_cannot_be_called_is_refused_at_once(
+    leak_check: LeakCheck,
+    etcd_server: EtcdServer,
+    job_id: str,
+    caplog: pytest.LogCaptureFixture,
+    callback: Any,
+) -> None:
+    with Group(node_settings(etcd_server, job_id, "1")) as group:
+        for face in (group, aio.Group(group)):
+            with pytest.raises(MisuseError, match=re.escape(f"when_left is {callback!r};")):
+                face.when_left(callback)
+    assert caplog.records == []
 
 
 def test_what_is_called_at_once_may_end_the_program_that_asked_for_it(
