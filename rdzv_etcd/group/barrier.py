@@ -187,7 +187,7 @@ class Barrier:
         if not session:  # without a lease the arrival would outlive its node
             await context.wakeup.wait(when=lambda: context.session.lease_id != 0)
             return False
-        record = context.control.view.round_revision
+        record, breaks = context.control.view.round_revision, context.control.breaks
         try:
             txn = requests.arrive(self._keys, turn, context.identity.node_id, session)
             self._arriving = asyncio.ensure_future(context.etcd.txn(txn, repeatable=True))
@@ -205,9 +205,14 @@ class Barrier:
             return True
 
         def in_doubt() -> bool:
-            # Another session, or a record that was put back: what was there may be gone.
-            view = context.control.view
-            return context.session.lease_id != session or view.round_revision != record
+            # Another session, a record that was put back, or an etcd that may be an older one:
+            # what was there may be gone.
+            control = context.control
+            return (
+                context.session.lease_id != session
+                or control.view.round_revision != record
+                or control.breaks != breaks
+            )
 
         return await self._told_unless(turn, result.revision, in_doubt)
 

@@ -72,6 +72,9 @@ class ViewWatch(Generic[V]):
         self._in_doubt = False
         """Whether the watch went on after a break: etcd may have gone back meanwhile, and have
         written as much again since, which the watch does not notice."""
+        self.breaks = 0
+        """How often the watch has begun, or gone on after a break. At each of these etcd may have
+        gone back, unnoticed if nothing in this range was another."""
         self.problem: RdzvEtcdError | None = None
         """Why the view cannot be trusted: a corrupt value, or etcd refusing us."""
 
@@ -125,6 +128,7 @@ class ViewWatch(Generic[V]):
                 await abandon(confirming, reading)  # if one fails, the other would go on alone
             if self._revision < confirmed:  # the read was first, and something was written since
                 view = await self.refresh(timeout_s)
+            self._note_break()
             return view
         except TimeoutError as error:
             await self._stop_watch()
@@ -138,7 +142,9 @@ class ViewWatch(Generic[V]):
             await self._etcd.get(self._request, timeout_s=timeout_s)
             raise
         except StateCorruptError:
-            if not self._runs:  # otherwise the watch tells when the value is another one
+            if self._runs:  # the watch tells when the value is another one
+                self._note_break()
+            else:
                 await self._stop_watch()
             raise
         except BaseException:
@@ -215,6 +221,7 @@ class ViewWatch(Generic[V]):
                         self._show(view)
                 elif batch is not None:
                     self._in_doubt = True
+                    self._note_break()
                 if batch is None or self.is_blind or self._in_doubt:
                     await self._look_again(watch)
         finally:
@@ -246,6 +253,10 @@ class ViewWatch(Generic[V]):
         self._view = view
         if self._notice is not None:
             self._notice(view)
+        self._wakeup.notify()
+
+    def _note_break(self) -> None:
+        self.breaks += 1
         self._wakeup.notify()
 
     def _tell_regress(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from rdzv_etcd.core import leading
 from rdzv_etcd.core.model import Accusation, Nodes
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group import leadership, node
+from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import encode_accusation
 from tests.sim import world
@@ -258,6 +260,36 @@ def test_members_notice_it_although_others_have_written_as_much_again(slice_node
         assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
 
     simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
+
+
+@pytest.mark.parametrize("bump_revision", [0, 1_000_000])
+def test_who_waits_at_a_barrier_is_there_again_although_others_have_written_as_much_again(
+    bump_revision: int,
+) -> None:
+    """And nothing that tells of the world is another: nobody can tell that etcd went back."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        saved = job.save()
+
+        def waits(node: SimNode) -> asyncio.Task[None]:
+            assert node.world is not None
+            return job.on(node, Barriers(node.node, node.world).wait("saved", 60))
+
+        early, *late = nodes
+        waiting = waits(early)
+        await job.pass_time(1)
+        revision = job.server.revision
+        job.restore(saved, bump_revision=bump_revision)
+        while job.server.revision <= revision:
+            job.server.apply(Txn((), (Put(b"/another application", b""),)))
+        await job.pass_time(10)
+        assert not waiting.done()
+        await asyncio.gather(waiting, *map(waits, late))
+        assert all(node.joins == 1 for node in nodes), job.tell()
+
+    simulate(scenario, min_nodes=3, max_nodes=3)
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
