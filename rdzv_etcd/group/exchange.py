@@ -16,11 +16,13 @@ from rdzv_etcd.errors import (
     RequestTooLargeError,
     StoreTimeoutError,
 )
+from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.world_over import unless_over
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.kv.writes import too_large
+from rdzv_etcd.schema.requests import record_is
 
 
 class Exchange:
@@ -31,6 +33,8 @@ class Exchange:
     the one before that. So it deletes what it gave there, and two turns are all that is ever kept.
     A turn that was done, and whose caller was interrupted before it had the values, is owed to it:
     the next call returns them.
+    Whoever has done a turn cannot know who else has. So what a member gave in its last two it also
+    keeps in memory, and puts it again, in a call or not, whenever etcd may have lost it.
     """
 
     def __init__(self, node: Node, seat: Seat) -> None:
@@ -45,8 +49,10 @@ class Exchange:
             clock=context.clock,
         )
         self._done = 0
-        self._given: bytes | None = None
-        """What this member has given in the turn that is not done: some may have read it."""
+        self._given: dict[int, bytes] = {}
+        """What this member has given in the last turn that was done, for others may be in it yet,
+        and in the one that is not done: some may have read it."""
+        self._keeping: asyncio.Task[None] | None = None
         self._untold: list[list[list[bytes]]] = []
         """What calls have taken which did not return."""
         self._one_at_a_time = asyncio.Lock()
@@ -80,6 +86,8 @@ class Exchange:
                 taken += self._untold.pop()
             if taken:
                 return taken[0]
+            if self._keeping is None:
+                self._keeping = self._node.attend(self._keep(), "exchange")
             turn = self._done + 1
             try:
                 all_data = await unless_over(
@@ -91,18 +99,18 @@ class Exchange:
                 )
             except StoreTimeoutError as error:
                 raise await self._timeout(turn, limit_s, error) from None
-            self._done, self._given = turn, None
+            self._done = turn
+            self._given.pop(turn - 1, None)
             taken.append(all_data)
             return all_data
 
     async def _give(self, turn: int, data: bytes, until_s: float) -> list[bytes]:
-        if self._given is None:
-            self._given = data
+        given = self._given.setdefault(turn, data)
         try:
-            await self._put(turn, self._given, self._left_s(until_s))
+            await self._put(turn, given, self._left_s(until_s))
         except RequestTooLargeError as error:
-            size, self._given = len(self._given), None
-            raise too_large(f"what this member gives in exchange {turn}", size) from error
+            del self._given[turn]
+            raise too_large(f"what this member gives in exchange {turn}", len(given)) from error
         return await self._take(turn, self._left_s(until_s))
 
     async def _put(self, turn: int, data: bytes, timeout_s: float) -> None:
@@ -115,6 +123,47 @@ class Exchange:
     async def _take(self, turn: int, timeout_s: float) -> list[bytes]:
         everybody = [_key(turn, rank) for rank in range(self._seat.size)]
         return await self._store.multi_get(everybody, timeout_s)
+
+    async def _keep(self) -> None:
+        """Put again what was given whenever etcd may have lost it, until the world is over."""
+        node, context = self._node, self._node.context
+        backoff = Backoff(context.session.renewal_period_s)
+
+        def seen() -> tuple[int, int]:
+            return context.control.breaks, node.control.round_revision
+
+        def is_over() -> bool:
+            return node.is_gone or node.change_of(self._seat) is not None
+
+        def is_to_act() -> bool:
+            return is_over() or seen() != sure
+
+        sure = seen()
+        while True:
+            await context.wakeup.wait(when=is_to_act)
+            if is_over():
+                return
+            doubt = seen()
+            try:
+                if await self._put_back(node.control.round_revision):
+                    sure = doubt
+                    backoff.reset()
+                else:  # the record is another one, of which this node is about to hear
+                    await context.clock.sleep(RETRY_S)
+            except EtcdError as error:
+                await context.clock.sleep(backoff.after(error))
+
+    async def _put_back(self, record: int) -> bool:
+        """Put again what is missing, if that is still the round's record: nothing is put into a
+        round that has ended. Tell whether it is. One request per value: two may be too large."""
+        given = {_key(turn, self._seat.rank): data for turn, data in self._given.items()}
+        if not record or await self._store.check(list(given), None):
+            return True  # without a record it is too early: that is put back first
+        guard = record_is(self._node.context.keys, record)
+        for key, data in given.items():
+            if not await self._store.put_back(guard, key, data):
+                return False
+        return True
 
     def _left_s(self, until_s: float) -> float:
         return max(0.0, until_s - self._node.context.clock.now_s())

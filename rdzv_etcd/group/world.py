@@ -238,8 +238,9 @@ class World(Uncopied):
 
         A barrier at which values change hands. The calls are counted: the first of every member
         belongs together, then the second. What one member gives must fit into one request to etcd
-        (1.5 MiB by default), and all of them are read by all; etcd keeps those of two calls. Blocks
-        for at most ``timeout_s`` seconds, and some seconds more to say who is missing. Raises
+        (1.5 MiB by default), and all of them are read by all; etcd keeps those of two calls, and
+        this member its own two, to put them again if etcd loses its data. Blocks for at most
+        ``timeout_s`` seconds, and some seconds more to say who is missing. Raises
         :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again; what was
         given first stands, for others may have it, also after an interruption),
         :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,

@@ -161,6 +161,11 @@ class KeyValueStore:
         with named_if_too_large("to set", key, len(value)):
             await self._writes.apply(body, self._deadline(timeout_s))
 
+    async def put_back(self, guard: Compare, key: str, value: bytes) -> bool:
+        """Set the value again if the key is missing and the guard holds; tell whether that did."""
+        txn = requests.put_back(guard, self._keys.value(key), encode_value(value), self._lease_id)
+        return (await self._etcd.txn(txn, repeatable=True)).succeeded
+
     async def delete(self, key: str, timeout_s: float | None) -> bool:
         """Delete the key and tell whether it was there."""
         body = requests.delete(self._keys.value(key))

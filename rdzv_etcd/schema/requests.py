@@ -83,7 +83,7 @@ def arrive(
     """
     leader = Leader(info.node_id, info.settings)
     return Txn(
-        (_record_is(keys, round_revision),),
+        (record_is(keys, round_revision),),
         (
             Put(keys.node(info.node_id), values.encode_node(info), session),
             claim(keys, leader, session),
@@ -130,7 +130,7 @@ def publish_change(
     return Txn(
         (
             *_leads(keys, control),
-            _record_is(keys, control.round_revision),
+            record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
             *(_is_missed(keys, node, nodes) for node in lost),
         ),
@@ -237,7 +237,7 @@ def close_round(
     return Txn(
         (
             *_leads(keys, control),
-            _record_is(keys, control.round_revision),
+            record_is(keys, control.round_revision),
             Compare(
                 keys.nodes.start,
                 Target.MOD,
@@ -326,7 +326,7 @@ def restore_presence(
     """
     return Txn(
         (
-            _record_is(keys, control.round_revision),
+            record_is(keys, control.round_revision),
             Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
             Compare(keys.node(info.node_id), Target.MOD, Relation.EQUAL, presence_revision),
         ),
@@ -354,7 +354,7 @@ def ask_for_slices(keys: JobKeys, control: Control, record: Round) -> Txn:
     """Put the record of a large world, ``record``, once more: whoever was in it puts its slice back
     then. Fenced by the lead and the record."""
     return Txn(
-        (*_leads(keys, control), _record_is(keys, control.round_revision)),
+        (*_leads(keys, control), record_is(keys, control.round_revision)),
         (Put(keys.round, values.encode_round(record), record.job_lease),),
     )
 
@@ -374,7 +374,7 @@ def restore_record(
     """
     return Txn(
         (
-            _record_is(keys, control.round_revision),
+            record_is(keys, control.round_revision),
             Compare(keys.ended, Target.MOD, Relation.EQUAL, control.ended_revision),
         ),
         (
@@ -412,7 +412,7 @@ def close_job(
     """Replace the round record by the closed marker, if it is still the one that was read, and add
     the run to those that are over (``ended``: all of them)."""
     return Txn(
-        (_record_is(keys, control.round_revision),),
+        (record_is(keys, control.round_revision),),
         (
             Put(keys.round, values.encode_round(record), marker_lease),
             Put(keys.ended, values.encode_ended(ended), ended_lease),
@@ -428,7 +428,7 @@ def remove_job(keys: JobKeys, control: Control) -> Txn:
     """
     guards = [
         Compare(keys.nodes.start, Target.CREATE, Relation.EQUAL, 0, keys.nodes.end),
-        _record_is(keys, control.round_revision),
+        record_is(keys, control.round_revision),
     ]
     ops: list[Op] = [
         Delete(keys.change),
@@ -442,7 +442,8 @@ def remove_job(keys: JobKeys, control: Control) -> Txn:
     return Txn(tuple(guards), tuple(ops), (read_control(keys),))
 
 
-def _record_is(keys: JobKeys, round_revision: int) -> Compare:
+def record_is(keys: JobKeys, round_revision: int) -> Compare:
+    """The round's record is the one of that revision."""
     return Compare(keys.round, Target.MOD, Relation.EQUAL, round_revision)
 
 

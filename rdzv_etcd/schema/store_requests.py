@@ -78,6 +78,12 @@ def put_while(guard: Compare, key: bytes, value: bytes, lease_id: int) -> Body:
     return lambda wrote, kept: Txn((guard,), (put, wrote), (kept,))
 
 
+def put_back(guard: Compare, key: bytes, value: bytes, lease_id: int) -> Txn:
+    """Put what is missing, while something else is as it was. Twice does no harm: no marker."""
+    missing = Compare(key, Target.VERSION, Relation.EQUAL, 0)
+    return Txn((guard,), (Txn((missing,), (Put(key, value, lease_id),)),))
+
+
 def delete(key: bytes) -> Body:
     """Delete the key if it is there."""
     there = Compare(key, Target.VERSION, Relation.GREATER, 0)

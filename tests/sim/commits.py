@@ -83,8 +83,6 @@ class Commits:
         self._fences: dict[bytes, tuple[tuple[int, int], str] | None] = {}
         """What only leaders write, by its key: the last fence, and whose it was. ``None``: etcd has
         gone back in that world, where a later leader may have a lower term (docs/library.md)."""
-        self._swept: set[bytes] = set()
-        """What went from stores, and was not deleted alone."""
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
 
@@ -99,12 +97,6 @@ class Commits:
         return self._queues.setdefault(
             keys.start, Queueing(f"{QUEUE!r} of round {world.round}", keys)
         )
-
-    def has_lost_exchanges(self, world: Seat) -> bool:
-        """Whether etcd has lost what members of that world gave each other."""
-        formed_s = next(formed.at_s for formed in self.formed if formed.epoch == world.epoch)
-        given = self._keys.exchange(world.round, world.run)
-        return (self.lost_s or 0.0) >= formed_s or any(key in given for key in self._swept)
 
     def note_led(self, world: Seat) -> None:
         """Watch what only the leader of that world writes under :data:`LED`."""
@@ -225,8 +217,6 @@ class Commits:
             self.forgot_s = self.forgot_s or applied.at_s
         if kv.key in keys.stores:
             (state.store.add if put else state.store.discard)(kv.key)
-            if not put and not _is_taken(applied, kv.key):
-                self._swept.add(kv.key)
             if not put and isinstance(applied.request, Revoke):
                 self._forget_items()  # the job lease has ended, and with it what tells a late copy
             if not put and self._removes_the_job(applied):

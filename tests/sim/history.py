@@ -61,7 +61,6 @@ class History:
         self.observe = self._commits.observe
         self.counter = self._commits.counter
         self.queue = self._commits.queue
-        self.has_lost_exchanges = self._commits.has_lost_exchanges
         self.note_led = self._commits.note_led
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back

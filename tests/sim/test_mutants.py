@@ -247,9 +247,9 @@ async def gives_up(original: Any, self: Any, error: Exception) -> None:
     raise error
 
 
-def gives_anew(original: Any, self: Any, *args: Any) -> Any:
-    self._given = None
-    return original(self, *args)
+def gives_anew(original: Any, self: Any, turn: int, *args: Any) -> Any:
+    self._given.pop(turn, None)
+    return original(self, turn, *args)
 
 
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
@@ -327,6 +327,9 @@ MUTANTS = [
            (I.BARRIER,), two_or_more, kinds=("interrupted_calls",)),
     Mutant("what is given anew in an exchange counts", exchange.Exchange, "_give", gives_anew,
            (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("what etcd has forgotten of an exchange is not given again", exchange.Exchange,
+           "_keep", does_nothing, (I.IN_STEP,), two_or_more, noticed_by=120005006,
+           kinds=("interrupted_calls", "lose_the_tail", "restore_a_backup")),
     Mutant("a leave ends with the call that began it", ending.Ending, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip

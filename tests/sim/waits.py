@@ -200,12 +200,11 @@ class Afterwards(Part):
         calls = [node.work.interrupted for node in members if node.work is not None]
         if not history.interrupts or not calls or members[0].world is None:
             return
-        lost = history.has_lost_exchanges(members[0].world)
         goals = [(each.barriers + 2, each.exchanges + 2) for each in calls]
 
         def in_step() -> bool:
             return all(
-                each.barriers >= barriers and (each.exchanges >= exchanges or lost)
+                each.barriers >= barriers and each.exchanges >= exchanges
                 for each, (barriers, exchanges) in zip(calls, goals, strict=True)
             )
 
