@@ -7,13 +7,19 @@ a watch; nothing is polled, and what the watch brings is not read a second time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.arguments import KEY_SHOWN
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import RequestTooLargeError, StoreTimeoutError, WatchLostError
+from rdzv_etcd.errors import (
+    EtcdUnavailableError,
+    RequestTooLargeError,
+    StoreTimeoutError,
+    WatchLostError,
+)
 from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.kv.writes import Deadline
@@ -101,7 +107,7 @@ class Reader:
             quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
             try:
                 await self._clock.wait_for(
-                    self._follow(wanted, revision, deadline, catch_up=not quick),
+                    self._follow(wanted, revision, deadline, catch_up=not quick, tell_resumes=True),
                     deadline.left_s(),
                 )
             except WatchLostError:
@@ -117,19 +123,33 @@ class Reader:
         return min(result.revision for result in results)
 
     async def _follow(
-        self, wanted: _Wanted, revision: int, deadline: Deadline, *, catch_up: bool
+        self,
+        wanted: _Wanted,
+        revision: int,
+        deadline: Deadline,
+        *,
+        catch_up: bool,
+        tell_resumes: bool = False,
     ) -> None:
-        """Watch what is put after ``revision`` until ``wanted`` is complete."""
-        async with puts_after(self._etcd, *wanted.key_range(), revision, catch_up=catch_up) as (
-            watch,
-            missed,
-        ):
+        """Watch what is put after ``revision`` until ``wanted`` is complete. ``tell_resumes``: and
+        look again when the watch goes on after a break, for etcd may have gone back meanwhile."""
+        async with puts_after(
+            self._etcd,
+            *wanted.key_range(),
+            revision,
+            catch_up=catch_up,
+            tell_resumes=tell_resumes,
+        ) as (watch, missed):
             if missed:
                 await self._look(wanted, deadline)
                 if wanted.complete:
                     return
             async for batch in watch:
-                wanted.take(event.kv for event in batch.events)
+                if batch.events:
+                    wanted.take(event.kv for event in batch.events)
+                else:
+                    with contextlib.suppress(EtcdUnavailableError):  # the next break tells again
+                        await self._look(wanted, deadline)
                 if wanted.complete:
                     return
         raise WatchLostError("the watch was closed")

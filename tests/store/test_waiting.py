@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from rdzv_etcd.errors import StoreTimeoutError
+from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.kv.reads import QUICK_ANSWER_S
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.testing import MemoryEtcd
@@ -136,3 +137,31 @@ def test_many_wait_for_each_other_and_write_meanwhile(seed: int) -> None:
         assert answers == [[b"%d" % i for i in range(12)]] * 12
 
     simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("both", [get_and_set, pop_and_push])
+def test_what_comes_in_a_break_in_which_etcd_goes_back_is_not_missed(
+    both: Callable[[KeyValueStore, KeyValueStore], tuple[Waiting, Coming]],
+) -> None:
+    """Others have written as much again by its end, so the watch goes on behind it."""
+
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        other, _ = await open_store(server, "other")
+        saved = server.save()
+        write = Txn((), (Put(b"/another application", b""),))
+        for _ in range(20):
+            server.apply(write)
+        wait, come = both(store, other)
+        waiting = asyncio.ensure_future(wait)
+        await asyncio.sleep(1)
+        etcd.link.partition()
+        revision = server.revision
+        server.restore(saved)
+        await come
+        while server.revision <= revision:
+            server.apply(write)
+        etcd.link.heal()
+        assert await waiting == b"value"
+
+    simulate(scenario)
