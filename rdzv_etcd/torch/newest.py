@@ -7,6 +7,8 @@ a newcomer has made none.
 from __future__ import annotations
 
 import io
+import pickle
+import re
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +26,8 @@ _GIVEN = "progress "
 class Stateful(Protocol):
     """What has a state: a module, an optimizer, a scheduler, or something of your own.
 
-    The state may consist of tensors, numbers, strings and containers of these.
+    The state may consist of tensors, numbers, strings, NumPy's numbers and arrays, containers of
+    these, and what ``torch.serialization.add_safe_globals`` was told of on every member.
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -47,13 +50,17 @@ def broadcast_newest(world: World, progress: int, *parts: Stateful) -> int:
     Every member calls this, at the beginning of its work in a world and with the same parts, as the
     process group has been made: it is a :func:`newest_member`, and then a broadcast of all parts'
     states. A newcomer's progress is 0. Those that are as far as the newest load its state, too:
-    only so it is the same for sure. Blocks and raises as these, and raises what
-    ``load_state_dict`` raises.
+    only so it is the same for sure. Blocks and raises as these, and raises what ``state_dict`` and
+    ``load_state_dict`` raise. A state that the others could not load is a
+    :class:`~rdzv_etcd.errors.MisuseError` on the member that has it, whether or not it is the
+    newest.
     """
+    states = [part.state_dict() for part in parts]
+    _check(states, parts)
     newest, farthest = _newest(world, progress)
     is_cuda = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    packed = _pack(parts) if world.rank == newest else b""
+    packed = _pack(states) if world.rank == newest else b""
     size = torch.tensor([len(packed)], device=device)
     dist.broadcast(size, src=newest)
     if world.rank == newest:
@@ -84,15 +91,47 @@ def _newest(world: World, progress: int) -> tuple[int, int]:
     return everybody.index(farthest), farthest
 
 
-def _pack(parts: tuple[Stateful, ...]) -> bytes:
+def _check(states: list[dict[str, Any]], parts: tuple[Stateful, ...]) -> None:
+    """Raise MisuseError for a state that another member could not load. Looks at no tensor."""
+    for place, (state, part) in enumerate(zip(states, parts, strict=True), 1):
+        file = io.BytesIO()
+        try:
+            torch.save(state, file, pickle_module=_WithoutTensors)
+            file.seek(0)
+            _load(file)
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            raise MisuseError(
+                f"part {place} of {len(parts)} ({type(part).__name__}): other members could not "
+                f"load its state ({_why(error)}); it may consist of tensors, numbers, strings and "
+                "containers of these"
+            ) from error
+
+
+class _WithoutTensors:
+    """What ``torch.save`` takes in place of the module ``pickle``."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: object) -> Any:
+            if type(value) in (torch.Tensor, torch.nn.Parameter):
+                return torch.Size, ()  # it is as allowed, and quick
+            return NotImplemented
+
+
+def _pack(states: list[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
-    torch.save([part.state_dict() for part in parts], file)
+    torch.save(states, file)
     return file.getvalue()
 
 
 def _unpack(buffer: torch.Tensor, parts: tuple[Stateful, ...]) -> None:
     file = io.BytesIO(buffer.cpu().numpy().tobytes())
-    states = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        states = _load(file)
+    except pickle.UnpicklingError as error:
+        raise MisuseError(
+            f"broadcast_newest: this member cannot load the newest one's state ({_why(error)}); "
+            "all must have the same program and the same packages"
+        ) from error
     if len(states) != len(parts):
         raise MisuseError(
             f"this member has {len(parts)} parts, the newest one {len(states)}: all must give the "
@@ -100,3 +139,31 @@ def _unpack(buffer: torch.Tensor, parts: tuple[Stateful, ...]) -> None:
         )
     for part, state in zip(parts, states, strict=True):
         part.load_state_dict(state)
+
+
+def _load(file: io.BytesIO) -> Any:
+    """Load what is only data: nothing in it runs code."""
+    # What it allows for a while is no longer allowed then, even if the program had allowed it.
+    more = set(_of_numpy()).difference(torch.serialization.get_safe_globals())
+    with torch.serialization.safe_globals(list(more)):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _of_numpy() -> list[Any]:
+    """What NumPy's numbers, texts, times and arrays of these are made of. Not of objects."""
+    try:
+        import numpy as np  # noqa: PLC0415 - torch does without it, too
+    except ImportError:
+        return []
+    kinds = set(np.typecodes["All"]) - {"O", "V"}
+    makers = [type(np.dtype(kind)) for kind in kinds]
+    made = np.float64().__reduce__()[0], np.empty(0).__reduce__()[0]
+    return [np.dtype, np.ndarray, *made, *makers]
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a state. What torch advises would be wrong here."""
+    said = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
+    if found := re.search(r"GLOBAL (\S+)", said):
+        return f"it has a {shown(found[1])}"
+    return shown(said.partition("\n")[0])
