@@ -22,6 +22,10 @@ _log = logging.getLogger("rdzv_etcd")
 _SILENT_S = 5.0
 """After that it is said at WARNING what is waited for."""
 
+_KNOWN_S = 2.0
+"""So long an error that may come of the end of the world waits for that to be known here: a member
+is gone some 50 ms before."""
+
 
 def run(
     group: Group,
@@ -43,10 +47,11 @@ def run(
     as the world is known to be over, the node joins the next one. If it is not over
     ``over_within_s`` seconds after a collective has failed, the error is raised, as is every other
     one at once. Taken for a failed collective are torch's ``DistError``, a plain
-    :class:`RuntimeError` that names gloo, and any plain :class:`RuntimeError` or
-    :class:`ValueError` in a world that is over, which is logged at WARNING, as it may be the
-    program's own; and :class:`~rdzv_etcd.errors.WorldOverError` and
-    :class:`~rdzv_etcd.errors.JobClosedError`, which what waits on the world raises.
+    :class:`RuntimeError` that names gloo or torch's monitored barrier, and any plain
+    :class:`RuntimeError` or :class:`ValueError` in a world that is over, or is so 2 s later if it
+    has other members. The latter is logged at WARNING, as it may be the program's own. The end of
+    the world are :class:`~rdzv_etcd.errors.WorldOverError` and
+    :class:`~rdzv_etcd.errors.JobClosedError`, too, which what waits on the world raises.
 
     Whoever leaves with an error has destroyed its process group: the others' collectives fail, and
     they go on without it. Blocks and raises as :meth:`rdzv_etcd.Group.worlds`.
@@ -67,7 +72,7 @@ def run(
                 if not _gets_over(world, error, over_within_s):
                     raise
                 _log.info("[job %s] %s: %s", group.job, world.change, _named(error))
-            elif _may_be_of_the_world(error) and world.over:
+            elif _may_be_of_the_world(error) and _is_over_soon(world, over_within_s):
                 _log.warning(
                     "[job %s] %s; this is taken for a consequence of it:",
                     *(group.job, world.change),
@@ -83,15 +88,22 @@ def _is_of_the_world(error: Exception) -> bool:
     """Whether it is the end of the world, or a collective that failed, by all that it says."""
     if isinstance(error, WorldOverError | JobClosedError | dist.DistError):
         return True
-    # gloo raises nothing better, and names its source file. A subclass is something else, such as
+    # gloo raises nothing better, and names its source file; with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    # there is a monitored barrier before each collective. A subclass is something else, such as
     # memory that ran out.
-    return type(error) is RuntimeError and "gloo" in str(error)
+    said = str(error) if type(error) is RuntimeError else ""
+    return "gloo" in said or "monitoredBarrier" in said
 
 
 def _may_be_of_the_world(error: Exception) -> bool:
     """Whether it may come of the end of a world that is over: NCCL's process group was aborted, and
     torch then calls it not initialized, a ValueError. It may be the program's own as well."""
     return type(error) in (RuntimeError, ValueError)
+
+
+def _is_over_soon(world: World, limit_s: float) -> bool:
+    """Whether the world is over; if other members may be gone, their end may not be known yet."""
+    return world.wait_over(min(limit_s, _KNOWN_S) if world.size > 1 else 0.0)
 
 
 def _gets_over(world: World, error: Exception, limit_s: float) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
 from torch.nn.parallel import DistributedDataParallel
 
 import rdzv_etcd
@@ -26,6 +26,7 @@ import rdzv_etcd.torch
 from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.latch import Latch
+from rdzv_etcd.torch import recovery
 from rdzv_etcd.torch.connecting import Connecting
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
 from tests.in_process.processes import LIMIT_S, die_with_parent
@@ -231,6 +232,59 @@ def survivor(etcd: str, job: str) -> list[int]:
 
     with rdzv_etcd.connect(etcd, job=job, nodes=(1, 2), last_call_timeout=60) as group:
         rdzv_etcd.torch.run(group, train, backend="gloo")
+    return sizes
+
+
+def in_detail(etcd: str, job: str, dies: bool) -> list[Any]:
+    """As with TORCH_DISTRIBUTED_DEBUG=DETAIL. Returns the sizes of its worlds, what the collective
+    said that failed, and whether it is taken for one."""
+    set_debug_level(DebugLevel.DETAIL)
+    seen: list[Any] = []
+
+    def train(world: World) -> None:
+        seen.append(world.size)
+        dist.all_reduce(torch.ones(1))
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            while world.size > 1:
+                dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            seen.append(str(error))
+            seen.append(recovery._is_of_the_world(error))
+            raise
+        group.finish()
+
+    options: Any = {"last_call_timeout": 60, "lease_ttl": 2, "rank_key": "b" if dies else "a"}
+    with rdzv_etcd.connect(etcd, job=job, nodes=(1, 2), **options) as group:
+        rdzv_etcd.torch.run(group, train, backend="gloo")
+    return seen
+
+
+def dying_after_the_other(etcd: str, job: str) -> None:
+    """It dies when the other's process group has ended: ``train`` has raised there."""
+    with rdzv_etcd.connect(etcd, job=job, nodes=(1, 2), rank_key="b", lease_ttl=2) as group:
+        rdzv_etcd.torch.init_process_group(group.join(), "gloo")
+        with contextlib.suppress(RuntimeError):
+            dist.recv(torch.empty(1), 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raising_before(etcd: str, job: str) -> list[int]:
+    """It raises before it can be known that the other one is gone. Returns its worlds' sizes."""
+    recovery._KNOWN_S = LIMIT_S
+    sizes: list[int] = []
+
+    def train(world: World) -> None:
+        sizes.append(world.size)
+        if world.size > 1:
+            raise RuntimeError("whatever")
+        group.finish()
+
+    with rdzv_etcd.connect(
+        etcd, job=job, nodes=(1, 2), last_call_timeout=60, rank_key="a"
+    ) as group:
+        rdzv_etcd.torch.run(group, train, backend="gloo", over_within_s=LIMIT_S)
     return sizes
 
 

@@ -232,6 +232,27 @@ def test_a_member_s_own_mistake_ends_that_member_only(
     assert [one["error"] for one in seen[1:]] == [None, None]
 
 
+def test_a_member_is_lost_where_torch_looks_at_every_collective(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    calls = [(scenes.in_detail, etcd_server.endpoint, job_id, dies) for dies in (False, True)]
+    with playing(tmp_path, *calls) as processes:
+        ((before, said, is_of_the_world, after),) = results(tmp_path, processes)
+    assert (before, after) == (2, 1)
+    assert is_of_the_world, said
+
+
+def test_an_error_may_come_before_it_is_known_that_a_member_is_gone(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    with playing(
+        tmp_path,
+        (scenes.dying_after_the_other, etcd_server.endpoint, job_id),
+        (scenes.raising_before, etcd_server.endpoint, job_id),
+    ) as processes:
+        assert results(tmp_path, processes) == [[2, 1]]
+
+
 def test_a_drained_member_leaves_and_the_others_go_on(
     etcd_server: EtcdServer, job_id: str, tmp_path: Path
 ) -> None:
