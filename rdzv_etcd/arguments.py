@@ -5,10 +5,18 @@ Knows types and limits; does not know what the arguments are for.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+)
 from typing import TypeAlias
 
 from rdzv_etcd.errors import MisuseError
@@ -104,6 +112,24 @@ def value_of(key: str, value: object) -> bytes:
     if type(value) is bytes:
         return value
     return as_bytes(f"the value for store key {named_key(key)}", value)
+
+
+def runs_later(function: object) -> bool:
+    """Whether a call of it runs nothing of it: an async function, or one with ``yield``."""
+    return any(
+        inspect.iscoroutinefunction(one)
+        or inspect.isgeneratorfunction(one)
+        or inspect.isasyncgenfunction(one)
+        for one in (function, getattr(function, "__call__", None))  # noqa: B004 - async def __call__
+    )
+
+
+def has_run(answer: object) -> bool:
+    """Whether the function that has returned this is done, and not only begun: a coroutine, which
+    is closed, or a generator."""
+    if isinstance(answer, Coroutine):
+        answer.close()  # or Python would warn that nobody has awaited it
+    return not isinstance(answer, Awaitable | Generator | AsyncGenerator)
 
 
 def named_key(key: object) -> str:

@@ -6,24 +6,16 @@ Knows processes and threads; knows nothing of etcd or of what a failure leads to
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Generator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeAlias
 
+from rdzv_etcd.arguments import has_run, runs_later
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.latch import Latch
@@ -72,19 +64,11 @@ def check_gate(gate: object) -> None:
             f"{what}; it must be a function that takes an Arrival (a program is given as "
             "gate_command)"
         )
-    if _runs_later(gate) or _runs_later(gate.__call__):
+    if runs_later(gate):
         raise SettingsError(
             f"{what}, an async function or a generator, of which a call runs nothing; write it "
             "with def and without yield: it has a thread of its own, and may block there"
         )
-
-
-def _runs_later(function: object) -> bool:
-    return (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +130,7 @@ class FunctionCheck(Check):
 def _call(gate: GateFunction, arrival: Arrival) -> Failure | None:
     try:
         answer = gate(arrival)
-        if isinstance(answer, Awaitable | Generator | AsyncGenerator):
-            if isinstance(answer, Coroutine):
-                answer.close()  # or Python would warn that nobody has awaited it
+        if not has_run(answer):
             kind = type(answer).__name__
             return Failure(f"returned an object of type {kind}, which has checked nothing yet")
         return None if answer is None or answer else Failure("said no")

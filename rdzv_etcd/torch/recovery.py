@@ -13,8 +13,9 @@ from typing import Any
 import torch.distributed as dist
 
 from rdzv_etcd import Group, World
-from rdzv_etcd.errors import JobClosedError, WorldOverError
-from rdzv_etcd.text import shown
+from rdzv_etcd.arguments import has_run, runs_later
+from rdzv_etcd.errors import JobClosedError, MisuseError, WorldOverError
+from rdzv_etcd.text import named, shown
 from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
 
 _log = logging.getLogger("rdzv_etcd")
@@ -54,12 +55,24 @@ def run(
     :class:`~rdzv_etcd.errors.JobClosedError`, too, which what waits on the world raises.
 
     Whoever leaves with an error has destroyed its process group: the others' collectives fail, and
-    they go on without it. Blocks and raises as :meth:`rdzv_etcd.Group.worlds`.
+    they go on without it. Blocks and raises as :meth:`rdzv_etcd.Group.worlds`, and raises
+    :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant, such as an async
+    ``train``.
     """
+    if not callable(train) or runs_later(train):
+        raise MisuseError(
+            f"train is {named(train)}; it must be a function that takes a World and does its work "
+            "when it is called: no async function, and none with yield"
+        )
     for world in group.worlds():
         try:
             init_process_group(world, backend, timeout, **options)
-            train(world)
+            returned = train(world)
+            if not has_run(returned):
+                raise MisuseError(
+                    f"train returned an object of type {type(returned).__name__}, which has made "
+                    "no step yet"
+                )
             if not world.should_yield and group.closure() is None:
                 _log.warning(
                     "[job %s] train() returned, but its world is not over and the job not finished "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -340,6 +341,42 @@ def test_every_other_error_is_raised_at_once(
         run_alone(etcd_server, job_id, train)
     assert raised.value is error
     assert not dist.is_initialized()
+
+
+async def asynchronous(_world: World) -> None: ...
+
+
+def generator(_world: World) -> Iterator[None]:
+    yield
+
+
+class Asynchronous:
+    async def __call__(self, _world: World) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "train",
+    [None, 3, asynchronous, generator, Asynchronous()],
+    ids=["none", "number", "async", "generator", "async object"],
+)
+def test_what_cannot_train_is_refused_before_the_group_is_touched(train: Any) -> None:
+    untouched: Any = None
+    with pytest.raises(MisuseError, match="train is"):
+        rdzv_etcd.torch.run(untouched, train)
+
+
+@pytest.mark.parametrize("train", [asynchronous, generator])
+def test_a_train_that_has_only_begun_is_no_world_s_end(
+    etcd_server: EtcdServer, job_id: str, train: Callable[[World], object]
+) -> None:
+    """It would be called in one world after the other."""
+
+    def calls_it(world: World) -> object:
+        return train(world)
+
+    with pytest.raises(MisuseError, match="train returned an object of type"):
+        run_alone(etcd_server, job_id, calls_it)
+    gc.collect()  # a coroutine that nobody has awaited would be an error here
 
 
 def test_a_collective_that_fails_though_nobody_is_gone_is_raised(
