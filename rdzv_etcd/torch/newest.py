@@ -60,16 +60,24 @@ def broadcast_newest(world: World, progress: int, *parts: Stateful) -> int:
     newest, farthest = _newest(world, progress)
     is_cuda = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    packed = _pack(states) if world.rank == newest else b""
-    size = torch.tensor([len(packed)], device=device)
+    file = _packed(states) if world.rank == newest else None
+    del states
+    size = torch.tensor([len(file.getbuffer()) if file else 0], device=device)
     dist.broadcast(size, src=newest)
-    if world.rank == newest:
-        buffer = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
-    else:
-        buffer = torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, src=newest)
+    if file is None:
+        file = io.BytesIO(bytes(int(size)))
+    in_file = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    on_device = in_file.to(device)  # the same one, where that is the CPU
+    dist.broadcast(on_device, src=newest)
     if world.rank != newest:
-        _unpack(buffer, parts)
+        in_file.copy_(on_device)
+        del in_file, on_device
+        received = _unpack(file, parts)
+        del file
+        while received:  # each is let go of before the next
+            part, state = received.pop()
+            part.load_state_dict(state)
+            del state
     return farthest
 
 
@@ -117,14 +125,14 @@ class _WithoutTensors:
             return NotImplemented
 
 
-def _pack(states: list[dict[str, Any]]) -> bytes:
+def _packed(states: list[dict[str, Any]]) -> io.BytesIO:
     file = io.BytesIO()
     torch.save(states, file)
-    return file.getvalue()
+    return file
 
 
-def _unpack(buffer: torch.Tensor, parts: tuple[Stateful, ...]) -> None:
-    file = io.BytesIO(buffer.cpu().numpy().tobytes())
+def _unpack(file: io.BytesIO, parts: tuple[Stateful, ...]) -> list[tuple[Stateful, dict[str, Any]]]:
+    """All parts with their states, the last one first."""
     try:
         states = _load(file)
     except pickle.UnpicklingError as error:
@@ -137,8 +145,7 @@ def _unpack(buffer: torch.Tensor, parts: tuple[Stateful, ...]) -> None:
             f"this member has {len(parts)} parts, the newest one {len(states)}: all must give the "
             "same"
         )
-    for part, state in zip(parts, states, strict=True):
-        part.load_state_dict(state)
+    return list(zip(parts, states, strict=True))[::-1]
 
 
 def _load(file: io.BytesIO) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import threading
 import tracemalloc
 from collections import OrderedDict, defaultdict
@@ -16,12 +17,12 @@ import torch
 import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.torch.newest import _check, _pack, _unpack
+from rdzv_etcd.torch.newest import _check, _packed, _unpack
 from tests.support.servers import EtcdServer
 
 
 class Part:
-    def __init__(self, value: object = None) -> None:
+    def __init__(self, value: Any = None) -> None:
         self.value = value
 
     def state_dict(self) -> dict[str, Any]:
@@ -36,9 +37,15 @@ def given(value: object) -> object:
     sent, received = Part(value), Part()
     states = [sent.state_dict()]
     _check(states, (sent,))
-    packed = torch.frombuffer(bytearray(_pack(states)), dtype=torch.uint8)
-    _unpack(packed, (received,))
+    ((_, state),) = _unpack(arrived(states), (received,))
+    received.load_state_dict(state)
     return received.value
+
+
+def arrived(states: list[dict[str, Any]]) -> io.BytesIO:
+    file = _packed(states)
+    file.seek(0)
+    return file
 
 
 def taken(work: Callable[[], object]) -> int:
@@ -137,14 +144,29 @@ def test_it_is_refused_in_the_first_world_already(etcd_server: EtcdServer, job_i
 
 def test_who_cannot_load_what_came_says_so() -> None:
     """The one that has sent it may have other packages."""
-    packed = torch.frombuffer(bytearray(_pack([{"value": Part()}])), dtype=torch.uint8)
     with pytest.raises(MisuseError, match=r"broadcast_newest: .*it has a tests\."):
-        _unpack(packed, (Part(),))
+        _unpack(arrived([{"value": Part()}]), (Part(),))
     with pytest.raises(MisuseError, match="has 2 parts, the newest one 1"):
-        _unpack(torch.frombuffer(bytearray(_pack([{}])), dtype=torch.uint8), (Part(), Part()))
+        _unpack(arrived([{}]), (Part(), Part()))
 
 
 def test_the_look_at_a_state_copies_no_tensor() -> None:
     tensor = torch.zeros(1 << 24)
     part = Part([tensor, torch.nn.Parameter(tensor)])
     assert taken(lambda: _check([part.state_dict()], (part,))) < tensor.nbytes / 10
+
+
+def test_the_newest_member_has_one_copy_of_its_state(etcd_server: EtcdServer, job_id: str) -> None:
+    part = Part(torch.zeros(1 << 22))
+    with rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=1) as group:
+        world = group.join()
+        rdzv_etcd.torch.init_process_group(world, "gloo")
+        most = taken(lambda: rdzv_etcd.torch.broadcast_newest(world, 1, part))
+        rdzv_etcd.torch.destroy_process_group()
+    assert most < part.value.nbytes * 1.5
+
+
+def test_the_others_load_it_from_where_it_has_arrived() -> None:
+    part = Part(torch.zeros(1 << 22))
+    file = arrived([part.state_dict()])
+    assert taken(lambda: _unpack(file, (part,))) < part.value.nbytes / 10
