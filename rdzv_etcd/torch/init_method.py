@@ -31,6 +31,9 @@ SCHEME = "etcd3"
 _NO_TEXTS = {"job", "data", "epoch_floor", "etcd", "gate"}
 """Arguments of :func:`rdzv_etcd.connect` that a URL cannot give."""
 
+_DIGITS = 9
+"""No number of nodes has more."""
+
 _groups: dict[str, Group] = {}
 """By URL: torch knows the store, but nothing that ends when a process group does."""
 _lock = threading.Lock()
@@ -79,11 +82,17 @@ def _connect(url: str) -> Group:
     fewest, _, most = nodes.partition(":")
     if size is not None and {fewest, most or fewest} != {size}:
         raise SettingsError(f"nodes={nodes} and world_size={size} contradict each other")
+    limits = _whole(fewest), _whole(most or fewest)
     if rank is not None:
         if size is None:
-            raise SettingsError(f"rank {rank} was given, but no world_size")
+            raise SettingsError(f"rank {shown(rank, 100)} was given, but no world_size")
+        if not rank.isdecimal() or len(rank) > _DIGITS or int(rank) >= limits[1]:
+            raise SettingsError(
+                f"rank is {shown(rank, 100)!r}; with world_size={size} it must be a number from 0 "
+                f"to {limits[1] - 1}"
+            )
         options["rank_key"] = f"value:{rank}"
-    return connect(parts.netloc, job=job, nodes=(_whole(fewest), _whole(most or fewest)), **options)
+    return connect(parts.netloc, job=job, nodes=limits, **options)
 
 
 def _query(url: str) -> dict[str, str]:
@@ -96,10 +105,15 @@ def _query(url: str) -> dict[str, str]:
                 f"init_method is {shown(url, 300)!r}; after the '?' there must be words like "
                 "nodes=4, with '&' between them"
             ) from None
-    return dict(pairs)
+    query: dict[str, str] = {}
+    for name, value in pairs:
+        if name in query:
+            raise SettingsError(f"init_method: {shown(name, 100)}= is given twice")
+        query[name] = value
+    return query
 
 
 def _whole(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _DIGITS:
         raise SettingsError(f"nodes={shown(text, 100)}: must be a number, such as 4, or 2:4")
     return int(text)

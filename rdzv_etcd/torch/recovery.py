@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rdzv_etcd import Group, World
-from rdzv_etcd.arguments import has_run, runs_later
+from rdzv_etcd.arguments import has_run, runs_later, seconds
 from rdzv_etcd.errors import JobClosedError, MisuseError, WorldOverError
 from rdzv_etcd.text import named, shown
 from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
@@ -59,11 +59,8 @@ def run(
     :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant, such as an async
     ``train``.
     """
-    if not callable(train) or runs_later(train):
-        raise MisuseError(
-            f"train is {named(train)}; it must be a function that takes a World and does its work "
-            "when it is called: no async function, and none with yield"
-        )
+    _check(train, backend, timeout)
+    over_within_s = seconds(over_within_s)
     for world in group.worlds():
         try:
             init_process_group(world, backend, timeout, **options)
@@ -95,6 +92,22 @@ def run(
                 raise
         finally:
             destroy_process_group()
+
+
+def _check(train: object, backend: object, timeout: object) -> None:
+    """Raise MisuseError for what would fail in the first world only."""
+    if not callable(train) or runs_later(train):
+        raise MisuseError(
+            f"train is {named(train)}; it must be a function that takes a World and does its work "
+            "when it is called: no async function, and none with yield"
+        )
+    if backend is not None and not isinstance(backend, str):
+        raise MisuseError(f"backend is {named(backend)}; it must be text, such as 'gloo'")
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise MisuseError(
+            f"timeout is {named(timeout)}; it must be a datetime.timedelta, such as "
+            "timedelta(seconds=30)"
+        )
 
 
 def _is_of_the_world(error: Exception) -> bool:

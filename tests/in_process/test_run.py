@@ -312,6 +312,12 @@ def test_a_plain_script_forms_its_process_group_through_etcd(
         ("etcd3://host:2379/job?nodes", "after the '\\?'"),
         ("etcd3://host:2379/job?nodes=2&world_size=3", "contradict"),
         ("etcd3://host:2379/job?nodes=2&rank=1", "no world_size"),
+        ("etcd3://host:2379/job?nodes=1&nodes=2", "nodes= is given twice"),
+        ("etcd3://host:2379/job?nodes=" + "9" * 5000, "nodes=99"),
+        ("etcd3://host:2379/job?rank=x&world_size=1", "rank is 'x'"),
+        ("etcd3://host:2379/job?rank=-1&world_size=1", "rank is '-1'"),
+        ("etcd3://host:2379/job?rank=2&world_size=2", "rank is '2'.* 0 to 1"),
+        ("etcd3://host:2379/job?rank=0&nodes=two&world_size=two", "nodes=two"),
         ("etcd3://host:2379/job?nodes=2&leese_ttl=1", "leese_ttl"),
         ("etcd3://host:2379/job?nodes=2&job=other", "job= cannot be given"),
         ("etcd3://host:2379/job?nodes=2&gate=check", "gate= cannot be given"),
@@ -363,6 +369,23 @@ def test_what_cannot_train_is_refused_before_the_group_is_touched(train: Any) ->
     untouched: Any = None
     with pytest.raises(MisuseError, match="train is"):
         rdzv_etcd.torch.run(untouched, train)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"timeout": 30}, r"timeout is 30 \(int\)"),
+        ({"backend": 3}, r"backend is 3 \(int\)"),
+        ({"over_within_s": "30"}, "the time limit is '30'"),
+    ],
+    ids=str,
+)
+def test_other_arguments_are_looked_at_before_the_group_is_touched(
+    more: dict[str, Any], message: str
+) -> None:
+    untouched: Any = None
+    with pytest.raises(MisuseError, match=message):
+        rdzv_etcd.torch.run(untouched, print, **more)
 
 
 @pytest.mark.parametrize("train", [asynchronous, generator])
