@@ -168,9 +168,12 @@ class Participation:
             # The loop thread was released before the work could end by itself.
             raise RendezvousFailedError("this node has left the job") from None
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it on the loop without waiting for it, unless it has left, or is a parent's."""
-        self.loop_thread.begin(work)
+    def begin(
+        self, work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Run it on the loop without waiting for it, unless it has left, or is a parent's; ``then``
+        is called in any case."""
+        self.loop_thread.begin(work, then)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from rdzv_etcd.group.exchange import Exchange
 from rdzv_etcd.group.handover import hand_over
 from rdzv_etcd.group.leaderships import Leadership
 from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.roster import members_of, presences_of
 from rdzv_etcd.group.round_store import RoundStore
@@ -301,3 +303,20 @@ class World(Uncopied):
         :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         return self._part.take_listener(self.epoch)
+
+
+def when_over(world: World, callback: Callable[[WorldChange | None], None]) -> None:
+    """Have it called, with the reason, when :meth:`World.wait_over` would return: on the library's
+    thread as a rule, so it must not block.
+
+    Unlike a thread that waits, this keeps neither the world nor its group. Raises
+    :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
+    """
+    part, seat = world._part, world._seat
+    part.refuse_in_child()
+    part.begin(_until_over(part.node, seat), lambda: callback(part.node.change_of(seat)))
+
+
+async def _until_over(node: Node, seat: Seat) -> None:
+    with suppress(RendezvousFailedError):
+        await node.over(seat)

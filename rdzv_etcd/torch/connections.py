@@ -45,6 +45,8 @@ class Connections:
         self._ending = threading.Lock()
         self._made = Latch()
         self._closed = Latch()
+        self.are_ended = False
+        """Whether :meth:`end` or :meth:`close` was called: what is opened now will be ended."""
 
     def gloo_begins(self) -> None:
         """The store is connected. From now on, until :meth:`gloo_is_done`, every new connection is
@@ -92,6 +94,7 @@ class Connections:
         return self._closed.wait(timeout_s)
 
     def _end(self) -> None:
+        self.are_ended = True  # first: who sees its connection end looks why
         if self._closed.is_open:
             return
         for inode, one in _sockets(self._before):

@@ -13,6 +13,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,9 +26,11 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
-from rdzv_etcd import Expelled, Left, Lost, MovedOn, World
+from rdzv_etcd import Expelled, Left, Lost, MovedOn, World, WorldChange
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.torch.connecting import Connecting
+from rdzv_etcd.group.world import when_over
+from rdzv_etcd.latch import SIGNAL_DELAY_S
+from rdzv_etcd.torch.connecting import Connecting, end_made_late
 from rdzv_etcd.torch.connections import Connections
 from rdzv_etcd.torch.stuck import Wait, collectives, end_process
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
@@ -41,7 +44,8 @@ _CONNECT_S = 5.0
 """How long gloo may take to connect in a world that is over: to one that died just then."""
 
 _REACH_S = 10.0
-"""How long the store's host may take to accept a connection."""
+"""How long the store's host may take to accept a connection, and a store that is served to answer.
+"""
 
 _SILENT_S = 10.0
 """After that it is said at WARNING what is waited for."""
@@ -83,12 +87,12 @@ def init_process_group(
     size and store.
 
     Blocks until every member has called it, for ``timeout`` at most. When a member is lost, this
-    and every collective that waits for it fail at once, whether or not its host says a word: a
-    thread waits for the world's end, and ends the process group's connections (gloo) or aborts it
-    (NCCL). Only for a member that dies in the very moment in which gloo connects to it, that takes
-    5 s. If the world is over for another reason, a collective may go on for 30 s. A large send
-    that was under way to a host that has fallen silent is never freed by gloo (torch 2.13): after
-    15 s the process is ended, with ``os.EX_TEMPFAIL``, and an error in its log.
+    and every collective that waits for it fail at once, whether or not its host says a word: at
+    the world's end a thread ends the process group's connections (gloo) or aborts it (NCCL). Only
+    for a member that dies in the very moment in which it is connected to, that takes 5 s. If the
+    world is over for another reason, a collective may go on for 30 s. A large send that was under
+    way to a host that has fallen silent is never freed by gloo (torch 2.13): after 15 s the process
+    is ended, with ``os.EX_TEMPFAIL``, and an error in its log.
 
     Raises :class:`RuntimeError` (as a rule ``torch.distributed.DistError``, which is one) when a
     member is gone, and :class:`~rdzv_etcd.errors.MisuseError`.
@@ -99,17 +103,12 @@ def init_process_group(
     destroy_process_group()
     _let_go()
     connections = _current = Connections(world.master.port)
-    connecting = Connecting()
-    threading.Thread(
-        target=_end_with,
-        args=(world, connections, connecting),
-        name="rdzv-etcd-process-group",
-        daemon=True,
-    ).start()
+    meeting, connecting = Connecting(), Connecting(if_late=end_made_late)
+    name = repr(world)  # the world itself is not kept: who drops it and its group leaves
+    when_over(world, functools.partial(_begin_to_end, name, connections, (meeting, connecting)))
     limit = default_pg_timeout if timeout is None else timeout
     try:
-        store = open_store(world, limit)
-        _await_all(store, world, limit)
+        store = meeting.run(lambda: _meet(world, limit, lambda: connections.are_ended))
         connections.gloo_begins()
         make = functools.partial(
             dist.init_process_group,
@@ -166,10 +165,14 @@ def _let_go() -> None:
     _ended.clear()
 
 
-def open_store(world: World, timeout: timedelta) -> TCPStore:
+def open_store(
+    world: World, timeout: timedelta, is_given_up: Callable[[], bool] | None = None
+) -> TCPStore:
     """Serve the world's store if this is rank 0, connect to it otherwise.
 
-    Raises ``torch.distributed.DistNetworkError``, and MisuseError if it was served before.
+    Blocks until rank 0 serves it, for ``timeout`` at most, or until ``is_given_up``: as a rule,
+    when a member is gone. Raises ``torch.distributed.DistError``, and MisuseError if it was served
+    before.
     """
     master = world.master
     if world.rank == 0:
@@ -181,14 +184,67 @@ def open_store(world: World, timeout: timedelta) -> TCPStore:
             )
         store = serve_tcp_store(listener)
     else:
-        try:  # torch's own client tries a dead host again for as long as its timeout
-            socket.create_connection((master.address, master.port), _REACH_S).close()
+        given_up = is_given_up or (lambda: _is_anyone_gone(world.change))
+        try:
+            _await_served(world, timeout.total_seconds(), given_up)
         except OSError as error:
             raise dist.DistNetworkError(
                 f"rank 0's store at {master.address}:{master.port} cannot be reached: {error}"
             ) from error
-        store = TCPStore(master.address, master.port, is_master=False, wait_for_workers=False)
+        store = TCPStore(
+            *(master.address, master.port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=min(timeout, timedelta(seconds=_REACH_S)),
+        )
     store.set_timeout(timeout)
+    return store
+
+
+def _await_served(world: World, timeout_s: float, is_given_up: Callable[[], bool]) -> None:
+    """Wait until rank 0 serves the store. Its port listens since before the world was formed, and
+    torch's client, once connected, waits for the first answer whatever becomes of rank 0.
+
+    So we connect first and end our side at once: a server ends its own when it sees that, and the
+    kernel does if rank 0 dies. Raises :class:`OSError` and ``torch.distributed.DistError``.
+    """
+    master = world.master
+    until_s = time.monotonic() + timeout_s
+    silent_s = until_s - timeout_s + _SILENT_S
+    with socket.create_connection((master.address, master.port), min(_REACH_S, timeout_s)) as one:
+        one.shutdown(socket.SHUT_WR)
+        while not _has_answered(one, min(SIGNAL_DELAY_S, until_s - time.monotonic())):
+            if is_given_up():
+                break
+            now_s = time.monotonic()
+            if now_s >= until_s:
+                raise dist.DistStoreError(
+                    f"rank 0 of {world!r} has not served its store within {timeout_s:g} s"
+                )
+            if now_s >= silent_s:
+                silent_s = until_s
+                _log.warning(
+                    "%r: waiting for rank 0 to make the process group; up to %.0f s more",
+                    *(world, until_s - now_s),
+                )
+    if is_given_up():  # which ends this connection, too
+        raise dist.DistNetworkError(f"{world!r} lost a member before its rank 0 served the store")
+
+
+def _has_answered(one: socket.socket, timeout_s: float) -> bool:
+    one.settimeout(max(0.001, timeout_s))
+    try:
+        one.recv(1)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _meet(world: World, limit: timedelta, is_given_up: Callable[[], bool]) -> TCPStore:
+    """Open the store and wait until every member has."""
+    until_s = time.monotonic() + limit.total_seconds()
+    store = open_store(world, limit, is_given_up)
+    _await_all(store, world, timedelta(seconds=max(0.001, until_s - time.monotonic())))
     return store
 
 
@@ -223,27 +279,50 @@ def _learn_places(connections: Connections, store: TCPStore, world: World) -> No
     )
 
 
-def _end_with(world: World, connections: Connections, connecting: Connecting) -> None:
-    """End the process group's collectives when members of the world are gone; runs in a thread
-    until the world is over, which it is at the latest when this node has joined another."""
-    world.wait_over()
-    anyone_gone = isinstance(world.change, Lost | Left | Expelled | MovedOn)
-    if connections.wait_closed(0.0 if anyone_gone else _GRACE_S):
+def _is_anyone_gone(change: WorldChange | None) -> bool:
+    return isinstance(change, Lost | Left | Expelled | MovedOn)
+
+
+def _begin_to_end(
+    name: str, connections: Connections, waits: Sequence[Connecting], change: WorldChange | None
+) -> None:
+    """End the process group's collectives, in a thread, if it is still there when its world is
+    over, which that is at the latest when this node has joined another."""
+    if connections.wait_closed(0.0):
+        return
+    grace_s = 0.0 if _is_anyone_gone(change) else _GRACE_S
+    thread = threading.Thread(
+        target=_end_with,
+        args=(name, connections, waits, grace_s),
+        name="rdzv-etcd-process-group",
+        daemon=True,
+    )
+    try:
+        thread.start()
+    except RuntimeError:  # this process ends, and has no new threads
+        connections.end()
+
+
+def _end_with(
+    name: str, connections: Connections, waits: Sequence[Connecting], grace_s: float
+) -> None:
+    if connections.wait_closed(grace_s):
         return
     connections.end()
     over_s = time.monotonic()
     while not connections.wait_made(0.1):  # a socket that is opened only now sends no event
         connections.end()
         if time.monotonic() - over_s > _CONNECT_S:
-            connecting.give_up()
+            for each in waits:
+                each.give_up()
     connections.end()
     with _ending:
         aborted = _current is connections and _abort()
     if not aborted:
-        _see_out(world, connections)
+        _see_out(name, connections)
 
 
-def _see_out(world: World, connections: Connections) -> None:
+def _see_out(name: str, connections: Connections) -> None:
     """Wait for the end of the process group, and end the process if gloo makes that impossible."""
     held: frozenset[Wait] = frozenset()
     looks = 0
@@ -255,16 +334,16 @@ def _see_out(world: World, connections: Connections) -> None:
             held, looks = now, 0
         elif looks > _HELD_LOOKS:
             end_process(
-                f"{world!r} is over and its connections are ended, but gloo holds a collective, "
+                f"{name} is over and its connections are ended, but gloo holds a collective, "
                 f"seen {looks} times, a second apart, and nothing frees it; the others go on "
                 "without this node"
             )
         elif looks == _HELD_LOOKS // 3:
             _log.warning(
-                "%r is over and its connections are ended, but a collective goes on: a send of "
+                "%s is over and its connections are ended, but a collective goes on: a send of "
                 "gloo's whose peer is gone may not end. If it does not within %d s, this process "
                 "ends, so that the others do not wait for it",
-                *(world, _HELD_LOOKS - looks),
+                *(name, _HELD_LOOKS - looks),
             )
 
 

@@ -6,11 +6,14 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
+from torch._C._distributed_c10d import DebugLevel, HashStore, TCPStore, set_debug_level
 from torch.nn.parallel import DistributedDataParallel
 
 import rdzv_etcd
@@ -124,8 +127,8 @@ def wrong_member(etcd: str, job: str) -> dict[str, Any]:
     return {"sizes": sizes, "error": None}
 
 
-def late_member(etcd: str, job: str, delay_s: float) -> list[str]:
-    """One member takes long to make the process group; returns what is said meanwhile."""
+def late_member(etcd: str, job: str, late: int, delay_s: float) -> list[str]:
+    """One rank takes long to make the process group; returns what is said meanwhile."""
     said: list[str] = []
 
     class Said(logging.Handler):
@@ -135,13 +138,81 @@ def late_member(etcd: str, job: str, delay_s: float) -> list[str]:
     logging.getLogger("rdzv_etcd").addHandler(Said())
     with rdzv_etcd.connect(etcd, job=job, nodes=2) as group:
         world = group.join()
-        if world.rank == 1:
+        if world.rank == late:
             time.sleep(delay_s)  # it loads its data
         rdzv_etcd.torch.init_process_group(world, "gloo")
         dist.all_reduce(torch.zeros(1))
         world.barrier("done")
         rdzv_etcd.torch.destroy_process_group()
     return said
+
+
+def rank_0_without_store(etcd: str, job: str, fate: str, awaited: Path) -> None:
+    """What happens to rank 0 when the other member waits for it to serve the store."""
+    with rdzv_etcd.connect(etcd, job=job, nodes=2, lease_ttl=2, rank_key="value:0") as group:
+        listener = group.join().take_listener()
+        assert listener is not None
+        with closing(listener.socket) as ours:  # it stays open for as long as the process lives
+            _await_connection(ours)
+            if fate == "falls silent":
+                with closing(ours.accept()[0]) as accepted:
+                    assert accepted.recv(1) == b""
+                _await_connection(ours)
+            awaited.touch()
+            if fate == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif fate == "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif fate != "is late":
+                group.leave("enough")
+            time.sleep(LIMIT_S)
+
+
+def _await_connection(listening: socket.socket) -> None:
+    assert select.select([listening], [], [], LIMIT_S)[0]
+
+
+def waiting_for_rank_0(etcd: str, job: str, timeout_s: float, *, plain: bool = False) -> list[str]:
+    """The error in the making of a process group whose rank 0 serves no store."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    limit = timedelta(seconds=timeout_s)
+    try:
+        if plain:
+            url = f"etcd3://{etcd.removeprefix('http://')}/{job}?lease_ttl=2"
+            dist.init_process_group("gloo", init_method=url, rank=1, world_size=2, timeout=limit)
+        else:
+            with rdzv_etcd.connect(
+                etcd, job=job, nodes=2, lease_ttl=2, rank_key="value:1"
+            ) as group:
+                rdzv_etcd.torch.init_process_group(group.join(), "gloo", limit)
+    except (RuntimeError, KeyboardInterrupt) as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def rank_0_waits(etcd: str, job: str, waits: Path) -> str:
+    """It waits for the other member; returns what ends that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with rdzv_etcd.connect(etcd, job=job, nodes=2, rank_key="value:0") as group:
+        world = group.join()
+
+        def tell() -> None:
+            counted = TCPStore(*(world.master.address, world.master.port), is_master=False)
+            while counted.add("rdzv_etcd/there", 0) < 1:
+                time.sleep(0.02)  # stores send no event
+            waits.touch()
+
+        threading.Thread(target=tell, daemon=True).start()
+        try:
+            rdzv_etcd.torch.init_process_group(world, "gloo", timedelta(seconds=10 * LIMIT_S))
+        except KeyboardInterrupt as error:
+            return type(error).__name__
+    return ""
+
+
+def late_rank_1(etcd: str, job: str) -> None:
+    with rdzv_etcd.connect(etcd, job=job, nodes=2, rank_key="value:1") as group:
+        group.join().wait_over(LIMIT_S)
 
 
 def leaving_member(etcd: str, job: str, done: Path) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -10,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,13 +196,88 @@ def test_a_process_group_that_one_member_could_not_make_before_does_no_harm(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("late", "line"),
+    [
+        (0, "waiting for rank 0 to make the process group"),
+        (1, "waiting for all members to make the process group: 1 are there"),
+    ],
+)
 def test_a_late_member_is_waited_for_and_that_is_said(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path, late: int, line: str
 ) -> None:
-    call = (scenes.late_member, etcd_server.endpoint, job_id, 12.0)
+    call = (scenes.late_member, etcd_server.endpoint, job_id, late, 12.0)
     with playing(tmp_path, call, call) as processes:
         said = ["".join(lines) for lines in results(tmp_path, processes)]
-    assert any("waiting for all members to make the process group: 1 are there" in s for s in said)
+    assert any(line in s for s in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fate", "plain", "error"),
+    [
+        ("is killed", False, "DistNetworkError"),
+        ("leaves", False, "DistNetworkError"),
+        ("leaves", True, "DistNetworkError"),
+        ("stops", False, "DistNetworkError"),
+        ("stops", True, "DistNetworkError"),
+        ("falls silent", False, "DistNetworkError"),
+        ("is late", False, "DistStoreError"),
+    ],
+)
+def test_nobody_waits_for_a_store_that_rank_0_does_not_serve(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path, fate: str, plain: bool, error: str
+) -> None:
+    """Its port listens from the beginning: whoever connects waits for the first answer, and torch's
+    own client would for ever. One that falls silent has given that answer, but no other."""
+    limit_s = 3.0 if fate == "is late" else 10 * LIMIT_S
+    with playing(
+        tmp_path,
+        (waiting(plain), etcd_server.endpoint, job_id, limit_s),
+        (scenes.rank_0_without_store, etcd_server.endpoint, job_id, fate, tmp_path / "awaited"),
+    ) as processes:
+        ((name, text),) = results(tmp_path, processes[:1])
+    assert (tmp_path / "awaited").exists()
+    assert name == error, text
+
+
+def waiting(plain: bool) -> Callable[..., list[str]]:
+    return functools.partial(scenes.waiting_for_rank_0, plain=plain)
+
+
+def test_an_interrupt_ends_the_wait_for_rank_0_at_once(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    awaited = tmp_path / "awaited"
+    with playing(
+        tmp_path,
+        (waiting(plain=False), etcd_server.endpoint, job_id, 10 * LIMIT_S),
+        (scenes.rank_0_without_store, etcd_server.endpoint, job_id, "is late", awaited),
+    ) as processes:
+        wait_until("rank 0 is waited for", awaited.exists)
+        interrupt(processes[0])
+        assert results(tmp_path, processes[:1]) == [["KeyboardInterrupt", ""]]
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_wait_for_another_member_at_once(
+    etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    """Rank 0, which serves the store, waits in torch's code."""
+    waits = tmp_path / "waits"
+    with playing(
+        tmp_path,
+        (scenes.rank_0_waits, etcd_server.endpoint, job_id, waits),
+        (scenes.late_rank_1, etcd_server.endpoint, job_id),
+    ) as processes:
+        wait_until("rank 1 is waited for", waits.exists)
+        interrupt(processes[0])
+        assert results(tmp_path, processes[:1]) == ["KeyboardInterrupt"]
+
+
+def interrupt(process: ForkServerProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
 
 
 def test_nobody_waits_for_one_that_has_left(
@@ -457,6 +535,38 @@ def test_a_world_has_one_process_group(etcd_server: EtcdServer, job_id: str) -> 
         assert rdzv_etcd.torch.newest_member(group.join(), 7) == 0
         with pytest.raises(MisuseError, match="progress is -1"):
             rdzv_etcd.torch.newest_member(group.join(), -1)
+
+
+@pytest.mark.parametrize("how", ["destroyed", "open", "failed", "run"])
+def test_a_group_that_is_dropped_leaves_whatever_has_become_of_its_process_group(
+    etcd_server: EtcdServer, job_id: str, how: str
+) -> None:
+    left = threading.Event()
+
+    def fail(_world: World) -> None:
+        raise KeyError("mine")
+
+    def work() -> None:
+        group = rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=1)
+        group.when_left(left.set)
+        if how == "run":
+            with contextlib.suppress(KeyError):
+                rdzv_etcd.torch.run(group, fail, backend="gloo")
+            return
+        world = group.join()
+        rdzv_etcd.torch.init_process_group(world, "gloo")
+        if how == "failed":
+            with contextlib.suppress(MisuseError):
+                rdzv_etcd.torch.init_process_group(world, "gloo")
+        if how == "destroyed":
+            rdzv_etcd.torch.destroy_process_group()
+
+    work()
+    gc.collect()
+    try:
+        assert left.wait(LIMIT_S)
+    finally:
+        rdzv_etcd.torch.destroy_process_group()
 
 
 OUTLIVED = """
