@@ -30,6 +30,7 @@ from rdzv_etcd import Expelled, Left, Lost, MovedOn, World, WorldChange
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.group.world import when_over
 from rdzv_etcd.latch import SIGNAL_DELAY_S
+from rdzv_etcd.text import named
 from rdzv_etcd.torch.connecting import Connecting, end_made_late
 from rdzv_etcd.torch.connections import Connections
 from rdzv_etcd.torch.stuck import Wait, collectives, end_process
@@ -100,6 +101,7 @@ def init_process_group(
     global _current  # noqa: PLW0603 - torch's default process group is one per process, too
     if given := [name for name in _OURS if name in options]:
         raise MisuseError(f"{' and '.join(given)}: the world says that; leave it out")
+    check_process_group(backend, timeout)
     destroy_process_group()
     _let_go()
     connections = _current = Connections(world.master.port)
@@ -129,6 +131,17 @@ def init_process_group(
         raise
     finally:
         connections.made()
+
+
+def check_process_group(backend: object, timeout: object) -> None:
+    """Raise MisuseError for what torch would take for something else, or raise pages about."""
+    if backend is not None and not isinstance(backend, str):
+        raise MisuseError(f"backend is {named(backend)}; it must be text, such as 'gloo'")
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise MisuseError(
+            f"timeout is {named(timeout)}; it must be a datetime.timedelta, such as "
+            "timedelta(seconds=30)"
+        )
 
 
 def destroy_process_group() -> None:

@@ -16,7 +16,11 @@ from rdzv_etcd import Group, World
 from rdzv_etcd.arguments import has_run, runs_later, seconds
 from rdzv_etcd.errors import JobClosedError, MisuseError, WorldOverError
 from rdzv_etcd.text import named, shown
-from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
+from rdzv_etcd.torch.process_group import (
+    check_process_group,
+    destroy_process_group,
+    init_process_group,
+)
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -101,13 +105,7 @@ def _check(train: object, backend: object, timeout: object) -> None:
             f"train is {named(train)}; it must be a function that takes a World and does its work "
             "when it is called: no async function, and none with yield"
         )
-    if backend is not None and not isinstance(backend, str):
-        raise MisuseError(f"backend is {named(backend)}; it must be text, such as 'gloo'")
-    if timeout is not None and not isinstance(timeout, timedelta):
-        raise MisuseError(
-            f"timeout is {named(timeout)}; it must be a datetime.timedelta, such as "
-            "timedelta(seconds=30)"
-        )
+    check_process_group(backend, timeout)
 
 
 def _is_of_the_world(error: Exception) -> bool:

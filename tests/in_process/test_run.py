@@ -464,6 +464,9 @@ def test_other_arguments_are_looked_at_before_the_group_is_touched(
     untouched: Any = None
     with pytest.raises(MisuseError, match=message):
         rdzv_etcd.torch.run(untouched, print, **more)
+    if "over_within_s" not in more:
+        with pytest.raises(MisuseError, match=message):
+            rdzv_etcd.torch.init_process_group(untouched, **more)
 
 
 @pytest.mark.parametrize("train", [asynchronous, generator])
