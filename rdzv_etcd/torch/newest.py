@@ -6,9 +6,10 @@ a newcomer has made none.
 
 from __future__ import annotations
 
+import functools
 import io
-import pickle
 import re
+from collections import OrderedDict
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +27,9 @@ _GIVEN = "progress "
 class Stateful(Protocol):
     """What has a state: a module, an optimizer, a scheduler, or something of your own.
 
-    The state may consist of tensors, numbers, strings, NumPy's numbers and arrays, containers of
-    these, and what ``torch.serialization.add_safe_globals`` was told of on every member.
+    The state may consist of tensors, numbers, strings, NumPy's numbers and arrays of numbers,
+    containers of these, and what ``torch.serialization.add_safe_globals`` was told of on every
+    member.
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -52,12 +54,12 @@ def broadcast_newest(world: World, progress: int, *parts: Stateful) -> int:
     states. A newcomer's progress is 0. Those that are as far as the newest load its state, too:
     only so it is the same for sure. Blocks and raises as these, and raises what ``state_dict`` and
     ``load_state_dict`` raise. A state that the others could not load is a
-    :class:`~rdzv_etcd.errors.MisuseError` on the member that has it, whether or not it is the
-    newest.
+    :class:`~rdzv_etcd.errors.MisuseError` on the newest, before anything is sent.
     """
-    states = [part.state_dict() for part in parts]
-    _check(states, parts)
     newest, farthest = _newest(world, progress)
+    states = [part.state_dict() for part in parts] if world.rank == newest else []
+    if world.size > 1:
+        _check(states, parts[: len(states)])
     is_cuda = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
     file = _packed(states) if world.rank == newest else None
@@ -100,14 +102,11 @@ def _newest(world: World, progress: int) -> tuple[int, int]:
 
 
 def _check(states: list[dict[str, Any]], parts: tuple[Stateful, ...]) -> None:
-    """Raise MisuseError for a state that another member could not load. Looks at no tensor."""
+    """Raise MisuseError for a state that another member could not load. Copies no tensor."""
     for place, (state, part) in enumerate(zip(states, parts, strict=True), 1):
-        file = io.BytesIO()
         try:
-            torch.save(state, file, pickle_module=_WithoutTensors)
-            file.seek(0)
-            _load(file)
-        except (pickle.PickleError, AttributeError, TypeError) as error:
+            _load(_packed(_without_tensors(state)))
+        except Exception as error:
             raise MisuseError(
                 f"part {place} of {len(parts)} ({type(part).__name__}): other members could not "
                 f"load its state ({_why(error)}); it may consist of tensors, numbers, strings and "
@@ -115,19 +114,21 @@ def _check(states: list[dict[str, Any]], parts: tuple[Stateful, ...]) -> None:
             ) from error
 
 
-class _WithoutTensors:
-    """What ``torch.save`` takes in place of the module ``pickle``."""
+def _without_tensors(value: Any) -> Any:
+    """The same with an empty tensor for each, as far as it is made of torch's and Python's own."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return value if vars(value) else torch.empty(0)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _without_tensors(one)) for key, one in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(one) for one in value)
+    return value
 
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, value: object) -> Any:
-            if type(value) in (torch.Tensor, torch.nn.Parameter):
-                return torch.Size, ()  # it is as allowed, and quick
-            return NotImplemented
 
-
-def _packed(states: list[dict[str, Any]]) -> io.BytesIO:
+def _packed(states: object) -> io.BytesIO:
     file = io.BytesIO()
     torch.save(states, file)
+    file.seek(0)
     return file
 
 
@@ -135,7 +136,7 @@ def _unpack(file: io.BytesIO, parts: tuple[Stateful, ...]) -> list[tuple[Statefu
     """All parts with their states, the last one first."""
     try:
         states = _load(file)
-    except pickle.UnpicklingError as error:
+    except Exception as error:
         raise MisuseError(
             f"broadcast_newest: this member cannot load the newest one's state ({_why(error)}); "
             "all must have the same program and the same packages"
@@ -149,15 +150,18 @@ def _unpack(file: io.BytesIO, parts: tuple[Stateful, ...]) -> list[tuple[Statefu
 
 
 def _load(file: io.BytesIO) -> Any:
-    """Load what is only data: nothing in it runs code."""
-    # What it allows for a while is no longer allowed then, even if the program had allowed it.
-    more = set(_of_numpy()).difference(torch.serialization.get_safe_globals())
-    with torch.serialization.safe_globals(list(more)):
-        return torch.load(file, map_location="cpu", weights_only=True)
+    """Load what is only data: nothing in it runs code.
+
+    What is allowed here stays so: torch has one list for all threads, and what is removed from it
+    may by then be the program's.
+    """
+    torch.serialization.add_safe_globals(_of_numpy())
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
+@functools.cache
 def _of_numpy() -> list[Any]:
-    """What NumPy's numbers, texts, times and arrays of these are made of. Not of objects."""
+    """What NumPy's numbers and arrays of numbers are made of. Not of objects."""
     try:
         import numpy as np  # noqa: PLC0415 - torch does without it, too
     except ImportError:

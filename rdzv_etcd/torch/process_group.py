@@ -257,6 +257,8 @@ def _meet(world: World, limit: timedelta, is_given_up: Callable[[], bool]) -> TC
     """Open the store and wait until every member has."""
     until_s = time.monotonic() + limit.total_seconds()
     store = open_store(world, limit, is_given_up)
+    if is_given_up():  # before there was a connection that could be ended
+        raise dist.DistNetworkError(f"{world!r}: the process group was given up")
     _await_all(store, world, timedelta(seconds=max(0.001, until_s - time.monotonic())))
     return store
 

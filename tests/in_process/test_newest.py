@@ -42,10 +42,13 @@ def given(value: object) -> object:
     return received.value
 
 
+def annotated(tensor: torch.Tensor, note: object) -> torch.Tensor:
+    tensor.note = note  # type: ignore[attr-defined]
+    return tensor
+
+
 def arrived(states: list[dict[str, Any]]) -> io.BytesIO:
-    file = _packed(states)
-    file.seek(0)
-    return file
+    return _packed(states)
 
 
 def taken(work: Callable[[], object]) -> int:
@@ -93,10 +96,11 @@ def test_arrays_and_tensors_reach_the_others() -> None:
 
 def test_what_the_program_has_allowed_torch_to_load_stays_allowed() -> None:
     with torch.serialization.safe_globals([np.dtype, datetime.date]):
-        allowed = torch.serialization.get_safe_globals()
+        allowed = set(torch.serialization.get_safe_globals())
         assert given(datetime.date(2020, 1, 1)) == datetime.date(2020, 1, 1)
         assert given(np.float64(0.5)) == 0.5
-        assert set(torch.serialization.get_safe_globals()) == set(allowed)
+        assert allowed <= set(torch.serialization.get_safe_globals())
+    assert given(np.float64(0.5)) == 0.5  # torch has just disallowed a part of that
 
 
 def test_all_of_an_optimizer_and_its_schedulers_reaches_the_others() -> None:
@@ -123,8 +127,9 @@ def test_all_of_an_optimizer_and_its_schedulers_reaches_the_others() -> None:
         (np.array([None]), "ObjectDType"),
         (threading.Lock(), "cannot pickle"),
         (lambda: None, "pickle"),
+        (annotated(torch.ones(1), Part()), r"it has a tests\.in_process\.test_newest\.Part"),
     ],
-    ids=["class", "defaultdict", "date", "objects of NumPy", "lock", "lambda"],
+    ids=["class", "defaultdict", "date", "objects of NumPy", "lock", "lambda", "attribute"],
 )
 def test_what_others_could_not_load_is_refused_where_it_is(value: object, message: str) -> None:
     parts = (Part(1), Part(value))
@@ -132,13 +137,11 @@ def test_what_others_could_not_load_is_refused_where_it_is(value: object, messag
         _check([part.state_dict() for part in parts], parts)
 
 
-def test_it_is_refused_in_the_first_world_already(etcd_server: EtcdServer, job_id: str) -> None:
-    """Later only the member that has it would be left."""
+def test_who_is_alone_sends_nothing(etcd_server: EtcdServer, job_id: str) -> None:
     with rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=1) as group:
         world = group.join()
         rdzv_etcd.torch.init_process_group(world, "gloo")
-        with pytest.raises(MisuseError, match="part 1 of 1"):
-            rdzv_etcd.torch.broadcast_newest(world, 0, Part(Part()))
+        assert rdzv_etcd.torch.broadcast_newest(world, 3, Part(Part())) == 3
         rdzv_etcd.torch.destroy_process_group()
 
 
