@@ -7,7 +7,6 @@ a watch; nothing is polled, and what the watch brings is not read a second time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from rdzv_etcd.arguments import KEY_SHOWN
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
+    EtcdError,
     EtcdUnavailableError,
     RequestTooLargeError,
     StoreTimeoutError,
@@ -122,6 +122,19 @@ class Reader:
         # Batches are read at different revisions; the oldest one misses nothing.
         return min(result.revision for result in results)
 
+    async def _look_again(self, wanted: _Wanted, deadline: Deadline) -> None:
+        """Look, in between what the watch brings, until etcd answers; if it refuses to, there is
+        only the watch."""
+        while True:
+            try:
+                await self._look(wanted, deadline)
+            except EtcdUnavailableError:
+                await deadline.pause()
+            except EtcdError:
+                return
+            else:
+                return
+
     async def _follow(
         self,
         wanted: _Wanted,
@@ -148,8 +161,7 @@ class Reader:
                 if batch.events:
                     wanted.take(event.kv for event in batch.events)
                 else:
-                    with contextlib.suppress(EtcdUnavailableError):  # the next break tells again
-                        await self._look(wanted, deadline)
+                    await self._look_again(wanted, deadline)
                 if wanted.complete:
                     return
         raise WatchLostError("the watch was closed")

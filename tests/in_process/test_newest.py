@@ -94,6 +94,19 @@ def test_arrays_and_tensors_reach_the_others() -> None:
     assert torch.equal(state["sparse"].to_dense(), torch.eye(3))
 
 
+class OwnParameter(torch.nn.Parameter):
+    pass
+
+
+def test_subclasses_and_tensors_of_tensors_reach_the_others() -> None:
+    jagged: Any = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    received: Any = given(jagged)
+    assert [part.tolist() for part in received.unbind()] == [[1.0] * 2, [1.0] * 3]
+    with torch.serialization.safe_globals([OwnParameter]):
+        received = given(OwnParameter(torch.ones(2)))
+    assert received.tolist() == [1.0, 1.0]
+
+
 def test_what_the_program_has_allowed_torch_to_load_stays_allowed() -> None:
     with torch.serialization.safe_globals([np.dtype, datetime.date]):
         allowed = set(torch.serialization.get_safe_globals())

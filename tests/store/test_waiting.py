@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from rdzv_etcd.errors import StoreTimeoutError
+from rdzv_etcd.errors import EtcdUnavailableError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.kv.reads import QUICK_ANSWER_S
 from rdzv_etcd.kv.store import KeyValueStore
@@ -139,11 +139,15 @@ def test_many_wait_for_each_other_and_write_meanwhile(seed: int) -> None:
     simulate(scenario, seed)
 
 
+@pytest.mark.parametrize("unanswered", [0, 2])
 @pytest.mark.parametrize("both", [get_and_set, pop_and_push])
 def test_what_comes_in_a_break_in_which_etcd_goes_back_is_not_missed(
-    both: Callable[[KeyValueStore, KeyValueStore], tuple[Waiting, Coming]],
+    both: Callable[[KeyValueStore, KeyValueStore], tuple[Waiting, Coming]], unanswered: int
 ) -> None:
-    """Others have written as much again by its end, so the watch goes on behind it."""
+    """Others have written as much again by its end, so the watch goes on behind it.
+
+    ``unanswered``: how many reads after it etcd does not answer.
+    """
 
     async def scenario(server: MemoryEtcd) -> None:
         store, etcd = await open_store(server)
@@ -161,6 +165,7 @@ def test_what_comes_in_a_break_in_which_etcd_goes_back_is_not_missed(
         await come
         while server.revision <= revision:
             server.apply(write)
+        etcd.link.fail(EtcdUnavailableError("no leader"), unanswered)
         etcd.link.heal()
         assert await waiting == b"value"
 
