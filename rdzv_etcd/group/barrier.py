@@ -30,21 +30,26 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     MisuseError,
     RevisionRegressedError,
+    StateCorruptError,
     WatchLostError,
     WorldClosedError,
     WorldOverError,
 )
 from rdzv_etcd.etcd.after_read import puts_after
-from rdzv_etcd.etcd.api import KeyValue, TxnResult
+from rdzv_etcd.etcd.api import Compare, KeyValue, TxnResult
+from rdzv_etcd.group.after_losses import after_losses
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.world_over import first_of, until_over
 from rdzv_etcd.schema import barrier_requests as requests
 from rdzv_etcd.schema.keys import BarrierKeys
+from rdzv_etcd.schema.requests import record_is
 
 _LAST_WORD_S = 5.0
 """How long etcd may take to say who is missing, or that all are there after all."""
+_REMEMBERED = 8
+"""Barriers passed last. In one thread only the very last can be one at which others still wait."""
 
 
 class Barriers:
@@ -54,6 +59,9 @@ class Barriers:
         self._node = node
         self._seat = seat
         self._barriers: dict[str, Barrier] = {}
+        self._last_passed: dict[Barrier, None] = {}
+        """In that order: others may not have heard of it yet."""
+        self._keeping: asyncio.Task[None] | None = None
 
     async def wait(self, name: str, timeout_s: float) -> None:
         """Wait until every member has called this with the same name, as often as this one.
@@ -72,16 +80,32 @@ class Barriers:
         check_name("barrier", name)
         barrier = self._barriers.get(name)
         if barrier is None:
-            made = Barrier(self._node, self._seat, name)
+            made = Barrier(self._node, self._seat, name, self._note_passed)
             barrier = self._barriers.setdefault(name, made)
         return barrier
+
+    def _note_passed(self, barrier: Barrier) -> None:
+        self._last_passed.pop(barrier, None)
+        self._last_passed[barrier] = None
+        if len(self._last_passed) > _REMEMBERED:
+            del self._last_passed[next(iter(self._last_passed))]
+        if self._keeping is None:
+            keep = after_losses(self._node, self._seat, self._say_again)
+            self._keeping = self._node.attend(keep, "barriers")
+
+    async def _say_again(self, record: int) -> bool:
+        guard = record_is(self._node.context.keys, record)
+        return all([await barrier.say_again(guard) for barrier in tuple(self._last_passed)])
 
 
 class Barrier:
     """One name in one round."""
 
-    def __init__(self, node: Node, seat: Seat, name: str) -> None:
+    def __init__(
+        self, node: Node, seat: Seat, name: str, note_passed: Callable[[Barrier], None]
+    ) -> None:
         self._node = node
+        self._note_passed = note_passed
         self._context = node.context
         self._seat = seat
         self._name = name
@@ -146,6 +170,7 @@ class Barrier:
     def _pass_turn(self, turn: int, passed: list[int]) -> None:
         self._passed = turn
         passed.append(turn)
+        self._note_passed(self)
 
     def _was_passed(self, passed: list[int]) -> bool:
         """Whether an earlier call has passed without its caller being told: this one tells it."""
@@ -259,6 +284,20 @@ class Barrier:
             if result.succeeded:
                 return
             done = requests.done_in(result)
+
+    async def say_again(self, guard: Compare) -> bool:
+        """Say once more how often all have been there if etcd has forgotten it and the guard holds;
+        tell whether that is said now. Raises EtcdError."""
+        etcd = self._context.etcd
+        found = (await etcd.get(requests.read_done(self._keys))).kvs
+        done, turn = (found[0] if found else None), self._passed
+        try:
+            if requests.turns(done) >= turn:
+                return True
+        except StateCorruptError:  # whoever calls is told
+            return True
+        txn = requests.announce(self._keys, turn, self._seat.job_lease, done, (guard,))
+        return (await etcd.txn(txn, repeatable=True)).succeeded
 
     # -- giving up --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from rdzv_etcd.errors import (
     RequestTooLargeError,
     StoreTimeoutError,
 )
-from rdzv_etcd.group.backoff import RETRY_S, Backoff
+from rdzv_etcd.group.after_losses import after_losses
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
 from rdzv_etcd.group.world_over import unless_over
@@ -87,7 +87,8 @@ class Exchange:
             if taken:
                 return taken[0]
             if self._keeping is None:
-                self._keeping = self._node.attend(self._keep(), "exchange")
+                keep = after_losses(self._node, self._seat, self._put_back)
+                self._keeping = self._node.attend(keep, "exchange")
             turn = self._done + 1
             try:
                 all_data = await unless_over(
@@ -124,41 +125,15 @@ class Exchange:
         everybody = [_key(turn, rank) for rank in range(self._seat.size)]
         return await self._store.multi_get(everybody, timeout_s)
 
-    async def _keep(self) -> None:
-        """Put again what was given whenever etcd may have lost it, until the world is over."""
-        node, context = self._node, self._node.context
-        backoff = Backoff(context.session.renewal_period_s)
-
-        def seen() -> tuple[int, int]:
-            return context.control.breaks, node.control.round_revision
-
-        def is_over() -> bool:
-            return node.is_gone or node.change_of(self._seat) is not None
-
-        def is_to_act() -> bool:
-            return is_over() or seen() != sure
-
-        sure = seen()
-        while True:
-            await context.wakeup.wait(when=is_to_act)
-            if is_over():
-                return
-            doubt = seen()
-            try:
-                if await self._put_back(node.control.round_revision):
-                    sure = doubt
-                    backoff.reset()
-                else:  # the record is another one, of which this node is about to hear
-                    await context.clock.sleep(RETRY_S)
-            except EtcdError as error:
-                await context.clock.sleep(backoff.after(error))
-
     async def _put_back(self, record: int) -> bool:
-        """Put again what is missing, if that is still the round's record: nothing is put into a
-        round that has ended. Tell whether it is. One request per value: two may be too large."""
+        """Put again what is missing, if that is still the round's record; tell whether it is.
+
+        One request per value: two may be too large. A late copy of one may bring a value back that
+        was deleted since; it goes with the world.
+        """
         given = {_key(turn, self._seat.rank): data for turn, data in self._given.items()}
-        if not record or await self._store.check(list(given), None):
-            return True  # without a record it is too early: that is put back first
+        if await self._store.check(list(given), None):
+            return True
         guard = record_is(self._node.context.keys, record)
         for key, data in given.items():
             if not await self._store.put_back(guard, key, data):

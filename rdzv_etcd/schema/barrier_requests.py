@@ -37,12 +37,18 @@ def take_back(keys: BarrierKeys, turn: int, node_id: str) -> Txn:
     return Txn((), (*_count(keys, turn), Delete(keys.arrival(turn, node_id))))
 
 
-def announce(keys: BarrierKeys, turn: int, job_lease: int, done: KeyValue | None) -> Txn:
-    """Say that all have been there ``turn`` times, if ``done`` is still what was said last;
-    otherwise :func:`done_in` the result is."""
+def announce(
+    keys: BarrierKeys,
+    turn: int,
+    job_lease: int,
+    done: KeyValue | None,
+    guards: tuple[Compare, ...] = (),
+) -> Txn:
+    """Say that all have been there ``turn`` times, if ``done`` is still what was said last, and the
+    guards hold; otherwise :func:`done_in` the result is what was said."""
     revision = 0 if done is None else done.mod_revision
     return Txn(
-        (Compare(keys.done, Target.MOD, Relation.EQUAL, revision),),
+        (Compare(keys.done, Target.MOD, Relation.EQUAL, revision), *guards),
         (Put(keys.done, b"%d" % turn, job_lease),),
         (read_done(keys),),
     )

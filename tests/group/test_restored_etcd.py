@@ -450,3 +450,35 @@ def test_each_guard_against_accusations_that_are_back_is_missed(
     monkeypatch.setattr(world, "SEEDS_AT_MOST", None)  # it ends with the first one that notices
     with pytest.raises(AssertionError):
         accusations_are_back(False, other_leader, bump_revision)
+
+
+@BUMPED
+def test_a_barrier_that_etcd_has_forgotten_is_passed_by_who_had_not_heard_of_it(
+    bump_revision: int,
+) -> None:
+    """Those who have passed go on to other barriers, and do not come to this one again."""
+
+    async def scenario(job: SimJob) -> None:
+        a, b, late = job.start_all("abc")
+        await job.until_works("abc")
+        barriers = {}
+        for each in (a, b, late):
+            assert each.world is not None
+            barriers[each] = Barriers(each.node, each.world)
+
+        def at(member: SimNode, name: str) -> asyncio.Task[None]:
+            return job.on(member, barriers[member].wait(name, 60))
+
+        waiting = at(late, "saved")
+        await job.pass_time(1)
+        before = job.save()
+        late.connection.link.lag_watches(5.0)
+        await asyncio.gather(at(a, "saved"), at(b, "saved"))
+        assert not waiting.done()
+        job.restore(before, bump_revision=bump_revision)
+        others = [at(a, "next"), at(b, "next")]
+        await waiting
+        await asyncio.gather(*others, at(late, "next"))
+        assert [each.joins for each in (a, b, late)] == [1, 1, 1]
+
+    simulate(scenario, min_nodes=3, max_nodes=3)
