@@ -219,7 +219,7 @@ class World(Uncopied):
 
         A name of at most 1000 characters; one that is used again is a new barrier. Use few names
         again and again: what each leaves in etcd stays until the world is over. After ``timeout_s``
-        seconds it blocks for up to some 10 seconds more if etcd is slow to say who is missing.
+        seconds it blocks for up to some 15 seconds more if etcd does not answer.
         Whoever gives up, or is interrupted, does not count as being there; to call it again is to
         try again, and returns at once if all were there when it was interrupted. Raises
         :class:`~rdzv_etcd.errors.BarrierTimeoutError`,

@@ -32,6 +32,7 @@ import rdzv_etcd.torch
 from rdzv_etcd import World
 from rdzv_etcd.errors import MisuseError, SettingsError
 from rdzv_etcd.torch.connections import Connections
+from rdzv_etcd.torch.process_group import _meet
 from rdzv_etcd.torch.stuck import collectives
 from tests.in_process import scenes
 from tests.in_process.processes import LIMIT_S, Job, Member, context, running_job
@@ -467,6 +468,16 @@ def test_other_arguments_are_looked_at_before_the_group_is_touched(
     if "over_within_s" not in more:
         with pytest.raises(MisuseError, match=message):
             rdzv_etcd.torch.init_process_group(untouched, **more)
+
+
+def test_who_has_given_up_does_not_wait_for_the_others(
+    etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Also if that was before there was a connection that could be ended."""
+    with rdzv_etcd.connect(etcd_server.endpoint, job=job_id, nodes=1) as group:
+        world = group.join()
+        with pytest.raises(dist.DistNetworkError, match="given up"):
+            _meet(world, timedelta(seconds=LIMIT_S), lambda: True)
 
 
 @pytest.mark.parametrize("train", [asynchronous, generator])
