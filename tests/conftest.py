@@ -52,6 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it runs in the background ignore it, and with that all that is started here.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     suite.guard_skips(config)
     hypothesis.settings.load_profile("whole" if suite.with_slow_tests(config) else "quick")
     late_starts.ask_for_them()
