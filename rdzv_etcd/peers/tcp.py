@@ -33,8 +33,8 @@ _GREETING_S = 5.0
 _MAX_OF_A_KIND = 64
 """Connections that have not said yet for whom they come, and those that have been answered."""
 _TURNS_TO_CLOSE = 4
-"""Of the loop, until it has closed what it has just accepted: it takes one to begin, to tell, and
-to close."""
+"""Of the loop, until it has closed its links, and what it has just accepted: that takes one to
+begin, to tell, and to close."""
 _IDLE_S = 60
 """How often the kernel looks whether who watches this node is still there."""
 _LONGEST_PROBE_S = 32767
@@ -164,18 +164,18 @@ class TcpPeers:
             link.close()
         server, listener = self._server, self._listener
         self._server = self._listener = None
-        if listener is None:
-            return
-        try:
+        if listener is not None:
             # A server that is closed while it makes a connection of what it has accepted leaves
             # that open.
             asyncio.get_running_loop().remove_reader(listener)
+        try:
             for _ in range(_TURNS_TO_CLOSE):
                 await asyncio.sleep(0)
         finally:
             if server is not None:
                 server.close()
-            listener.close()
+            if listener is not None:
+                listener.close()
 
 
 class _Watcher(asyncio.Protocol):

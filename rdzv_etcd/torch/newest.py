@@ -105,7 +105,11 @@ def _check(states: list[dict[str, Any]], parts: tuple[Stateful, ...]) -> None:
     """Raise MisuseError for a state that another member could not load. Copies no tensor."""
     for place, (state, part) in enumerate(zip(states, parts, strict=True), 1):
         try:
-            _load(_packed(_without_tensors(state)))
+            try:
+                light = _without_tensors(state)
+            except RecursionError:  # it contains itself, which torch can save and load
+                light = state
+            _load(_packed(light))
         except Exception as error:
             raise MisuseError(
                 f"part {place} of {len(parts)} ({type(part).__name__}): other members could not "

@@ -94,6 +94,13 @@ def test_arrays_and_tensors_reach_the_others() -> None:
     assert torch.equal(state["sparse"].to_dense(), torch.eye(3))
 
 
+def test_what_contains_itself_reaches_the_others() -> None:
+    value: list[Any] = [torch.ones(1)]
+    value.append(value)
+    received: Any = given(value)
+    assert received[1] is received
+
+
 class OwnParameter(torch.nn.Parameter):
     pass
 

@@ -358,6 +358,20 @@ def test_a_node_that_leaves_leaves_no_connection_to_the_end_of_the_loop(turns: i
         assert psutil.Process().num_fds() == before
 
 
+def test_a_node_without_a_port_of_its_own_closes_its_links_at_once() -> None:
+    async def work() -> None:
+        async with node() as b:
+            watches = TcpPeers(silence_s=1.0)
+            before = set(tcp._sockets)
+            assert (await reached(watches, b.port)).answer is Answer.SAME
+            (own,) = set(tcp._sockets) - before
+            assert own.fileno() >= 0
+            await watches.close()
+            assert own.fileno() == -1
+
+    in_loop(work())
+
+
 def test_who_watches_may_stop() -> None:
     async def work() -> None:
         async with node() as b, node(A) as a:
