@@ -18,7 +18,8 @@ MANY = 10_000
 DEATHS = {
     "member": "training again after a node was killed",
     "silent": "… after a node's host fell silent",
-    "store-host": "… after the store's or the embedded etcd's host was killed",
+    "store-host": "… after the agent that serves the store, or that started the embedded etcd "
+    "(which lives on), was killed",
     "sigterm": "… after a node got `SIGTERM`",
 }
 """Cases of ``recovery``, and what the table calls them."""

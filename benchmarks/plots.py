@@ -228,7 +228,7 @@ _CASES = {
     "member": "a node is killed",
     "rank0": "rank 0's node is killed",
     "leader": "the leader's node is killed",
-    "store-host": "the host of the store, or of the embedded etcd, is killed",
+    "store-host": "the agent that serves the store, or that started the embedded etcd, is killed",
     "silent": "a node falls silent",
     "sigterm": "a node gets SIGTERM",
     "node-added": "a node is added",

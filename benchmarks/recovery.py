@@ -51,7 +51,8 @@ CASES = {
     "rank0": "SIGKILL of rank 0",
     "silent": "power or network lost by a member's host",
     "leader": "SIGKILL of the leader",
-    "store-host": "SIGKILL of the store's or the embedded etcd's host",
+    "store-host": "SIGKILL of the agent that serves c10d's store, or that started the embedded "
+    "etcd (which lives on)",
     "sigterm": "SIGTERM of a member",
     "node-added": "a node added",
     "worker-crash": "SIGKILL of a worker",

@@ -151,6 +151,21 @@ def test_the_extra_for_benchmarks_is_all_that_they_import(built: Built) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["embedded", "cli", "plot", "metrics", "examples"])
+def test_the_extra_for_tests_brings_every_part_of_the_product(built: Built, part: str) -> None:
+    """`pip install -e '.[test]' && pytest tests/cli` needs nothing else."""
+    assert _closure(built.metadata, part) <= _closure(built.metadata, "test")
+
+
+@pytest.mark.slow
+def test_the_extra_for_developers_brings_every_other_one(built: Built) -> None:
+    extras = set(built.metadata.get_all("Provides-Extra", [])) - {"dev"}
+    assert {"test", "bench", "lint", "docs"} <= extras
+    everything = _closure(built.metadata, "dev")
+    assert [extra for extra in extras if not _closure(built.metadata, extra) <= everything] == []
+
+
+@pytest.mark.slow
 def test_the_dockerfile_asks_for_the_torch_that_the_package_needs(built: Built) -> None:
     (needed,) = (one for one in _requirements(built.metadata, "") if one.name == "torch")
     (asked,) = re.findall(r'"(torch[><=][^"]*)"', (ROOT / "Dockerfile").read_text(encoding="utf-8"))
