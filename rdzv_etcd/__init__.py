@@ -11,7 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rdzv_etcd import aio, errors
     from rdzv_etcd import torch as torch  # exported, though not in __all__
-    from rdzv_etcd.core.elections import Fence
     from rdzv_etcd.core.events import (
         JobEnded,
         JobEvent,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from rdzv_etcd.group.gate_check import Arrival
     from rdzv_etcd.group.group import Group, leave_all
     from rdzv_etcd.group.job_events import JobEvents
-    from rdzv_etcd.group.leaderships import Leadership
     from rdzv_etcd.group.listener import Listener
     from rdzv_etcd.group.observer import Observer
     from rdzv_etcd.group.round_store import RoundStore
@@ -69,7 +67,6 @@ __all__ = [
     "EtcdClient",
     "Expelled",
     "Failed",
-    "Fence",
     "Finished",
     "Group",
     "JobEnded",
@@ -78,7 +75,6 @@ __all__ = [
     "JobSettings",
     "JobState",
     "Joined",
-    "Leadership",
     "Left",
     "Listener",
     "Lost",
@@ -116,7 +112,6 @@ __all__ = [
 at all names, as pydoc and completion do, would load torch."""
 
 _HOMES = {
-    "rdzv_etcd.core.elections": ("Fence",),
     "rdzv_etcd.core.events": (
         "JobEnded",
         "JobEvent",
@@ -146,7 +141,6 @@ _HOMES = {
     "rdzv_etcd.group.gate_check": ("Arrival",),
     "rdzv_etcd.group.group": ("Group", "leave_all"),
     "rdzv_etcd.group.job_events": ("JobEvents",),
-    "rdzv_etcd.group.leaderships": ("Leadership",),
     "rdzv_etcd.group.listener": ("Listener",),
     "rdzv_etcd.group.observer": ("Observer",),
     "rdzv_etcd.group.round_store": ("RoundStore",),

@@ -27,7 +27,7 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 LONGEST_S = 10 * 365 * 86400
 """Ten years stand for every longer wait, which some timers could not count."""
 LONGEST_NAME = 1000
-"""Characters of the name of a barrier or a leadership: it is part of every key of that."""
+"""Characters of the name of a barrier: it is part of every key of that barrier."""
 KEY_SHOWN = 80
 """Characters of a store's key, or of another argument, that a message repeats."""
 

@@ -358,28 +358,6 @@ class BarrierTimeoutError(RendezvousFailedError):
         self.missing = None if missing is None else tuple(missing)
 
 
-class ElectionTimeoutError(RendezvousFailedError):
-    """This member did not come to lead within the time limit; the message names who does.
-
-    ``leader`` is its node id, ``None`` if nobody leads, or etcd did not say.
-    """
-
-    def __init__(self, message: str, *, leader: str | None = None) -> None:
-        super().__init__(message)
-        self.leader = leader
-
-
-class LeadershipLostError(RendezvousFailedError):
-    """What only the leader may do was refused: this member leads no longer.
-
-    ``fence`` is that of the leadership that is gone.
-    """
-
-    def __init__(self, message: str, *, fence: tuple[int, int] = (0, 0)) -> None:
-        super().__init__(message)
-        self.fence = fence
-
-
 # --- the round's store ---------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from rdzv_etcd.aio.group import Group
 from rdzv_etcd.aio.job_events import JobEvents
-from rdzv_etcd.aio.leaderships import Leadership
 from rdzv_etcd.aio.observer import Observer
 from rdzv_etcd.aio.opening import connect, observe
 from rdzv_etcd.aio.round_store import RoundStore
@@ -24,7 +23,6 @@ from rdzv_etcd.aio.world import World
 __all__ = [
     "Group",
     "JobEvents",
-    "Leadership",
     "Observer",
     "RoundStore",
     "World",

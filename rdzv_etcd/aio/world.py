@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 
-from rdzv_etcd.aio.leaderships import Leadership
 from rdzv_etcd.aio.round_store import RoundStore
 from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.over import WorldChange
@@ -118,14 +117,6 @@ class World(Uncopied):
             lambda: self._part.call(exchange.give(data, timeout_s, taken)),
             lambda: exchange.not_told(taken),
         )
-
-    async def elect(self, name: str, timeout_s: float | None = None) -> Leadership:
-        """As :meth:`rdzv_etcd.World.elect`."""
-        return Leadership(await self._part.call(self._world._elect(name, timeout_s)))
-
-    async def leader(self, name: str) -> str | None:
-        """As :meth:`rdzv_etcd.World.leader`."""
-        return await self._part.call(self._world._elections.leader(name))
 
     @cached_property
     def store(self) -> RoundStore:

@@ -131,12 +131,6 @@ class Session:
         """The time from one keep-alive to the next."""
         return self._ttl_s / 3
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether the lease cannot have run out, by this node's own clock; from memory. While this
-        node hears nothing from etcd, that is so for a TTL."""
-        return self.lease_id != 0 and self._clock.now_s() < self._renewed_s + self._ttl_s
-
     def trust_absence_s(self) -> float:
         """From when on (on the clock) another node's missing lease means that *it* was lost.
 

@@ -15,10 +15,8 @@ from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.over import MovedOn, WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.elections import Elections
 from rdzv_etcd.group.exchange import Exchange
 from rdzv_etcd.group.handover import hand_over
-from rdzv_etcd.group.leaderships import Leadership
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation
@@ -80,7 +78,6 @@ class World(Uncopied):
         self._seat = seat
         self._barriers = Barriers(part.node, seat)
         self._exchange = Exchange(part.node, seat)
-        self._elections = Elections(part.node, seat)
         self._change: WorldChange | None = None
 
     def __repr__(self) -> str:
@@ -256,36 +253,6 @@ class World(Uncopied):
             lambda: self._part.run(exchange.give(data, timeout_s, taken)),
             lambda: exchange.not_told(taken),
         )
-
-    def elect(self, name: str, timeout_s: float | None = None) -> Leadership:
-        """Block until this member leads under ``name``; of all members that have called this and
-        wait, the one that has waited longest is next.
-
-        A name of at most 1000 characters. Use few names again and again: what each leaves in etcd
-        stays until the world is over. Made for some hundred that wait for one name: each reads who
-        waits. Blocks for at most ``timeout_s`` seconds (``None``: no limit), and some seconds
-        more to say who leads. Raises :class:`~rdzv_etcd.errors.ElectionTimeoutError`,
-        :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
-        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
-        :class:`~rdzv_etcd.errors.MisuseError` at once if this member leads or waits under that name
-        already, :class:`~rdzv_etcd.errors.StateCorruptError` if somebody else wrote there, and
-        :class:`~rdzv_etcd.errors.EtcdError` if etcd refuses; while etcd is away it waits on.
-        Whoever gives up, or is interrupted, waits no longer.
-        """
-        return self._part.run(self._elect(name, timeout_s))
-
-    async def _elect(self, name: str, timeout_s: float | None) -> Leadership:
-        term = await self._elections.elect(name, seconds_or_none(timeout_s))
-        # Made here: if the caller is interrupted just now, it is dropped, and with that resigned.
-        return Leadership(name, self._part, self.store, term)
-
-    def leader(self, name: str) -> str | None:
-        """The node id of the member that leads under ``name`` now; ``None``: nobody does.
-
-        One read of etcd. Raises :class:`~rdzv_etcd.errors.StateCorruptError` if somebody else wrote
-        there, and :class:`~rdzv_etcd.errors.EtcdError`.
-        """
-        return self._part.run(self._elections.leader(name))
 
     @cached_property
     def store(self) -> RoundStore:

@@ -103,24 +103,6 @@ async def first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
             return
 
 
-async def unless_over_at_once(
-    node: Node, seat: Seat, what: str, work: Callable[[], Coroutine[Any, Any, T]]
-) -> T:
-    """Do the work unless the world is or gets over meanwhile; then it is cancelled. Raises as
-    :func:`unless_over`."""
-    over = asyncio.ensure_future(until_over(node, seat, what))
-    working = asyncio.ensure_future(work())
-    try:
-        await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
-        if over.done():
-            raise over.result()
-        return working.result()
-    finally:
-        for task in (working, over):
-            task.cancel()
-        await asyncio.gather(working, over, return_exceptions=True)
-
-
 def _over(what: str, seat: Seat, change: WorldChange) -> WorldOverError:
     return WorldOverError(
         f"{what}: round {seat.round} is over ({change}); join the next one", change=change

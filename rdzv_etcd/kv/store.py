@@ -139,16 +139,6 @@ class KeyValueStore:
         batches = list(_batches(list(values.items())))
         await side_by_side([self._set_batch(batch, deadline) for batch in batches])
 
-    async def set_while(
-        self, guard: Compare, key: str, value: bytes, timeout_s: float | None
-    ) -> bool:
-        """Set the value if the guard holds; tell whether it did. Raises as :meth:`multi_set`."""
-        data = value_of(key, value)
-        body = requests.put_while(guard, self._keys.value(key), encode_value(data), self._lease_id)
-        deadline = self._deadline(timeout_s)
-        with named_if_too_large("to set", key, len(data)):
-            return (await self._writes.apply(body, deadline)).wrote
-
     async def set_instead(
         self, key: str, value: bytes, former: str, timeout_s: float | None
     ) -> None:

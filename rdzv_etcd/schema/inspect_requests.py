@@ -25,9 +25,7 @@ from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
 KEYS_PER_TXN = 40
 """Each of them takes a guard and a deletion; see :data:`rdzv_etcd.etcd.api.OPS_PER_TXN`."""
-_PARTS_OF_A_JOB = frozenset(
-    {b"audit", b"barrier", b"ctl", b"gate", b"nodes", b"office", b"ranks", b"store"}
-)
+_PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"gate", b"nodes", b"ranks", b"store"})
 
 
 def page(keys: KeyRange, limit: int, *, keys_only: bool = False) -> Get:

@@ -11,7 +11,6 @@
     <prefix>/<job>/ctl/stranger                that other settings keep one out    its own
     <prefix>/<job>/gate/<host>                 that nodes failed their gate there  its own
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
-    <prefix>/<job>/office/<round>/<name>/…     who stands for a named leadership   session
     <prefix>/<job>/ranks/<round>/<edition>/<n> a slice of a large world's ranks    job lease
     <prefix>/<job>/store/<round>/<run>/<key>   the round's key-value store         job lease
 
@@ -196,16 +195,6 @@ class JobKeys:
     def barriers_before(self, round_number: int) -> KeyRange:
         return KeyRange(self.barriers.start, self.root + b"barrier/" + _round(round_number))
 
-    def office(self, round_number: int, name: str) -> KeyRange:
-        return _range(self.offices.start + _round(round_number) + b"/" + _segment(name) + b"/")
-
-    @property
-    def offices(self) -> KeyRange:
-        return _range(self.root + b"office/")
-
-    def offices_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.offices.start, self.offices.start + _round(round_number))
-
     @property
     def all(self) -> KeyRange:
         return _range(self.root)
@@ -244,28 +233,6 @@ class BarrierKeys:
     def node_id(self, turn: int, key: bytes) -> str:
         """Return the node id in a key of :meth:`arrivals`."""
         return key[len(self.arrivals(turn).start) :].decode(errors="replace")
-
-
-@dataclass(frozen=True, slots=True)
-class OfficeKeys:
-    """The keys of one named leadership in one world, all within ``range``.
-
-    <node id>    whether that member stands for it, or rests              its session
-    """
-
-    range: KeyRange
-
-    @classmethod
-    def of(cls, keys: JobKeys, round_number: int, epoch: int, name: str) -> OfficeKeys:
-        """Return those of ``name``; the epoch is part of their path as of a barrier's."""
-        return cls(keys.office(round_number, f"{epoch} {name}"))
-
-    def candidate(self, node_id: str) -> bytes:
-        return self.range.start + node_id.encode()
-
-    def node_id(self, key: bytes) -> str:
-        """Return the node id in a key of :meth:`candidate`."""
-        return key[len(self.range.start) :].decode(errors="replace")
 
 
 def _round(number: int) -> bytes:

@@ -1,7 +1,6 @@
 """Every transaction of the protocol. One action, one guarded transaction; no I/O here.
 
-Those of barriers are in :mod:`rdzv_etcd.schema.barrier_requests`, those of named leaderships in
-:mod:`rdzv_etcd.schema.office_requests`, those of the round's store in
+Those of barriers are in :mod:`rdzv_etcd.schema.barrier_requests`, those of the round's store in
 :mod:`rdzv_etcd.schema.store_requests`.
 """
 
@@ -281,7 +280,6 @@ def _sweep(keys: JobKeys, record: Round) -> tuple[Op, ...]:
     ops += [
         _delete(keys.stores_before(number - 1)),
         _delete(keys.barriers_before(number - 1)),
-        _delete(keys.offices_before(number - 1)),
         _delete(keys.ranks_before(number - 1)),
     ]
     return tuple(ops)
@@ -434,7 +432,6 @@ def remove_job(keys: JobKeys, control: Control) -> Txn:
         Delete(keys.change),
         _delete(keys.stores),
         _delete(keys.barriers),
-        _delete(keys.offices),
         _delete(keys.ranks),
     ]
     if control.closure is None:

@@ -72,12 +72,6 @@ def put_all(
     return lambda wrote, _: Txn((), (*puts, *deletes, wrote))
 
 
-def put_while(guard: Compare, key: bytes, value: bytes, lease_id: int) -> Body:
-    """Put while something else is as it was."""
-    put = Put(key, value, lease_id)
-    return lambda wrote, kept: Txn((guard,), (put, wrote), (kept,))
-
-
 def put_back(guard: Compare, key: bytes, value: bytes, lease_id: int) -> Txn:
     """Put what is missing, while something else is as it was. Twice does no harm: no marker."""
     missing = Compare(key, Target.VERSION, Relation.EQUAL, 0)

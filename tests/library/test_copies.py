@@ -22,7 +22,6 @@ _INSTEAD = {
     "Group": "connect there",
     "World": "rank, size, epoch, master and members",
     "RoundStore": "what was read",
-    "Leadership": "its fence",
     "Observer": "observe there",
     "JobEvents": "the events",
 }
@@ -38,13 +37,12 @@ def things(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Itera
             rdzv_etcd.connect(endpoint, job=job_id, nodes=1, data={"gpus": 8}, **local)
         )
         world = group.join()
-        leadership = stack.enter_context(world.elect("writer", LIMIT_S))
         observer = stack.enter_context(rdzv_etcd.observe(endpoint, job=job_id))
         events = stack.enter_context(observer.events())
         yield [
-            *(group, world, world.store, leadership, observer, events),
+            *(group, world, world.store, observer, events),
             *(aio.Group(group), aio.World(world), aio.World(world).store),
-            *(aio.Leadership(leadership), aio.Observer(observer), aio.JobEvents(events)),
+            *(aio.Observer(observer), aio.JobEvents(events)),
         ]
 
 
@@ -68,9 +66,9 @@ def test_what_lives_in_one_process_says_what_to_hand_over_instead(things: list[A
 
 
 def test_what_is_a_plain_value_can_be_handed_over(things: list[Any]) -> None:
-    group, world, _, leadership, observer, events = things[:6]
+    group, world, _, observer, events = things[:5]
     values = [
-        *(world.master, world.members, world.node_ids, leadership.fence),
+        *(world.master, world.members, world.node_ids),
         *(observer.state(), events.next(LIMIT_S)),
     ]
     group.finish("done")

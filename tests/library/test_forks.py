@@ -184,51 +184,46 @@ def refused(work):
         return "refused"
 
 def look():
-    print(leadership.is_held, leadership.wait_lost(60), world.over, world.wait_over(60),
+    print(world.over, world.wait_over(60),
           type(world.change).__name__, world.should_yield, refused(lambda: group.drain("x")),
-          refused(lambda: world.barrier("b")), leadership.resign(), flush=True)
+          refused(lambda: world.barrier("b")), flush=True)
 
 def look_and_leave():
     look()
     group.leave()
     look()
 """
-_SEEN = ["False", "True", "True", "True", "MovedOn", "True", "refused", "refused", "None"]
+_SEEN = ["True", "True", "MovedOn", "True", "refused", "refused"]
 
 
-def test_a_child_does_not_lead_and_has_no_world(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_child_has_no_world(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
     """Nothing of its parent's is answered from what the child has copied of its memory."""
     program = """
     group = make()
     world = group.join()
-    leadership = world.elect("writer", 60)
     in_fork(look_and_leave)
-    print(leadership.is_held, world.over, world.should_yield, group.drain_reason, flush=True)
+    print(world.over, world.should_yield, group.drain_reason, flush=True)
     group.leave()
     in_fork(look)
     """
     printed = run(_LOOKS + textwrap.dedent(program), etcd_server, job_id)
-    here = ["True", "False", "False", "None"]
+    here = ["False", "False", "None"]
     assert printed.split() == [*_SEEN, *_SEEN, "0", *here, *_SEEN, "0"]
 
 
-def test_a_child_of_coroutines_does_not_lead_and_has_no_world(
+def test_a_child_of_coroutines_has_no_world(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     program = """
         async def main(group):
             world = await group.join()
-            leadership = await world.elect("writer", 60)
 
             def look():
-                print(leadership.is_held, world.over, flush=True)
-                for call in (leadership.wait_lost(60), world.wait_over(60)):
-                    try:
-                        call.send(None)
-                    except StopIteration as end:
-                        print(end.value, flush=True)
+                print(world.over, flush=True)
+                try:
+                    world.wait_over(60).send(None)
+                except StopIteration as end:
+                    print(end.value, flush=True)
                 try:
                     group.drain("x")
                 except ForkedProcessError:
@@ -236,12 +231,12 @@ def test_a_child_of_coroutines_does_not_lead_and_has_no_world(
                 os._exit(0)  # asyncio's own end would take the parent's descriptors
 
             in_fork(look)
-            print(leadership.is_held, world.over)
+            print(world.over)
 
         asyncio.run(with_a_group(main))
     """
     printed = run(_COROUTINES + textwrap.dedent(program), etcd_server, job_id)
-    assert printed.split() == ["False", *["True"] * 3, "refused", "0", "True", "False"]
+    assert printed.split() == ["True", "True", "refused", "0", "False"]
 
 
 def test_a_child_of_a_program_of_coroutines_is_refused(
@@ -277,7 +272,7 @@ def test_a_child_of_a_program_of_coroutines_is_refused(
     assert printed.split() == ["True"] * 4 + ["left", "0"]
 
 
-def test_what_looks_at_the_job_or_leads_in_it_is_the_parents(
+def test_what_looks_at_the_job_is_the_parents(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     printed = run(
@@ -287,14 +282,13 @@ def test_what_looks_at_the_job_or_leads_in_it_is_the_parents(
         options = json.loads(sys.argv[1])
         group = make()
         world = group.join()
-        leadership = world.elect("writer", 60)
         observer = rdzv_etcd.observe(options["endpoint"], job=options["job_id"])
         events = observer.events()
 
         def refused():
-            for use in (world.leader, observer.state, events.next, leadership.set):
+            for use in (lambda: world.store.get("k"), observer.state, events.next):
                 try:
-                    use(*{world.leader: ["writer"], leadership.set: ["k", b"v"]}.get(use, []))
+                    use()
                 except ForkedProcessError:
                     continue
                 sys.exit(1)
@@ -303,20 +297,19 @@ def test_what_looks_at_the_job_or_leads_in_it_is_the_parents(
 
         in_fork(refused)
         in_fork(observer.close)
-        print(leadership.is_held, type(events.next(60)).__name__, observer.state().stage.value)
-        leadership.resign()
+        print(world.over, type(events.next(60)).__name__, observer.state().stage.value)
         observer.close()
         group.leave()
         """,
         etcd_server,
         job_id,
     )
-    assert printed.split() == ["0", "0", "True", "Snapshot", "working"]
+    assert printed.split() == ["0", "0", "False", "Snapshot", "working"]
 
 
 _ARGUMENTS = {
     "Group": {"report_dead": ("other~1~0", "gone"), "fail": ("bad",), "when_left": (None,)},
-    "World": {"barrier": ("b",), "exchange": (b"v",), "elect": ("n", 5), "leader": ("n",)},
+    "World": {"barrier": ("b",), "exchange": (b"v",)},
     "RoundStore": {
         **dict.fromkeys(("get", "delete", "queue_pop", "queue_len"), ("k",)),
         **dict.fromkeys(("set", "append", "queue_push"), ("k", b"v")),
@@ -324,7 +317,6 @@ _ARGUMENTS = {
         **{"multi_set": ({"k": b"v"},), "add": ("k", 1), "compare_set": ("k", b"", b"v")},
         "keep": (None,),
     },
-    "Leadership": {"set": ("k", b"v")},
     "Observer": {},
     "JobEvents": {},
 }
@@ -332,7 +324,6 @@ _FACTS = {
     "Group": {"job", "node_id"},
     "World": {"rank", "size", "epoch", "round", "master", "members", "node_ids", "store"},
     "RoundStore": set[str](),
-    "Leadership": {"name", "fence"},
     "Observer": {"job"},
     "JobEvents": set[str](),
 }
@@ -342,7 +333,6 @@ _ENDED = {
     "Group": {"has_left": "True", "leave": "None"},
     "World": {"over": "True", "change": "MovedOn()", "should_yield": "True", "wait_over": "True"},
     "RoundStore": {"keep": "None"},
-    "Leadership": {"is_held": "False", "wait_lost": "True", "resign": "None"},
     "Observer": {"close": "None"},
     "JobEvents": {"is_closed": "True", "close": "None"},
 }
@@ -389,7 +379,7 @@ def use_all(things):
     told = {}
     for thing in things:
         names = sorted(name for name in dir(thing) if not name.startswith("_"))
-        for name in sorted(names, key=lambda name: name in ("leave", "close", "resign")):
+        for name in sorted(names, key=lambda name: name in ("leave", "close")):
             key = f"{type(thing).__module__} {type(thing).__name__} {name}"
             told[key] = use(thing, name)
             if name in facts[type(thing).__name__]:
@@ -399,13 +389,12 @@ def use_all(things):
 
 group = make()
 world = group.join()
-leadership = world.elect("writer", 60)
 observer = rdzv_etcd.observe(options["endpoint"], job=options["job_id"])
 events = observer.events()
 world.members, group.drain("soon")
 while group.drain_reason is None:
     pass
-plain = [world.store, leadership, events, observer, world, group]
+plain = [world.store, events, observer, world, group]
 twins = [aio.World(world).store, *(
     getattr(aio, type(each).__name__)(each) for each in plain if each is not world.store)]
 known = {}
@@ -415,7 +404,7 @@ for thing in plain:
 
 for things in (plain, twins):
     in_fork(lambda: use_all(things))
-leadership.resign(), observer.close(), group.leave()
+observer.close(), group.leave()
 """
 
 

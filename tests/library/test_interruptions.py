@@ -14,7 +14,7 @@ import rdzv_etcd
 from rdzv_etcd import aio
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.observer import Observer
-from tests.library.nodes import LIMIT_S, groups, join_all, node_settings
+from tests.library.nodes import LIMIT_S, groups, node_settings
 from tests.support.interruptions import interrupted_at
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
@@ -79,43 +79,6 @@ def test_an_observer_whose_closing_was_interrupted_is_closed(
             if not was_interrupted:
                 break
     assert line > 10
-
-
-def test_a_leadership_whose_resigning_was_interrupted_is_resigned(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    """By itself if it had begun, otherwise when it is told again."""
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        one, other = join_all(nodes)
-        for line in itertools.count(1):
-            leadership = one.elect("writer", LIMIT_S)
-            was_interrupted = interrupted_at(line, leadership.resign)
-            leadership.resign()
-            with other.elect("writer", LIMIT_S):
-                assert not leadership.is_held, line
-            if not was_interrupted:
-                break
-    assert line > 10
-
-
-def test_a_leadership_whose_resigning_is_cancelled_is_resigned(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        one, other = join_all(nodes)
-
-        async def work() -> None:
-            for _ in range(20):  # mostly before it has begun on the library's thread
-                leadership = await aio.World(one).elect("writer", LIMIT_S)
-                resigning = asyncio.ensure_future(leadership.resign())
-                await asyncio.sleep(0)
-                resigning.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await resigning
-                async with await aio.World(other).elect("writer", LIMIT_S):
-                    assert not leadership.is_held
-
-        asyncio.run(asyncio.wait_for(work(), LIMIT_S))
 
 
 def test_a_join_that_was_interrupted_keeps_no_other_from_joining(

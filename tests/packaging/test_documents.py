@@ -187,17 +187,6 @@ def example_with(word: str) -> str:
     return code
 
 
-def test_the_library_s_example_of_one_that_leads_works(
-    etcd_server: EtcdServer, job_id: str
-) -> None:
-    fences: list[tuple[int, int]] = []
-    given = {"work_to_do": lambda: len(fences) < 2, "upload_a_part": fences.append}
-    code = example_with("world.elect")
-    exec(compile(alone(code, etcd_server, job_id), "docs/library.md", "exec"), given)
-    assert len(fences) == 2
-    assert fences[0] == fences[1] > (0, 0)
-
-
 def test_the_library_s_example_of_an_observer_works(
     etcd_server: EtcdServer, job_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

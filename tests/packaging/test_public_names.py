@@ -83,8 +83,7 @@ _PROMISED = {
     "Group": "job node_id worlds join waiting_count closure finish fail leave has_left events "
     "report_dead drain drain_reason when_left",
     "World": "rank size epoch round master node_ids members over change wait_over barrier exchange "
-    "store take_listener elect leader should_yield alive",
-    "Leadership": "name is_held fence wait_lost set resign",
+    "store take_listener should_yield alive",
     "Observer": "job state events close",
     "JobEvents": "next is_closed close",
     "RoundStore": "get multi_get wait check num_keys list_keys set multi_set add append "

@@ -158,6 +158,5 @@ def test_a_job_is_found_by_whatever_key_it_has() -> None:
         keys.slice(round_, "edition", 0),
         keys.store(round_, run).start + b"key",
         keys.barrier(round_, "b").start + b"done",
-        keys.office(round_, "o").start + b"a~1~b",
     ):
         assert place_of(sought, key) == "/elsewhere", key

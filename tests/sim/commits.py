@@ -14,7 +14,6 @@ from rdzv_etcd.etcd.api import (
     Delete,
     Event,
     EventKind,
-    KeyValue,
     Put,
     Relation,
     Target,
@@ -39,9 +38,6 @@ COUNTER = "steps"
 
 QUEUE = "work to do"
 """The store key of the queue that simulated agents share."""
-
-LED = "led"
-"""The store key that only the leader of a world writes."""
 
 OPERATOR = "operator"
 """Who deletes keys and revokes leases by hand: no node, and allowed to."""
@@ -80,9 +76,6 @@ class Commits:
         self._promises = Promises(keys, state, verdicts, settings)
         self._counters: dict[bytes, Counting] = {}
         self._queues: dict[bytes, Queueing] = {}
-        self._fences: dict[bytes, tuple[tuple[int, int], str] | None] = {}
-        """What only leaders write, by its key: the last fence, and whose it was. ``None``: etcd has
-        gone back in that world, where a later leader may have a lower term (docs/library.md)."""
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
 
@@ -97,11 +90,6 @@ class Commits:
         return self._queues.setdefault(
             keys.start, Queueing(f"{QUEUE!r} of round {world.round}", keys)
         )
-
-    def note_led(self, world: Seat) -> None:
-        """Watch what only the leader of that world writes under :data:`LED`."""
-        key = StoreKeys(self._keys.store(world.round, world.run)).value(LED)
-        self._fences.setdefault(key, ((0, 0), ""))
 
     def check_stores(self) -> None:
         """Raise InvariantError if an add was lost or counted twice, or an item handed out twice."""
@@ -158,7 +146,6 @@ class Commits:
         for counter in self._counters.values():
             counter.end_life()
         self._forget_items()
-        self._forget_fences()
 
     def saved(self) -> Saved:
         """What a snapshot of etcd made now would hold of this job."""
@@ -173,15 +160,11 @@ class Commits:
         for key, counter in self._counters.items():
             counter.end_life(saved.totals.get(key, 0))
         self._forget_items()
-        self._forget_fences()
         self._note(at_s, "etcd went back to an older snapshot")
 
     def _forget_items(self) -> None:
         for queue in self._queues.values():
             queue.forget()
-
-    def _forget_fences(self) -> None:
-        self._fences = dict.fromkeys(self._fences)
 
     def _accuses_leader(self, request: Txn) -> bool:
         """Whether it puts an accusation in the place of the presence of who leads."""
@@ -250,8 +233,6 @@ class Commits:
                 counter.commit(applied.source, number)
             else:
                 counter.end_life()
-        elif kv.key in self._fences and put:
-            self._take_fence(applied, kv)
         else:
             self._take_item(applied, event)
 
@@ -269,20 +250,6 @@ class Commits:
             queue.take(applied.source, key)
         else:  # the store is swept away, or an operator was here
             queue.forget()
-
-    def _take_fence(self, applied: Applied, kv: KeyValue) -> None:
-        before = self._fences[kv.key]
-        if before is None:
-            return
-        epoch, term = map(int, content_of(kv).split())
-        last, whose = before
-        same = (epoch, term) == last and applied.source == whose
-        self._demand(
-            (epoch, term) > last or same,
-            Invariant.FENCE,
-            f"{applied.source} wrote with fence {(epoch, term)} after {whose} had with {last}",
-        )
-        self._fences[kv.key] = ((epoch, term), applied.source)
 
     def _tells_of_ends(self, applied: Applied, key: bytes) -> bool:
         """Whether nobody may know what has ended when an operator has taken a key away. A marker

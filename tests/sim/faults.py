@@ -43,7 +43,6 @@ class Life(Part):
 
     async def run(self) -> None:
         job = self._job
-        job.history.elects = "elect" in self._plan.kinds
         job.history.queues = "queue" in self._plan.kinds
         job.history.interrupts = "interrupted_calls" in self._plan.kinds
         for _ in range(self._plan.nodes):

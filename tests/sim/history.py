@@ -36,8 +36,6 @@ class History:
     def __init__(self, keys: JobKeys, settings: Settings) -> None:
         self.told: list[Told] = []
         self.clocks_are_wrong = False
-        self.elects = False
-        """Whether workers stand for a leadership and write what only the leader may."""
         self.queues = False
         """Whether workers put work into a queue, take it, and are interrupted while they do."""
         self.interrupts = False
@@ -61,7 +59,6 @@ class History:
         self.observe = self._commits.observe
         self.counter = self._commits.counter
         self.queue = self._commits.queue
-        self.note_led = self._commits.note_led
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
         self.lose_all = self._commits.lose_all

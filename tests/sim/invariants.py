@@ -35,7 +35,6 @@ class Invariant(Enum):
     HANDED_OUT = "every item is handed out once"
     BARRIER = "a barrier holds until all are there"
     IN_STEP = "members stay in step"
-    FENCE = "who leads later writes later"
     CONVERGENCE = "who keeps trying gets a seat, waits for one, or is told why not"
     CALM = "then nothing moves"
     NOTHING_LEFT = "nothing is left behind"

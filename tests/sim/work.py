@@ -1,5 +1,5 @@
-"""What an agent's workers do in a world: steps, adds to a shared counter, barriers, elections,
-a queue, and calls that are interrupted.
+"""What an agent's workers do in a world: steps, adds to a shared counter, barriers, a
+queue, and calls that are interrupted.
 
 Knows the node's face and the round's store; every step and every outcome goes to the history.
 """
@@ -14,10 +14,9 @@ from rdzv_etcd.clock import wait_for
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError, StoreTimeoutError
 from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.elections import Elections
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
-from tests.sim.commits import LED, QUEUE
+from tests.sim.commits import QUEUE
 from tests.sim.history import COUNTER, History
 from tests.sim.interruptions import Interrupted
 from tests.sim.queueing import Queueing
@@ -43,7 +42,6 @@ class Work:
         self._node = node
         self._world = world
         self._barriers = Barriers(node, world)
-        self._elections = Elections(node, world)
         self._turns: Counter[str] = Counter()
         self.interrupted = Interrupted(node, world, self._barriers, history)
         self._history = history
@@ -61,7 +59,6 @@ class Work:
         beside = [
             asyncio.ensure_future(work())
             for work, wanted in (
-                (self._lead, self._history.elects),
                 (self._queue, self._history.queues),
                 (self.interrupted.meet, self._history.interrupts),
                 (self.interrupted.exchange, self._history.interrupts),
@@ -78,23 +75,6 @@ class Work:
             for task in beside:
                 if not task.cancelled():
                     task.result()
-
-    async def _lead(self) -> None:
-        """Lead again and again, and write what only the leader may, until cancelled."""
-        self._history.note_led(self._world)
-        while True:
-            try:
-                term = await self._elections.elect("writer", LIMIT_S)
-                try:
-                    for _ in range(1 + self._world.rank % 3):
-                        await asyncio.sleep(STEP_S)
-                        fence = b"%d %d" % term.fence
-                        await self.store.set_while(term.guard, LED, fence, LIMIT_S)
-                finally:
-                    await term.resign()
-            except RdzvEtcdError as error:
-                self._note(f"leading: {error}")
-            await asyncio.sleep(STEP_S)
 
     async def _queue(self) -> None:
         """Put items into the queue that all share, and take some, until cancelled. Every other call

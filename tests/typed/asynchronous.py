@@ -29,7 +29,6 @@ async def main(endpoints: str, job: str) -> None:
             assert isinstance(await events.next(timeout_s=60), rdzv_etcd.Snapshot)
         async for world in group.worlds():
             await in_world(world)
-            await leading(world)
             await observed(endpoints, job)
             assert_type(await group.finish("done"), bool)
         await group.leave("done")
@@ -51,17 +50,6 @@ async def in_world(world: aio.World) -> None:
     world.alive()
     assert_type(await world.wait_over(0.0), bool)
     assert_type(why(world.change), str)
-
-
-async def leading(world: aio.World) -> None:
-    async with await world.elect("uploader", timeout_s=60) as leadership:
-        assert_type(leadership, aio.Leadership)
-        assert_type((leadership.name, leadership.is_held), tuple[str, bool])
-        assert_type(leadership.fence, rdzv_etcd.Fence)
-        await leadership.set("uploaded", b"17")
-        assert_type(await leadership.wait_lost(0.0), bool)
-        assert_type(await world.leader("uploader"), str | None)
-        await leadership.resign()
 
 
 async def observed(endpoints: str, job: str) -> None:

@@ -49,7 +49,6 @@ def main(endpoints: str, job: str) -> None:
             assert isinstance(first, rdzv_etcd.Snapshot)
         for world in group.worlds():
             in_world(world)
-            leading(world)
             observed(endpoints, job)
             assert_type(group.finish("done"), bool)
         ended = group.closure()
@@ -82,18 +81,6 @@ def in_world(world: rdzv_etcd.World) -> None:
     world.alive()
     assert_type(world.wait_over(0.0), bool)
     assert_type(why(world.change), str)
-
-
-def leading(world: rdzv_etcd.World) -> None:
-    with world.elect("uploader", timeout_s=60) as leadership:
-        assert_type(leadership, rdzv_etcd.Leadership)
-        assert_type((leadership.name, leadership.is_held), tuple[str, bool])
-        assert_type(leadership.fence, rdzv_etcd.Fence)
-        assert leadership.fence > (0, 0)
-        leadership.set("uploaded", b"17")
-        assert_type(leadership.wait_lost(0.0), bool)
-        assert_type(world.leader("uploader"), str | None)
-        leadership.resign()
 
 
 def observed(endpoints: str, job: str) -> None:
