@@ -93,11 +93,11 @@ async def stored(client):
     await store.append("c", b"!", 20)
     await store.multi_set([("d", b"4"), ("e", b"5")], 20)
     assert await store.multi_get(["c", "d", "e"], 20) == [b"1!", b"4", b"5"]
-    popped = asyncio.ensure_future(store.queue_pop("q", 20))
-    await store.queue_push("q", b"6", 20)
-    assert await popped == b"6"
+    waiting = asyncio.ensure_future(store.get("q", 20))
+    await store.set("q", b"6", 20)
+    assert await waiting == b"6"
     assert await store.delete("d", 20)
-    assert sorted(await store.list_keys(20)) == ["c", "e", "n"]
+    assert sorted(await store.list_keys(20)) == ["c", "e", "n", "q"]
     assert await client.revoke(lease.lease_id)
 
 def theirs(port):

@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
 from rdzv_etcd.group import round_store as blocking_store
-from rdzv_etcd.group.handover import hand_over_awaited
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, named
-from rdzv_etcd.kv.queue import Taken
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.uncopied import Uncopied
 
@@ -64,7 +62,7 @@ class RoundStore(Uncopied):
         *,
         even_if_over: bool = False,
     ) -> None:
-        """Return when there is a value or a queue's item under each key."""
+        """Return when all keys exist."""
         keys = several_keys(keys)
         await self._do(
             lambda store, limit_s: store.wait(keys, limit_s),
@@ -119,47 +117,12 @@ class RoundStore(Uncopied):
         """Delete the key; tell whether it was there."""
         return await self._do(lambda store, limit_s: store.delete(key, limit_s), timeout_s)
 
-    # -- queues -----------------------------------------------------------------------------------
-
-    async def queue_push(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
-        """Put an item at the end of a queue."""
-        await self._do(lambda store, limit_s: store.queue_push(key, value, limit_s), timeout_s)
-
-    async def queue_pop(
-        self,
-        key: str,
-        timeout_s: float | None = TIMEOUT_S,
-        *,
-        block: bool = True,
-        even_if_over: bool = False,
-    ) -> bytes | None:
-        """Take the oldest item; without one wait, or return ``None`` at once unless ``block``. A
-        call that is cancelled takes nothing."""
-
-        taken = Taken()
-
-        async def pop() -> bytes | None:
-            return await self._do(
-                lambda store, limit_s: store.queue_pop(key, limit_s, block=block, taken=taken),
-                timeout_s,
-                f"queue {named_key(key)}",
-                last_look=False,
-                even_if_over=even_if_over,
-            )
-
-        return await hand_over_awaited(pop, lambda: self._blocking._put_back(taken))
-
-    async def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
-        """Return how many items the queue has."""
-        return await self._do(lambda store, limit_s: store.queue_len(key, limit_s), timeout_s)
-
     async def _do(
         self,
         operation: Callable[[KeyValueStore, float | None], Coroutine[Any, Any, T]],
         timeout_s: float | None,
         waits_for: str | None = None,
         *,
-        last_look: bool = True,
         even_if_over: bool = False,
     ) -> T:
         store = self._blocking
@@ -167,7 +130,6 @@ class RoundStore(Uncopied):
             lambda limit_s: operation(store._store, limit_s),
             seconds_or_none(timeout_s),
             waits_for,
-            last_look=last_look,
             even_if_over=even_if_over,
         )
         return await self._part.call(work)

@@ -14,8 +14,6 @@ from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, sever
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group.handover import hand_over
-from rdzv_etcd.kv.queue import Taken
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.uncopied import Uncopied
@@ -34,8 +32,6 @@ class Runner(Protocol):
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None, /) -> T: ...
 
-    def begin(self, work: Coroutine[Any, Any, None], /) -> None: ...
-
     def keep(self, user: object) -> None: ...
 
 
@@ -46,7 +42,7 @@ class UnlessOver(Protocol):
         self,
         what: str,
         work: Callable[[], Coroutine[Any, Any, T]],
-        last_look: Callable[[], Coroutine[Any, Any, T]] | None,
+        last_look: Callable[[], Coroutine[Any, Any, T]],
         /,
         *,
         even_if_over: bool,
@@ -62,7 +58,7 @@ class RoundStore(Uncopied):
     :class:`~rdzv_etcd.errors.RendezvousFailedError` when this node has left, and
     :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant.
 
-    Those that wait for other members (``get``, ``multi_get``, ``wait``, ``queue_pop``) give up when
+    Those that wait for other members (``get``, ``multi_get``, ``wait``) give up when
     the world is over, with :class:`~rdzv_etcd.errors.WorldOverError`, or
     :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed: what they wait for may never
     come. ``even_if_over=True`` lets them wait on.
@@ -133,7 +129,7 @@ class RoundStore(Uncopied):
         *,
         even_if_over: bool = False,
     ) -> None:
-        """Return when there is a value or a queue's item under each key."""
+        """Return when all keys exist."""
         keys = several_keys(keys)
         self._run(
             lambda limit_s: self._store.wait(keys, limit_s),
@@ -193,46 +189,6 @@ class RoundStore(Uncopied):
         """Delete the key; tell whether it was there."""
         return self._run(lambda limit_s: self._store.delete(key, limit_s), timeout_s)
 
-    # -- queues -----------------------------------------------------------------------------------
-
-    def queue_push(self, key: str, value: bytes, timeout_s: float | None = TIMEOUT_S) -> None:
-        """Put an item at the end of a queue."""
-        self._run(lambda limit_s: self._store.queue_push(key, value, limit_s), timeout_s)
-
-    def queue_pop(
-        self,
-        key: str,
-        timeout_s: float | None = TIMEOUT_S,
-        *,
-        block: bool = True,
-        even_if_over: bool = False,
-    ) -> bytes | None:
-        """Take the oldest item; without one wait, or return ``None`` at once unless ``block``.
-
-        A call that is interrupted, or that etcd does not answer in time, takes nothing: an item
-        that was on its way is put back as soon as etcd takes it.
-        """
-
-        taken = Taken()
-
-        def pop() -> bytes | None:
-            return self._run(
-                lambda limit_s: self._store.queue_pop(key, limit_s, block=block, taken=taken),
-                timeout_s,
-                f"queue {named_key(key)}",
-                last_look=False,  # an item may be on its way
-                even_if_over=even_if_over,
-            )
-
-        return hand_over(pop, lambda: self._put_back(taken))
-
-    def _put_back(self, taken: Taken) -> None:
-        self._runner.begin(self._store.queue_put_back(taken))
-
-    def queue_len(self, key: str, timeout_s: float | None = TIMEOUT_S) -> int:
-        """Return how many items the queue has."""
-        return self._run(lambda limit_s: self._store.queue_len(key, limit_s), timeout_s)
-
     # -- the rest ---------------------------------------------------------------------------------
 
     def keep(self, user: object) -> None:
@@ -245,14 +201,11 @@ class RoundStore(Uncopied):
         timeout_s: float | None,
         waits_for: str | None = None,
         *,
-        last_look: bool = True,
         even_if_over: bool = False,
     ) -> T:
         limit_s = seconds_or_none(timeout_s)
         backstop_s = None if limit_s is None else limit_s + _BACKSTOP_S
-        work = self._work(
-            operation, limit_s, waits_for, last_look=last_look, even_if_over=even_if_over
-        )
+        work = self._work(operation, limit_s, waits_for, even_if_over=even_if_over)
         try:
             return self._runner.run(work, backstop_s)
         except TimeoutError as error:
@@ -264,17 +217,14 @@ class RoundStore(Uncopied):
         timeout_s: float | None,
         waits_for: str | None = None,
         *,
-        last_look: bool = True,
         even_if_over: bool = False,
     ) -> Coroutine[Any, Any, T]:
         """The operation, for the library's event loop; ``waits_for``: what the other members may
-        owe it; ``last_look``: it may be given up and done once more; ``even_if_over``: it waits on
-        when the world is over."""
+        owe it; ``even_if_over``: it keeps waiting when the world is over."""
         if waits_for is None or self._unless_over is None:
             return operation(timeout_s)
-        look = (lambda: operation(0.0)) if last_look else None
-        work = partial(operation, timeout_s)
-        return self._unless_over(waits_for, work, look, even_if_over=even_if_over)
+        work, last_look = partial(operation, timeout_s), partial(operation, 0.0)
+        return self._unless_over(waits_for, work, last_look, even_if_over=even_if_over)
 
 
 def named(keys: Sequence[str]) -> str:

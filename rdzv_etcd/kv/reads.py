@@ -7,7 +7,6 @@ a watch; nothing is polled, and what the watch brings is not read a second time.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -24,7 +23,7 @@ from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.kv.writes import Deadline
 from rdzv_etcd.schema import store_requests as requests
-from rdzv_etcd.schema.keys import KeyRange, span
+from rdzv_etcd.schema.keys import span
 from rdzv_etcd.text import shown as shown_text
 
 T = TypeVar("T")
@@ -47,41 +46,27 @@ class Reader:
         """Read every key once; one request per ``OPS_PER_TXN`` keys, side by side."""
         return await self._read_all([requests.read(key) for key in keys], deadline)
 
-    async def all_there(self, ranges: Sequence[KeyRange], deadline: Deadline) -> bool:
-        """Tell whether each of the ranges has a key; no value travels."""
-        reads = [requests.count(keys) for keys in ranges]
-        return all(result.count for result in await self._read_all(reads, deadline))
+    async def all_there(self, keys: Sequence[bytes], deadline: Deadline) -> bool:
+        """Tell whether all keys exist; no value travels."""
+        reads = [requests.read(key, keys_only=True) for key in keys]
+        return all(result.kvs for result in await self._read_all(reads, deadline))
 
     async def until_present(
-        self, keys: Iterable[bytes], deadline: Deadline, name: Callable[[bytes], str]
+        self,
+        keys: Iterable[bytes],
+        deadline: Deadline,
+        name: Callable[[bytes], str],
+        *,
+        keys_only: bool = False,
     ) -> dict[bytes, KeyValue]:
-        """Return all keys as soon as each has been there.
+        """Return all keys as soon as each has been there; ``keys_only``: their values may be empty.
 
         Not seen is what comes and goes before the first read or, where answers are quick, between
         that and the beginning of the watch.
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
         """
-        wanted = _Each(keys)
+        wanted = _Each(keys, keys_only=keys_only)
         await self._until(wanted, deadline, lambda: [name(key) for key in wanted.missing])
-        return wanted.found
-
-    async def until_any_of_each(
-        self, ranges: Iterable[KeyRange], deadline: Deadline, name: Callable[[bytes], str]
-    ) -> None:
-        """Return as soon as there has been a key in each of the ranges; see :meth:`until_present`.
-
-        The ranges are named by their first keys.
-        """
-        wanted = _AnyOfEach(ranges)
-        await self._until(wanted, deadline, lambda: [name(keys.start) for keys in wanted.missing])
-
-    async def until_any(self, keys: KeyRange, deadline: Deadline, name: str) -> Sequence[KeyValue]:
-        """Return keys of the range as soon as there are any; their values may be empty.
-
-        Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with ``name``.
-        """
-        wanted = _Any(requests.read_keys(keys))
-        await self._until(wanted, deadline, lambda: [name])
         return wanted.found
 
     async def first_put(self, key: bytes, revision: int, deadline: Deadline) -> KeyValue:
@@ -221,7 +206,8 @@ class _Wanted(Protocol):
 class _Each:
     """Each of some keys."""
 
-    def __init__(self, keys: Iterable[bytes]) -> None:
+    def __init__(self, keys: Iterable[bytes], *, keys_only: bool) -> None:
+        self._keys_only = keys_only
         self.found: dict[bytes, KeyValue] = {}
         self.missing = dict.fromkeys(keys)
 
@@ -230,7 +216,7 @@ class _Each:
         return not self.missing
 
     def reads(self) -> list[Get]:
-        return [requests.read(key) for key in self.missing]
+        return [requests.read(key, keys_only=self._keys_only) for key in self.missing]
 
     def key_range(self) -> tuple[bytes, bytes | None]:
         if len(self.missing) == 1:
@@ -243,29 +229,6 @@ class _Each:
             if kv.key in self.missing:
                 self.found[kv.key] = kv
                 del self.missing[kv.key]
-
-
-class _AnyOfEach:
-    """A key in each of some ranges, which do not overlap."""
-
-    def __init__(self, ranges: Iterable[KeyRange]) -> None:
-        self.missing = sorted(set(ranges), key=lambda keys: keys.start)
-
-    @property
-    def complete(self) -> bool:
-        return not self.missing
-
-    def reads(self) -> list[Get]:
-        return [requests.read_keys(keys, limit=1) for keys in self.missing]
-
-    def key_range(self) -> tuple[bytes, bytes | None]:
-        return self.missing[0].start, self.missing[-1].end
-
-    def take(self, kvs: Iterable[KeyValue]) -> None:
-        for kv in kvs:
-            at = bisect_right(self.missing, kv.key, key=lambda keys: keys.start) - 1
-            if at >= 0 and kv.key in self.missing[at]:
-                del self.missing[at]
 
 
 class _Any:

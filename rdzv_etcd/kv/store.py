@@ -31,7 +31,6 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
-from rdzv_etcd.kv.queue import Queues, Taken
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
@@ -68,9 +67,6 @@ class KeyValueStore:
         self._clock = clock
         self._writes = OnceWriter(etcd, self._keys, lease_id, writer)
         self._reads = Reader(etcd, clock)
-        self._queues = Queues(
-            etcd, self._keys, self._writes, self._reads, lease_id=lease_id, clock=clock
-        )
         self._counters: dict[bytes, Counter] = {}
 
     # -- reading ----------------------------------------------------------------------------------
@@ -92,21 +88,19 @@ class KeyValueStore:
         return [content_of(found[name]) for name in names]
 
     async def wait(self, keys: Sequence[str], timeout_s: float | None) -> None:
-        """Return when there has been a value or a queue's item under each key; raises as
-        :meth:`multi_get`."""
-        await self._reads.until_any_of_each(
-            [self._keys.value_or_queue(self._keys.value(key)) for key in keys],
-            self._deadline(timeout_s),
-            self._keys.name,
+        """Return when each key has been there; raises as :meth:`multi_get`."""
+        names = [self._keys.value(key) for key in keys]
+        await self._reads.until_present(
+            names, self._deadline(timeout_s), self._keys.name, keys_only=True
         )
 
     async def check(self, keys: Sequence[str], timeout_s: float | None) -> bool:
-        """Tell at once whether each key has a value or a queue with items."""
-        ranges = {self._keys.value_or_queue(self._keys.value(key)) for key in keys}
-        return await self._reads.all_there(list(ranges), self._deadline(timeout_s))
+        """Tell at once whether all keys exist."""
+        names = dict.fromkeys(self._keys.value(key) for key in keys)
+        return await self._reads.all_there(list(names), self._deadline(timeout_s))
 
     async def num_keys(self, timeout_s: float | None) -> int:
-        """Return the number of values; queues and this library's own keys do not count."""
+        """Return the number of values; this library's own keys do not count."""
         return len(await self.list_keys(timeout_s))
 
     async def list_keys(self, timeout_s: float | None) -> list[str]:
@@ -117,9 +111,7 @@ class KeyValueStore:
         while True:
             read = requests.read_keys(rest, _PAGE_KEYS)
             page = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
-            names += [
-                self._keys.name(kv.key) for kv in page if not self._keys.is_queue_item(kv.key)
-            ]
+            names += [self._keys.name(kv.key) for kv in page]
             if len(page) < _PAGE_KEYS:
                 return names
             rest = rest.after(page[-1].key)
@@ -238,45 +230,6 @@ class KeyValueStore:
                 return self._number(key, kv)
             seen = kv
             deadline.require(f"add to {named_key(key)}")
-
-    # -- queues -----------------------------------------------------------------------------------
-
-    async def queue_push(self, key: str, value: bytes, timeout_s: float | None) -> None:
-        """Put an item at the end of a queue; raises as :meth:`multi_set`."""
-        await self._queues.push(key, value_of(key, value), self._deadline(timeout_s))
-
-    async def queue_pop(
-        self,
-        key: str,
-        timeout_s: float | None,
-        *,
-        block: bool = True,
-        taken: Taken | None = None,
-    ) -> bytes | None:
-        """Take the oldest item; if there is none wait for one, or return ``None`` at once.
-
-        A call that is cancelled takes none. Whoever could not hand over what is noted in ``taken``
-        may :meth:`queue_put_back` it. Raises :class:`~rdzv_etcd.errors.StoreTimeoutError`.
-        """
-        item = await self._queues.pop(key, self._deadline(timeout_s), block=block)
-        if item is None:
-            return None
-        content = content_of(item)
-        if taken is not None:
-            taken.item = item
-            if taken.is_not_wanted:
-                await self._queues.put_back(item)
-        return content
-
-    async def queue_put_back(self, taken: Taken) -> None:
-        """Put back what was taken, or is yet, where it was; tries for ten minutes while etcd is
-        away."""
-        taken.is_not_wanted = True
-        if taken.item is not None:
-            await self._queues.put_back(taken.item)
-
-    async def queue_len(self, key: str, timeout_s: float | None) -> int:
-        return await self._queues.length(key, self._deadline(timeout_s))
 
     # -- how ---------------------------------------------------------------------------------------
 

@@ -24,15 +24,12 @@ from itertools import count
 from rdzv_etcd.arguments import encoded_key, named_key
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
-    EtcdRefusedError,
-    EtcdUnavailableError,
-    OutcomeUnknownError,
     RequestTooLargeError,
     StateCorruptError,
     StoreTimeoutError,
 )
 from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
-from rdzv_etcd.schema.store_requests import WROTE, Body, do_nothing, once
+from rdzv_etcd.schema.store_requests import WROTE, Body, once
 from rdzv_etcd.schema.store_values import StoreKeys
 
 LEAST_REQUEST_S = 1.0
@@ -122,83 +119,26 @@ class OnceWriter:
         self._free: list[Slot] = []
         self._numbers = count(1)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is closed: nothing can be written any more."""
-        return self._etcd.closed
-
-    def begin(self, body: Body) -> OnceWrite:
-        """Return a write that is yet to be applied."""
-        return OnceWrite(self, body)
-
     async def apply(self, body: Body, deadline: Deadline) -> Written:
-        """Apply ``body`` exactly once: see :meth:`OnceWrite.apply`."""
-        return await self.begin(body).apply(deadline)
-
-    def unique(self) -> str:
-        """Return a name that no call, of this or any other writer, has returned before."""
-        return f"{self._writer}-{next(self._numbers)}"
-
-    def take_slot(self) -> Slot:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return Slot(self._keys.marker(self._writer, next(self._numbers)))
-
-    def give_back(self, slot: Slot) -> None:
-        """Let others use a slot whose write has been answered."""
-        slot.uses += 1
-        self._free.append(slot)
-
-    def distrust_slots(self) -> None:
-        """etcd has lost data: it may have forgotten any marker."""
-        self._free.clear()
-
-    async def send(self, slot: Slot, body: Body, timeout_s: float | None) -> TxnResult:
-        txn = once(slot.key, slot.uses, self._lease_id, body)
-        return await self._etcd.txn(txn, timeout_s=timeout_s, repeatable=True)
-
-
-class OnceWrite:
-    """One write. While its outcome is unknown it may be applied again: it still is applied once."""
-
-    def __init__(self, writer: OnceWriter, body: Body) -> None:
-        self._writer = writer
-        self._body = body
-        self._slot = writer.take_slot()
-
-    async def apply(self, deadline: Deadline, *, persist: bool = False) -> Written:
-        """Apply it exactly once and tell which branch was taken.
+        """Apply ``body`` exactly once and tell which branch was taken.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
-        ``persist``: it is sent again and again until the deadline, while etcd is away or refuses,
-        unless the connection is closed.
         """
-        while (written := await self._send(self._body, deadline, persist=persist)) is None:
-            # No slot can be trusted any more.
-            self._writer.distrust_slots()
-            self._slot = self._writer.take_slot()
+        while (written := await self._send(self._take_slot(), body, deadline)) is None:
+            self._free.clear()  # etcd has lost data: it may have forgotten any marker
         return written
 
-    async def settle(self, deadline: Deadline) -> bool:
-        """Tell whether it was applied and wrote something; if not, it never will be.
-
-        To be called when :meth:`apply` has ended without an answer. It is asked again and again
-        until the deadline, unless the connection is closed; raises as :meth:`apply`.
-        """
-        written = await self._send(do_nothing, deadline, persist=True)
-        return written is not None and written.wrote
-
-    async def _send(self, body: Body, deadline: Deadline, *, persist: bool) -> Written | None:
+    async def _send(self, slot: Slot, body: Body, deadline: Deadline) -> Written | None:
         """Return what became of it, ``None`` if etcd has lost the data that tell."""
-        result = await self._answer(body, deadline, persist=persist)
-        slot, marker = self._slot, _last_get(result)
+        txn = once(slot.key, slot.uses, self._lease_id, body)
+        result = await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
+        marker = _last_get(result)
         if result.succeeded:
-            self._writer.give_back(slot)
+            self._give_back(slot)
             return _read(result)
         if marker is not None and marker.version == slot.uses + 1:
-            self._writer.give_back(slot)
+            self._give_back(slot)
             return Written(marker.value == WROTE, None, marker.mod_revision)
         if marker is not None and marker.version > slot.uses:
             raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
@@ -206,14 +146,16 @@ class OnceWrite:
         # this write is in it.
         return None
 
-    async def _answer(self, body: Body, deadline: Deadline, *, persist: bool) -> TxnResult:
-        while True:
-            try:
-                return await self._writer.send(self._slot, body, deadline.request_s())
-            except (EtcdUnavailableError, OutcomeUnknownError, EtcdRefusedError):
-                if not persist or self._writer.closed or deadline.left_s() == 0.0:
-                    raise
-            await deadline.pause()
+    def _take_slot(self) -> Slot:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Slot(self._keys.marker(self._writer, next(self._numbers)))
+
+    def _give_back(self, slot: Slot) -> None:
+        """Let others use a slot whose write has been answered."""
+        slot.uses += 1
+        self._free.append(slot)
 
 
 def _read(result: TxnResult) -> Written:

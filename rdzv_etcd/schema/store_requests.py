@@ -28,17 +28,13 @@ Every branch must contain exactly one of them.
 # --- reads --------------------------------------------------------------------------------------
 
 
-def read(key: bytes) -> Get:
-    return Get(key)
+def read(key: bytes, *, keys_only: bool = False) -> Get:
+    return Get(key, keys_only=keys_only)
 
 
 def read_keys(keys: KeyRange, limit: int = 0) -> Get:
     """Read the keys of a range (0: all of them) without their values."""
     return Get(keys.start, keys.end, limit=limit, keys_only=True)
-
-
-def count(keys: KeyRange) -> Get:
-    return Get(keys.start, keys.end, count_only=True)
 
 
 def read_together(reads: Sequence[Get]) -> Txn:
@@ -56,11 +52,6 @@ def once(marker: bytes, uses: int, lease_id: int, body: Body) -> Txn:
         (made,) if made.guards else made.success,
         (Get(marker),),
     )
-
-
-def do_nothing(_wrote: Put, kept: Put) -> Txn:
-    """Put the marker alone: what was sent with it before, and has not arrived, never counts."""
-    return Txn((), (kept,))
 
 
 def put_all(
@@ -82,12 +73,6 @@ def delete(key: bytes) -> Body:
     """Delete the key if it is there."""
     there = Compare(key, Target.VERSION, Relation.GREATER, 0)
     return lambda wrote, kept: Txn((there,), (Delete(key), wrote), (kept,))
-
-
-def take(item: KeyValue) -> Body:
-    """Delete a queue's item if nobody else has."""
-    there = Compare(item.key, Target.CREATE, Relation.EQUAL, item.create_revision)
-    return lambda wrote, kept: Txn((there,), (Delete(item.key), wrote), (kept,))
 
 
 def put_if_unchanged(key: bytes, value: bytes, lease_id: int, seen: KeyValue | None) -> Body:

@@ -2,20 +2,12 @@
 
 Under ``store/<round>/`` (see :mod:`rdzv_etcd.schema.keys`):
 
-    k/<key>                   a value or a counter
-    k/<key>NULq<item>         one item of a queue
-    k/<key>NULq<rev>!<sum>    one that was taken and put back; <rev>: where it stood
-    w/<writer>/<slot>         how often a writer has written, so that no write counts twice
+    k/<key>               a value or a counter
+    w/<writer>/<slot>     how often a writer has written, so that no write counts twice
 
 A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for the decimal number
 ``base + scale x version``, where *version* is etcd's own count of the puts on the key: a put that
-keeps the value adds ``scale``, without anybody having to know the number.
-
-A queue's items stand right behind the value of the same name, so that one read and one watch tell
-of both. NUL is a null byte; in the name of a key it is followed by ``ff``, which no queue has. An
-item that is put back has 16 hexadecimal digits, and a checksum of its first name: a key that is
-shorter than its first, so that the largest item which etcd has accepted can be put back. No I/O
-here.
+keeps the value adds ``scale``, without anybody having to know the number. No I/O here.
 """
 
 from __future__ import annotations
@@ -23,7 +15,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from urllib.parse import quote
-from zlib import crc32
 
 from rdzv_etcd.arguments import encoded_key
 from rdzv_etcd.errors import StateCorruptError
@@ -33,8 +24,6 @@ from rdzv_etcd.schema.keys import KeyRange
 _VALUE = b"="
 _COUNTER = re.compile(rb"#(-?[0-9]{1,40}),(-?[0-9]{1,40})")
 _NUMBER = re.compile(rb"\s*([+-]?)0*([0-9]{1,19})\s*")
-_PUT_BACK = re.compile(rb"([0-9a-f]{16})!")
-_NUL, _NUL_IN_NAME, _ITEM = b"\x00", b"\x00\xff", b"\x00q"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,7 @@ class StoreKeys:
         """Return the etcd key of a store key; every string is one, the empty one included.
 
         Raises MisuseError for what is none."""
-        return self.range.start + b"k/" + encoded_key(key).replace(_NUL, _NUL_IN_NAME)
+        return self.range.start + b"k/" + encoded_key(key)
 
     @property
     def values(self) -> KeyRange:
@@ -55,35 +44,7 @@ class StoreKeys:
 
     def name(self, etcd_key: bytes) -> str:
         """Return the store key of an etcd key in :attr:`values`."""
-        name, _, _ = etcd_key[len(self.values.start) :].partition(_ITEM)
-        return name.replace(_NUL_IN_NAME, _NUL).decode(errors="replace")
-
-    def is_queue_item(self, etcd_key: bytes) -> bool:
-        return _ITEM in etcd_key[len(self.values.start) :]
-
-    def queue(self, key: str) -> KeyRange:
-        start = self.value(key) + _ITEM
-        return KeyRange(start, prefix_end(start))
-
-    def value_or_queue(self, value: bytes) -> KeyRange:
-        """The keys of which one is there if the value (an etcd key) is, or its queue has items."""
-        return KeyRange(value, prefix_end(value + _ITEM))
-
-    def queue_item(self, key: str, item: str) -> bytes:
-        return self.queue(key).start + item.encode()
-
-    def put_back(self, item: KeyValue) -> bytes:
-        """Return the key under which a queue's item that was taken is where it was before."""
-        start, _, name = item.key.rpartition(_ITEM)
-        if _PUT_BACK.match(name) is not None:
-            return item.key
-        return start + _ITEM + b"%016x!%08x" % (item.create_revision, crc32(name))
-
-    @staticmethod
-    def place_in_queue(item: KeyValue) -> tuple[int, bytes]:
-        """Return what the items of a queue are sorted by."""
-        put_back = _PUT_BACK.match(item.key.rpartition(_ITEM)[2])
-        return (item.create_revision if put_back is None else int(put_back[1], 16)), item.key
+        return etcd_key[len(self.values.start) :].decode(errors="replace")
 
     def marker(self, writer: str, slot: int) -> bytes:
         return self.range.start + f"w/{quote(writer, safe='')}/{slot}".encode()

@@ -99,23 +99,6 @@ class EtcdStore(Store):
         """Delete the key; tell whether it was there."""
         return self._do(lambda limit_s: self._store.delete(key, limit_s))
 
-    # -- queues; torch's C++ code, and so PrefixStore, does not pass them on -----------------------
-
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        self._do(lambda limit_s: self._store.queue_push(key, _bytes(value), limit_s))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the oldest item; without one wait, or raise ``QueueEmptyError`` unless ``block``."""
-        item = self._do(
-            lambda limit_s: self._store.queue_pop(key, limit_s, block=block, even_if_over=True)
-        )
-        if item is None:
-            raise _queue_empty(key)
-        return item
-
-    def queue_len(self, key: str) -> int:
-        return self._do(lambda limit_s: self._store.queue_len(key, limit_s))
-
     # -- the rest ---------------------------------------------------------------------------------
 
     def has_extended_api(self) -> bool:
@@ -161,9 +144,3 @@ def _bytes(value: str | bytes) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"a store value must be str or bytes, not {type(value).__name__}")
-
-
-def _queue_empty(key: str) -> Exception:
-    # torch has the class since it has queues (2.7)
-    kind: type[Exception] = getattr(dist, "QueueEmptyError", dist.DistStoreError)
-    return kind(f"queue is empty: {key}")

@@ -119,10 +119,6 @@ def test_every_operation_of_the_store(nodes: Nodes) -> None:
             assert await store.delete("b")
             assert await store.list_keys() == ["a", "n"]
             assert await store.num_keys() == 2
-            await store.queue_push("q", b"x")
-            assert await store.queue_len("q") == 1
-            assert await store.queue_pop("q") == b"x"
-            assert await store.queue_pop("q", block=False) is None
             with pytest.raises(StoreTimeoutError):
                 await store.get("never", 0.1)
 

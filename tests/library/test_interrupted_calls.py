@@ -15,7 +15,6 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.aio.world import World as AioWorld
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.world import World
 from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
 from tests.support.leaks import LeakCheck
@@ -59,27 +58,6 @@ def _at_line(number: int, call: Callable[[], object]) -> int:
     finally:
         sys.settrace(None)
     return lines
-
-
-def test_an_interrupted_pop_takes_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with Group(node_settings(etcd_server, job_id, "1")) as node:
-        store = node.join().store
-        store.queue_push("q", b"warm")
-        store.queue_pop("q")
-        store.queue_push("q", b"first")
-        lines = _at_line(0, lambda: store.queue_pop("q"))
-        store.queue_push("q", b"first")
-        store.queue_push("q", b"second")
-        for line in range(lines - _LAST_LINES, lines + 1):
-            got: list[bytes | None] = []
-            _at_line(line, lambda: got.append(store.queue_pop("q")))  # noqa: B023
-            while len(got) < 2:
-                got.append(store.queue_pop("q", block=False))
-            assert got == [b"first", b"second"]
-            store.queue_push("q", b"first")
-            store.queue_push("q", b"second")
 
 
 def test_a_member_that_is_interrupted_stays_in_step(
@@ -140,10 +118,6 @@ def test_what_was_done_when_its_caller_was_cancelled_is_not_lost(
             assert sorted(await awaited.exchange(b"again", LIMIT_S)) == [b"a1", b"b1"]
             await cancelled(awaited.barrier("x", LIMIT_S), lambda: other.barrier("x", LIMIT_S))
             await awaited.barrier("x", LIMIT_S)  # returns at once
-            await cancelled(
-                awaited.store.queue_pop("q"), lambda: other.store.queue_push("q", b"item")
-            )
-            assert await awaited.store.queue_pop("q", 5.0) == b"item"
 
         asyncio.run(main())
         values = at_once([lambda: mine.exchange(b"2"), lambda: other.exchange(b"2")])

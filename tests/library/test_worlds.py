@@ -484,10 +484,6 @@ def test_the_store_is_the_worlds_own(door: Door) -> None:
     assert worlds[0].store.num_keys() == 4
     assert worlds[0].store.delete("key")
     assert not worlds[0].store.check(["key"])
-    worlds[0].store.queue_push("queue", b"item")
-    assert worlds[1].store.queue_len("queue") == 1
-    assert worlds[1].store.queue_pop("queue") == b"item"
-    assert worlds[1].store.queue_pop("queue", block=False) is None
     assert worlds[0].exchange is not None
     again = join_all(groups)
     assert again[0].store.num_keys() == 0

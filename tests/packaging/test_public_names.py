@@ -87,7 +87,7 @@ _PROMISED = {
     "Observer": "job state events close",
     "JobEvents": "next is_closed close",
     "RoundStore": "get multi_get wait check num_keys list_keys set multi_set add append "
-    "compare_set delete queue_push queue_pop queue_len",
+    "compare_set delete",
     "Listener": "address port socket detach close",
     "Closure": "by reason succeeded wall_s",
 }

@@ -11,7 +11,6 @@ from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import (
     Compare,
-    Delete,
     Event,
     EventKind,
     Put,
@@ -22,22 +21,18 @@ from rdzv_etcd.etcd.api import (
 )
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store_values import StoreKeys, content_of, number_of
+from rdzv_etcd.schema.store_values import StoreKeys, number_of
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.counting import Counting
 from tests.sim.invariants import Invariant
 from tests.sim.promises import Promises
-from tests.sim.queueing import Queueing
 from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
 
 COUNTER = "steps"
 """The store key that simulated agents count on."""
-
-QUEUE = "work to do"
-"""The store key of the queue that simulated agents share."""
 
 OPERATOR = "operator"
 """Who deletes keys and revokes leases by hand: no node, and allowed to."""
@@ -75,7 +70,6 @@ class Commits:
         self._note = verdicts.note
         self._promises = Promises(keys, state, verdicts, settings)
         self._counters: dict[bytes, Counting] = {}
-        self._queues: dict[bytes, Queueing] = {}
         self._slices: dict[bytes, dict[str, int]] = {}
         """Every slice that ever was; a key names one attempt to form one round."""
 
@@ -84,19 +78,10 @@ class Commits:
         key = StoreKeys(self._keys.store(world.round, world.run)).value(COUNTER)
         return self._counters.setdefault(key, Counting(f"{COUNTER!r} of round {world.round}"))
 
-    def queue(self, world: Seat) -> Queueing:
-        """What was put into the queue in the store of a round."""
-        keys = StoreKeys(self._keys.store(world.round, world.run)).queue(QUEUE)
-        return self._queues.setdefault(
-            keys.start, Queueing(f"{QUEUE!r} of round {world.round}", keys)
-        )
-
     def check_stores(self) -> None:
-        """Raise InvariantError if an add was lost or counted twice, or an item handed out twice."""
+        """Raise InvariantError if an add was lost or counted twice."""
         for counter in self._counters.values():
             counter.check()
-        for queue in self._queues.values():
-            queue.check()
 
     def observe(self, applied: Applied) -> None:
         """Take in one request that the server worked on; not what a test put there itself."""
@@ -145,7 +130,6 @@ class Commits:
         self._state.lose_all(at_s)
         for counter in self._counters.values():
             counter.end_life()
-        self._forget_items()
 
     def saved(self) -> Saved:
         """What a snapshot of etcd made now would hold of this job."""
@@ -159,12 +143,7 @@ class Commits:
         self._state.go_back(saved.state, at_s)
         for key, counter in self._counters.items():
             counter.end_life(saved.totals.get(key, 0))
-        self._forget_items()
         self._note(at_s, "etcd went back to an older snapshot")
-
-    def _forget_items(self) -> None:
-        for queue in self._queues.values():
-            queue.forget()
 
     def _accuses_leader(self, request: Txn) -> bool:
         """Whether it puts an accusation in the place of the presence of who leads."""
@@ -187,10 +166,7 @@ class Commits:
                 f"{applied.source} wrote {kv.key!r}",
             )
         if not put and applied.source and applied.source != OPERATOR:
-            queue = self._queue_of(kv.key)
-            taken = queue is not None and _is_taken(applied, kv.key)
-            needed = self._is_needed(kv.key) and not taken
-            self._promises.check_deleted(applied, kv.key, needed=needed)
+            self._promises.check_deleted(applied, kv.key, needed=self._is_needed(kv.key))
             accused = isinstance(applied.request, Txn) and self._accuses_leader(applied.request)
             if kv.key == keys.leader and not isinstance(applied.request, Revoke) and not accused:
                 self._promises.check_leader(applied, "gave up the lead")
@@ -200,11 +176,6 @@ class Commits:
             self.forgot_s = self.forgot_s or applied.at_s
         if kv.key in keys.stores:
             (state.store.add if put else state.store.discard)(kv.key)
-            if not put and isinstance(applied.request, Revoke):
-                self._forget_items()  # the job lease has ended, and with it what tells a late copy
-            if not put and self._removes_the_job(applied):
-                for queue in self._queues.values():
-                    queue.remove()
         if kv.key == keys.round:
             if put:
                 self._take_record(
@@ -233,23 +204,6 @@ class Commits:
                 counter.commit(applied.source, number)
             else:
                 counter.end_life()
-        else:
-            self._take_item(applied, event)
-
-    def _queue_of(self, key: bytes) -> Queueing | None:
-        return next((queue for queue in self._queues.values() if key in queue.keys), None)
-
-    def _take_item(self, applied: Applied, event: Event) -> None:
-        key = event.kv.key
-        queue = self._queue_of(key)
-        if queue is None:
-            return
-        if event.kind is EventKind.PUT:
-            queue.put(key, content_of(event.kv))
-        elif _is_taken(applied, key):
-            queue.take(applied.source, key)
-        else:  # the store is swept away, or an operator was here
-            queue.forget()
 
     def _tells_of_ends(self, applied: Applied, key: bytes) -> bool:
         """Whether nobody may know what has ended when an operator has taken a key away. A marker
@@ -383,16 +337,3 @@ class Commits:
                 if here is not None and not (back and here.info.arrived_for > record.number):
                     state.nodes[node_id] = replace(here, seated=True)
         state.round, state.round_revision = record, revision
-
-
-def _is_taken(applied: Applied, key: bytes) -> bool:
-    """Whether just this key was asked to be deleted."""
-    request = applied.request
-    operations = [*request.success, *request.failure] if isinstance(request, Txn) else []
-    while operations:
-        operation = operations.pop()
-        if isinstance(operation, Txn):
-            operations += [*operation.success, *operation.failure]
-        elif isinstance(operation, Delete) and operation.key == key:
-            return operation.range_end is None
-    return False

@@ -43,7 +43,6 @@ class Life(Part):
 
     async def run(self) -> None:
         job = self._job
-        job.history.queues = "queue" in self._plan.kinds
         job.history.interrupts = "interrupted_calls" in self._plan.kinds
         for _ in range(self._plan.nodes):
             self._stage.newcomer()
@@ -72,7 +71,6 @@ class Life(Part):
         if self._plan.kinds:
             await self._afterwards.meet()
             await self._afterwards.keep_step()
-            self._afterwards.check_queue()
         await self._afterwards.end()
         if self._plan.comes_back:
             if "lose_data_between_runs" in self._plan.kinds:

@@ -36,8 +36,6 @@ class History:
     def __init__(self, keys: JobKeys, settings: Settings) -> None:
         self.told: list[Told] = []
         self.clocks_are_wrong = False
-        self.queues = False
-        """Whether workers put work into a queue, take it, and are interrupted while they do."""
         self.interrupts = False
         """Whether workers meet in calls that are interrupted, and a leave is, too."""
         self.is_calm = False
@@ -58,7 +56,6 @@ class History:
         self.stop_if_broken = self._verdicts.stop_if_broken
         self.observe = self._commits.observe
         self.counter = self._commits.counter
-        self.queue = self._commits.queue
         self.saved = self._commits.saved
         self.go_back = self._commits.go_back
         self.lose_all = self._commits.lose_all

@@ -2,8 +2,8 @@
 
 Knows nothing of how a violation is found: see :mod:`tests.sim.history` and
 :mod:`tests.sim.promises` (safety, from what nodes were told and etcd has committed),
-:mod:`tests.sim.counting` (adds), :mod:`tests.sim.queueing` (queues) and :mod:`tests.sim.waits`
-(what has to come true once everything is healed).
+:mod:`tests.sim.counting` (adds) and :mod:`tests.sim.waits` (what has to come true once everything
+is healed).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Invariant(Enum):
     OTHERS = "nobody touches another job's keys"
     TASKS = "no background task dies unseen"
     COUNTED_ONCE = "every add counts once"
-    HANDED_OUT = "every item is handed out once"
     BARRIER = "a barrier holds until all are there"
     IN_STEP = "members stay in step"
     CONVERGENCE = "who keeps trying gets a seat, waits for one, or is told why not"

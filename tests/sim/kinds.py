@@ -57,7 +57,7 @@ PEERS = (
 JOBS = ("neighbour",)
 """Another job on the same etcd."""
 
-WORK = ("queue", "interrupted_calls")
+WORK = ("interrupted_calls",)
 """What workers do besides: see :mod:`tests.sim.work` and :mod:`tests.sim.interruptions`."""
 
 KINDS = (*SETTINGS, *NODES, *OPERATOR, *PEERS, *JOBS, *WORK, *ETCD)

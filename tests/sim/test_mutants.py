@@ -20,7 +20,7 @@ from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Loss
 from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError
-from rdzv_etcd.etcd.api import Compare, Delete, Get, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.group import (
     barrier,
     drafting,
@@ -36,8 +36,8 @@ from rdzv_etcd.group import (
     roster,
     session,
 )
-from rdzv_etcd.kv import queue, writes
-from rdzv_etcd.schema import barrier_requests, requests, store_requests
+from rdzv_etcd.kv import writes
+from rdzv_etcd.schema import barrier_requests, requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import SimulationError
@@ -310,11 +310,6 @@ MUTANTS = [
            kinds=("join_timeout",)),
     Mutant("a member gives up when it is refused", join_limits.JoinLimits, "sit_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
-    Mutant("what was taken for nobody is not put back", queue.Queues, "_put_back", does_nothing,
-           (I.HANDED_OUT,), kinds=("queue",)),
-    Mutant("an item is taken by everybody who has seen it", store_requests, "take",
-           lambda original, item: lambda wrote, kept: Txn((), (Delete(item.key), wrote)),
-           (I.HANDED_OUT,), kinds=("queue",)),
     Mutant("a barrier that was passed is not owed to who was interrupted", barrier.Barrier,
            "not_told", returns(None), (I.BARRIER,), two_or_more, kinds=("interrupted_calls",)),
     Mutant("an exchange that was done is not owed to who was interrupted", exchange.Exchange,

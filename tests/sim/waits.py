@@ -215,13 +215,6 @@ class Afterwards(Part):
             IN_STEP_S,
         )
 
-    def check_queue(self) -> None:
-        """Nothing is lost of what the members of the last world put into their queue."""
-        members = self._job.members_now()
-        if self._job.history.queues and members and members[0].world is not None:
-            queue = self._job.history.queue(members[0].world)
-            queue.check_nothing_lost({node.node_id for node in members})
-
     async def end(self) -> None:
         job = self._job
         if self._plan.closes is not None:

@@ -1,5 +1,5 @@
-"""What an agent's workers do in a world: steps, adds to a shared counter, barriers, a
-queue, and calls that are interrupted.
+"""What an agent's workers do in a world: steps, adds to a shared counter, barriers, and calls that
+are interrupted.
 
 Knows the node's face and the round's store; every step and every outcome goes to the history.
 """
@@ -10,26 +10,19 @@ import asyncio
 from collections import Counter
 from itertools import count
 
-from rdzv_etcd.clock import wait_for
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError, StoreTimeoutError
+from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
 from rdzv_etcd.group.barrier import Barriers
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
-from tests.sim.commits import QUEUE
 from tests.sim.history import COUNTER, History
 from tests.sim.interruptions import Interrupted
-from tests.sim.queueing import Queueing
 
 STEP_S = 1.0
 ADD_EVERY = 3
 BARRIER_EVERY = 16
-POPS_PER_PUSH = 2
 LIMIT_S = 15.0
 """An add or a barrier that takes longer is given up; its outcome then is unknown."""
-
-_INTERRUPTED_AFTER_S = (0.0, 0.001, 0.003, 0.0045, 0.006, 0.008, 0.1, 5.0)
-"""A request and its answer take 2 ms where nothing is wrong."""
 
 EXIT_LIMIT_S = 300.0
 
@@ -59,7 +52,6 @@ class Work:
         beside = [
             asyncio.ensure_future(work())
             for work, wanted in (
-                (self._queue, self._history.queues),
                 (self.interrupted.meet, self._history.interrupts),
                 (self.interrupted.exchange, self._history.interrupts),
             )
@@ -75,35 +67,6 @@ class Work:
             for task in beside:
                 if not task.cancelled():
                     task.result()
-
-    async def _queue(self) -> None:
-        """Put items into the queue that all share, and take some, until cancelled. Every other call
-        that takes one is interrupted after a while."""
-        queue = self._history.queue(self._world)
-        for turn in count(1):
-            item = f"{self._node_id} {self._world.epoch} {turn}".encode()
-            queue.ask(item)
-            try:
-                await self.store.queue_push(QUEUE, item, LIMIT_S)
-                queue.acknowledge(item)
-            except RdzvEtcdError as error:
-                self._note(f"put {item!r}: {error}")
-            for attempt in range(POPS_PER_PUSH):
-                patience_s = LIMIT_S if attempt else _INTERRUPTED_AFTER_S[turn % 8]
-                await self._pop(queue, patience_s, block=turn % 3 > 0)
-            await asyncio.sleep(2 * STEP_S)
-
-    async def _pop(self, queue: Queueing, patience_s: float, *, block: bool) -> None:
-        queue.begin(self._node_id)
-        item = None
-        try:
-            item = await wait_for(self.store.queue_pop(QUEUE, STEP_S, block=block), patience_s)
-        except (TimeoutError, StoreTimeoutError):  # interrupted; or there was none
-            pass
-        except RdzvEtcdError as error:
-            self._note(f"take an item: {error}")
-        finally:
-            queue.end(self._node_id, item)
 
     def _note(self, text: str) -> None:
         self._history.note(asyncio.get_running_loop().time(), f"{self._node_id}: {text}")

@@ -64,9 +64,6 @@ def test_every_write_survives_lost_replies() -> None:
         assert await lossy(store.add("n", 3, LIMIT_S)) == 8
         assert await lossy(store.add("n", -1, LIMIT_S)) == 7
         assert await lossy(store.add("zero", 0, LIMIT_S)) == 0
-        await lossy(store.queue_push("q", b"item", LIMIT_S))
-        assert await lossy(store.queue_pop("q", LIMIT_S)) == b"item"
-        assert await store.queue_len("q", LIMIT_S) == 0
 
     simulate(scenario)
 

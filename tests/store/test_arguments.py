@@ -47,9 +47,6 @@ def test_a_key_is_text(store: RoundStore, key: Any) -> None:
         lambda: store.append(key, b""),
         lambda: store.compare_set(key, b"", b""),
         lambda: store.delete(key),
-        lambda: store.queue_push(key, b""),
-        lambda: store.queue_pop(key),
-        lambda: store.queue_len(key),
     ]
     for call in calls:
         with pytest.raises(MisuseError, match=rf"\({type(key).__name__}\); it must be text"):
@@ -69,7 +66,6 @@ def test_a_value_is_bytes(store: RoundStore, value: Any) -> None:
         lambda: store.append("seed", value),
         lambda: store.compare_set("seed", b"", value),
         lambda: store.compare_set("seed", value, b""),
-        lambda: store.queue_push("seed", value),
     ]
     for call in calls:
         with pytest.raises(MisuseError, match=r"the value for store key 'seed' is .* must be byte"):
@@ -83,9 +79,7 @@ def test_a_value_is_bytes(store: RoundStore, value: Any) -> None:
 def test_a_value_may_be_anything_like_bytes(store: RoundStore, value: Any) -> None:
     store.set("seed", value)
     store.append("seed", value)
-    store.queue_push("queue", value)
     assert store.compare_set("seed", memoryview(b"1717"), value) == b"17"  # type: ignore[arg-type]
-    assert store.queue_pop("queue") == b"17"
 
 
 @pytest.mark.parametrize("amount", [1.5, 3.0, math.nan, "5", None, decimal.Decimal(1)])
@@ -134,7 +128,6 @@ _TEXT = r"^{} store key 'seed' takes {} bytes{}, more than etcd accepts in one .
     [
         (lambda store: store.set("seed", _TOO_LARGE), "to set", 1_800_004, ""),
         (lambda store: store.multi_set({"seed": _TOO_LARGE, "b": b""}), "to set", 1_800_004, ""),
-        (lambda store: store.queue_push("seed", _TOO_LARGE), "queue_push to", 1_800_004, ""),
         (lambda store: store.append("seed", _TOO_LARGE), "to append to", 1_800_004, ""),
         (
             lambda store: store.compare_set("seed", b"", _TOO_LARGE),

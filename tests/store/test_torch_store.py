@@ -393,78 +393,22 @@ def test_num_keys_counts_only_the_callers_keys(store: EtcdStore) -> None:
     assert store.num_keys() == 0
     store.add("n", 1)
     store.set("key", "value")
-    store.queue_push("queue", "item")
     assert store.num_keys() == 2
 
 
-# --- queues ---------------------------------------------------------------------------------------
-
-
-def test_a_queue_is_first_in_first_out(store: EtcdStore) -> None:
-    for item in ("a", b"\x00", ""):
-        store.queue_push("queue", item)
-    assert store.queue_len("queue") == 3
-    assert store.queue_len("queue/other") == 0
-    assert [store.queue_pop("queue") for _ in range(3)] == [b"a", b"\x00", b""]
-    with pytest.raises(getattr(dist, "QueueEmptyError", dist.DistStoreError), match="empty"):
-        store.queue_pop("queue", block=False)
-    store.set_timeout(BRIEF)
-    with pytest.raises(dist.DistStoreError, match="keys: queue"):
+def test_queues_are_refused_as_torch_refuses_them(store: EtcdStore) -> None:
+    refusals = (NotImplementedError, AttributeError)  # torch has had queues since 2.7
+    with pytest.raises(refusals, match="queue"):
+        store.queue_push("queue", "item")
+    with pytest.raises(refusals, match="queue"):
         store.queue_pop("queue")
 
 
-def test_many_take_from_a_queue_and_each_item_is_taken_once(open_store: Open) -> None:
-    store = open_store()
-    with ThreadPoolExecutor(8) as pool:
-        taking = [pool.submit(store.queue_pop, "queue") for _ in range(24)]
-        for index in range(24):
-            store.queue_push("queue", str(index))
-        taken = [int(item.result(60)) for item in taking]
-    assert sorted(taken) == list(range(24))
-
-
-def test_check_and_wait_see_a_queue_while_it_has_items(store: EtcdStore) -> None:
-    """As torch's TCPStore: a key is there if it has a value, or a queue with items."""
-    assert not store.check(["queue"])
-    store.queue_push("queue", "item")
-    assert store.check(["queue"])
-    assert not store.check(["queue", "queu"])
-    store.wait(["queue"], GENEROUS)
-    store.queue_pop("queue")
-    assert not store.check(["queue"])
-    with pytest.raises(dist.DistStoreError, match="keys: queue"):
-        store.wait(["queue"], BRIEF)
-
-
-def test_a_wait_under_way_ends_when_an_item_is_pushed(open_store: Open) -> None:
-    waiting_store, store = open_store(), open_store()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(waiting_store.wait, ["queue", "value"], GENEROUS)
-        store.queue_push("queue/other", "item")
-        store.set("value", "set")
-        store.queue_push("queue", "item")
-        waiting.result(60)
-    assert store.list_keys() == ["value"]
-
-
-def test_a_value_and_a_queue_of_one_name_are_apart(store: EtcdStore) -> None:
-    store.queue_push("both", "item")
-    store.set("both", "value")
-    assert store.get("both") == b"value"
-    assert store.num_keys() == 1
-    assert store.delete_key("both") is True
-    assert store.check(["both"])
-    assert store.delete_key("both") is False
-    assert store.queue_pop("both") == b"item"
-
-
-def test_names_with_null_bytes_are_no_queue_items(store: EtcdStore) -> None:
+def test_any_text_is_a_key_with_null_bytes_too(store: EtcdStore) -> None:
     names = ["a\0", "a\0\0q", "a\0q", "a\0qb"]
     store.multi_set(names, [name.encode() for name in names])
     assert store.list_keys() == sorted(names)
     assert not store.check(["a"])
-    store.queue_push("a", "item")
-    assert store.queue_pop("a") == b"item"
     assert [store.get(name) for name in names] == [name.encode() for name in names]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
 
 import pytest
 
@@ -15,59 +13,27 @@ from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.testing import MemoryEtcd
 from tests.store.simulated import LIMIT_S, next_request, open_store, simulate
 
-Waiting: TypeAlias = Coroutine[Any, Any, bytes | None]
-Coming: TypeAlias = Coroutine[Any, Any, None]
-
 QUICK_S, SLOW_S = 0.002, 2 * QUICK_ANSWER_S
 """How long an answer takes."""
 
 
-def get_and_set(store: KeyValueStore, other: KeyValueStore) -> tuple[Waiting, Coming]:
-    return store.get("key", LIMIT_S), other.set("key", b"value", LIMIT_S)
-
-
-def pop_and_push(store: KeyValueStore, other: KeyValueStore) -> tuple[Waiting, Coming]:
-    return store.queue_pop("queue", LIMIT_S), other.queue_push("queue", b"value", LIMIT_S)
-
-
 @pytest.mark.parametrize(("answer_s", "second_reads"), [(QUICK_S, 1), (SLOW_S, 0)])
-@pytest.mark.parametrize(("both", "reads"), [(get_and_set, 1), (pop_and_push, 2)])
 def test_what_comes_between_the_read_and_the_watch_is_not_missed(
-    both: Callable[[KeyValueStore, KeyValueStore], tuple[Waiting, Coming]],
-    reads: int,
     answer_s: float,
     second_reads: int,
 ) -> None:
-    """Who gets answers quickly reads it; otherwise the watch catches up.
-
-    An item is read once more when it is taken.
-    """
+    """If answers are quick it is read; otherwise the watch catches up."""
 
     async def scenario(server: MemoryEtcd) -> None:
         store, etcd = await open_store(server)
         other, _ = await open_store(server, "other")
         etcd.link.delay(answer_s / 2)
         read = next_request(server)
-        wait, come = both(store, other)
-        waiting = asyncio.ensure_future(wait)
+        waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
         await read
-        await come
+        await other.set("key", b"value", LIMIT_S)
         assert await waiting == b"value"
-        assert server.requests["Get"] == reads + second_reads
-
-    simulate(scenario)
-
-
-def test_an_item_that_somebody_else_takes_first_does_not_end_the_wait() -> None:
-    async def scenario(server: MemoryEtcd) -> None:
-        stores = [(await open_store(server, f"taker-{index}"))[0] for index in range(3)]
-        other, _ = await open_store(server, "other")
-        takers = [asyncio.ensure_future(store.queue_pop("queue", LIMIT_S)) for store in stores]
-        for index in range(3):
-            await asyncio.sleep(1.0)
-            assert sum(taker.done() for taker in takers) == index
-            await other.queue_push("queue", b"%d" % index, LIMIT_S)
-        assert set(await asyncio.gather(*takers)) == {b"0", b"1", b"2"}
+        assert server.requests["Get"] == 1 + second_reads
 
     simulate(scenario)
 
@@ -140,9 +106,8 @@ def test_many_wait_for_each_other_and_write_meanwhile(seed: int) -> None:
 
 
 @pytest.mark.parametrize("unanswered", [0, 2])
-@pytest.mark.parametrize("both", [get_and_set, pop_and_push])
 def test_what_comes_in_a_break_in_which_etcd_goes_back_is_not_missed(
-    both: Callable[[KeyValueStore, KeyValueStore], tuple[Waiting, Coming]], unanswered: int
+    unanswered: int,
 ) -> None:
     """Others have written as much again by its end, so the watch goes on behind it.
 
@@ -156,13 +121,12 @@ def test_what_comes_in_a_break_in_which_etcd_goes_back_is_not_missed(
         write = Txn((), (Put(b"/another application", b""),))
         for _ in range(20):
             server.apply(write)
-        wait, come = both(store, other)
-        waiting = asyncio.ensure_future(wait)
+        waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
         await asyncio.sleep(1)
         etcd.link.partition()
         revision = server.revision
         server.restore(saved)
-        await come
+        await other.set("key", b"value", LIMIT_S)
         while server.revision <= revision:
             server.apply(write)
         etcd.link.fail(EtcdUnavailableError("no leader"), unanswered)

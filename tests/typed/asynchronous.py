@@ -81,9 +81,6 @@ async def in_store(store: aio.RoundStore) -> None:
     assert_type(await store.delete("one"), bool)
     assert_type(await store.num_keys(), int)
     assert_type(await store.list_keys(), list[str])
-    await store.queue_push("queue", b"item")
-    assert_type(await store.queue_len("queue"), int)
-    assert_type(await store.queue_pop("queue", block=False), bytes | None)
 
 
 async def refused(group: aio.Group, world: aio.World) -> None:

@@ -146,9 +146,6 @@ def in_store(store: rdzv_etcd.RoundStore) -> None:
     assert_type(store.delete("one"), bool)
     assert_type(store.num_keys(), int)
     assert_type(store.list_keys(), list[str])
-    store.queue_push("queue", b"item")
-    assert_type(store.queue_len("queue"), int)
-    assert_type(store.queue_pop("queue", block=False), bytes | None)
 
 
 def why(change: rdzv_etcd.WorldChange | None) -> str:
