@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from rdzv_etcd.etcd.forks import refuse_after_fork
+from rdzv_etcd.group.loop_thread import refuse_green_threads
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
     child is refused here.
     """
     refuse_after_fork()
+    refuse_green_threads()
     made: list[T] = []
     abandoned = threading.Event()
 

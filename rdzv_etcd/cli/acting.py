@@ -10,6 +10,7 @@ import getpass
 import socket
 import time
 from dataclasses import dataclass, replace
+from typing import cast
 
 import click
 
@@ -18,7 +19,7 @@ from rdzv_etcd.cli.job_view import connected, jobs_under, read_all
 from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
-from rdzv_etcd.core.model import Closure, Control, Ended
+from rdzv_etcd.core.model import Closure, Control, Ended, Round
 from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
@@ -81,8 +82,7 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         control = _open(settings, control_from(keys, await etcd.get(read_control(keys))))
-        record = control.formed
-        assert record is not None
+        record = cast(Round, control.formed)
         count = (await etcd.get(count_nodes(keys))).count
         output.confirm(f"end job {settings.job_id!r}, which has {count} nodes?", yes=yes)
         marker = await etcd.grant(settings.timing.closed_ttl_s)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import RdzvEtcdError
@@ -144,8 +145,7 @@ class Agents:
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _read(self, name: str, process: Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
+        async for line in cast(asyncio.StreamReader, process.stdout):
             if line.startswith(MARK):
                 with contextlib.suppress(ValueError, TypeError):
                     self._news.put_nowait(Step(agent=name, **json.loads(line[len(MARK) :])))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import cast
 
 
 def prepare() -> None:
@@ -31,5 +32,4 @@ def _opened(mode: str, flags: int) -> io.TextIOWrapper:
     number = os.open(os.devnull, flags)
     os.set_inheritable(number, True)  # as standard streams are
     stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    assert isinstance(stream, io.TextIOWrapper)
-    return stream
+    return cast(io.TextIOWrapper, stream)

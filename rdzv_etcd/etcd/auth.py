@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import cast
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import SettingsError
@@ -78,15 +79,14 @@ class Authenticator:
 
     def _read_again(self) -> Credentials:
         """Return user and password as they are now; those of before if they cannot be read."""
-        assert self._credentials is not None
         try:
-            self._credentials = read_again(self._credentials)
+            self._credentials = read_again(cast(Credentials, self._credentials))
         except SettingsError as error:
             with errors_only_told:
                 _log.warning(
                     "logging in to etcd with the user and password that were read before: %s", error
                 )
-        return self._credentials
+        return cast(Credentials, self._credentials)
 
     async def _authenticate(self, server: Server, limit_s: float) -> Metadata:
         credentials = self._read_again()

@@ -26,13 +26,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from rdzv_etcd.errors import StubsError
-from rdzv_etcd.etcd import grpc_start
+from rdzv_etcd.etcd import grpc_start  # noqa: F401 - before etcd3, which imports grpc
 
 _PACKAGE = "etcd3.etcdrpc"
 _FILES = ("kv_pb2", "auth_pb2", "rpc_pb2")  # in the order in which they depend on each other
 _SERIALIZED = re.compile(r"serialized_pb=_b\(('(?:[^'\\]|\\.)*')\)")
-
-assert grpc_start.grpc  # etcd3 imports grpc: ours must have come first
 
 _lock = threading.Lock()
 _loaded: ModuleType | None = None

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import cast
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.events import (
@@ -137,9 +138,8 @@ class JobWatch:
                 return None
         if self._events:
             return self._events.popleft()
-        assert self._view is not None
         missed, self._missed = self._missed, 0
-        self._events.append(self._snapshot(self._view))
+        self._events.append(self._snapshot(cast(JobView, self._view)))
         return replace(Missed(missed), at_s=self._clock.now_s(), wall_s=self._clock.wall_s())
 
     def give_back(self, event: JobEvent) -> None:
@@ -218,8 +218,8 @@ class JobWatch:
             await self._wakeup.wait(when=self._has_work)
             self._tell_problem()
             while self._waiting:
-                before, view = self._view, await self._view_of(self._waiting.popleft())
-                assert before is not None
+                before = cast(JobView, self._view)
+                view = await self._view_of(self._waiting.popleft())
                 self._view = view
                 self._keep(happened(before, view))
 

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -54,9 +55,10 @@ class LoopHold:
     def acquire(cls) -> LoopHold:
         """Return a new hold, starting the thread if this is the first one. Does not block.
 
-        Raises :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread: whoever acquires
-        waits for it next.
+        Raises :class:`~rdzv_etcd.errors.MisuseError` on the loop's own thread, because the caller
+        waits for it next, and where gevent or eventlet have replaced threads.
         """
+        refuse_green_threads()
         with _state.lock:
             if any(thread.is_current for thread in _threads()):
                 raise _own_thread_error()
@@ -242,6 +244,24 @@ def _own_thread_error() -> MisuseError:
     )
 
 
+def refuse_green_threads() -> None:
+    """Raise :class:`~rdzv_etcd.errors.MisuseError` if gevent or eventlet have replaced what the
+    loop's thread is made of: a thread that blocks would stop the loop it waits for."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and any(map(monkey.is_module_patched, ("threading", "select"))):
+        raise _green_error("gevent", "gevent.monkey.patch_all(thread=False, select=False)")
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise _green_error("eventlet", "eventlet.monkey_patch(thread=False)")
+
+
+def _green_error(package: str, instead: str) -> MisuseError:
+    return MisuseError(
+        f"{package} has patched the threads or selectors of this process, on which this library's "
+        f"event loop runs: call {instead}, or use the library in a process without {package}"
+    )
+
+
 def told_from_a_thread() -> tuple[asyncio.Future[None], Callable[[], None]]:
     """Return a future of the running loop, and what any thread may call to set it."""
     loop = asyncio.get_running_loop()
@@ -263,7 +283,8 @@ class _LoopThread:
         self.to_tell: dict[LoopHold, Callable[[BaseException], None]] = {}
         """Who is told if the thread fails."""
         self._failure: BaseException | None = None
-        self._loop = asyncio.new_event_loop()
+        # Not the program's policy's: peers and metrics rely on what this one does.
+        self._loop = asyncio.SelectorEventLoop()
         self._calls: set[LoopCall[Any]] = set()
         self._stop_wanted = False
         self._over: asyncio.Future[None] = self._loop.create_future()

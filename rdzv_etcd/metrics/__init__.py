@@ -11,7 +11,7 @@ nothing of etcd, of rounds or of torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.metrics.recorder import Recorder
@@ -58,8 +58,7 @@ def open_outputs(recorder: Recorder, settings: Settings, beside: socket) -> Outp
     from rdzv_etcd.metrics.outputs import Outputs  # noqa: PLC0415 - see above
     from rdzv_etcd.metrics.prometheus import PrometheusRecorder  # noqa: PLC0415
 
-    assert isinstance(recorder, PrometheusRecorder)
-    return Outputs(recorder, settings, beside)
+    return Outputs(cast(PrometheusRecorder, recorder), settings, beside)
 
 
 def _is_given(settings: Settings, name: str) -> bool:

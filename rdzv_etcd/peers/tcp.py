@@ -17,7 +17,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer
@@ -193,8 +193,7 @@ class _Watcher(asyncio.Protocol):
         self._limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         if self._is_disowned():  # it was accepted just before that
             transport.abort()
             return
@@ -284,8 +283,7 @@ class _Watched(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.write(_WORDS + _greeting(self._peer) + b"\n")
 
     def data_received(self, data: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rdzv_etcd.errors import (
     EtcdError,
@@ -72,41 +72,33 @@ class MemoryConnection:
         return self._closed
 
     async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult:
-        response = await self._call(request, timeout_s, repeatable=True)
-        assert isinstance(response, GetResult)
-        return response
+        return cast(GetResult, await self._call(request, timeout_s, repeatable=True))
 
     async def txn(
         self, request: Txn, *, timeout_s: float | None = None, repeatable: bool = False
     ) -> TxnResult:
         check_types(request)
         repeatable = repeatable or request.reads_only
-        response = await self._call(request, timeout_s, repeatable=repeatable)
-        assert isinstance(response, TxnResult)
-        return response
+        return cast(TxnResult, await self._call(request, timeout_s, repeatable=repeatable))
 
     async def grant(
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
     ) -> LeaseGrant:
         request = Grant(ttl_s, lease_id)
-        response = await self._call(request, timeout_s, repeatable=True)
-        assert isinstance(response, LeaseGrant)
-        return response
+        return cast(LeaseGrant, await self._call(request, timeout_s, repeatable=True))
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
-        response = await self._call(Revoke(lease_id), timeout_s, repeatable=True)
-        assert isinstance(response, Revoked)
-        return response.existed
+        return cast(Revoked, await self._call(Revoke(lease_id), timeout_s, repeatable=True)).existed
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        response = await self._call(KeepAlive(lease_id), timeout_s, repeatable=True)
-        assert isinstance(response, KeptAlive)
-        return response.ttl_s
+        return cast(
+            KeptAlive, await self._call(KeepAlive(lease_id), timeout_s, repeatable=True)
+        ).ttl_s
 
     async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        response = await self._call(TimeToLive(lease_id), timeout_s, repeatable=True)
-        assert isinstance(response, LeaseLeft)
-        return response.left_s
+        return cast(
+            LeaseLeft, await self._call(TimeToLive(lease_id), timeout_s, repeatable=True)
+        ).left_s
 
     def watch(
         self,

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import cast
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError
@@ -22,7 +23,6 @@ from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.network import Link
 from rdzv_etcd.testing.requests import (
     Compact,
-    Grant,
     KeepAlive,
     KeptAlive,
     LeaseLeft,
@@ -122,9 +122,7 @@ class MemoryEtcd:
     def snapshot(self, prefix: bytes = b"") -> tuple[KeyValue, ...]:
         """Return all keys under ``prefix``, without a request."""
         start, end = (prefix, prefix_end(prefix)) if prefix else (b"\x00", b"\x00")
-        result = self.model.step(Get(start, end))
-        assert isinstance(result, GetResult)
-        return result.kvs
+        return cast(GetResult, self.model.step(Get(start, end))).kvs
 
     def leases(self) -> dict[int, float]:
         """Return the seconds that each lease has left."""
@@ -287,12 +285,10 @@ class MemoryEtcd:
     # -- leases -----------------------------------------------------------------------------------
 
     def _track_leases(self, request: Request, response: Response) -> None:
-        if isinstance(request, Grant):
-            assert isinstance(response, LeaseGrant)
+        if isinstance(response, LeaseGrant):
             self._expiry_s[response.lease_id] = self.clock.now_s() + response.ttl_s
             self._arm()
-        elif isinstance(request, KeepAlive):
-            assert isinstance(response, KeptAlive)
+        elif isinstance(request, KeepAlive) and isinstance(response, KeptAlive):
             if response.ttl_s:
                 self._expiry_s[request.lease_id] = self.clock.now_s() + response.ttl_s
         elif isinstance(request, Revoke):

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 import rdzv_etcd
 from rdzv_etcd import Finished, Left, Waiting
@@ -70,8 +71,19 @@ class Nodes:
             await asyncio.sleep(0.05)
 
 
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy])
+def loop_policy(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The program's event loops are asyncio's own or uvloop's; the library's own is neither."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(request.param())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
+
+
 @pytest.fixture
-def nodes(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Nodes:
+def nodes(loop_policy: None, leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Nodes:
     return Nodes(etcd_server, job_id)
 
 
