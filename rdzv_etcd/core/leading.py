@@ -27,6 +27,8 @@ class Times:
     """From when on it may believe that a member without presence is gone."""
     incomplete_since_s: float
     """Since when it leads a world of which it does not know all members."""
+    lease_ttl_s: float
+    """The longest TTL of the leases in its world."""
     round_trip_s: float = 0.0
     """How long etcd took to answer last."""
 
@@ -82,7 +84,7 @@ def _closing_step(
 ) -> Close | KeepWaiting:
     # Also if this leader was in contact all the time and only the job lease ran out: members that
     # cannot reach etcd for a TTL lose their own leases, too.
-    until_s = max(times.trust_absence_s, member.opened_s + settings.timing.lease_ttl_s)
+    until_s = max(times.trust_absence_s, member.opened_s + times.lease_ttl_s)
     if times.now_s < until_s and _may_be_put_back(member, control, nodes, embed=settings.embed):
         return KeepWaiting(until_s, "the round record was lost; its members may put it back")
     formed, timing = control.formed, settings.timing

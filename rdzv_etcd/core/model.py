@@ -49,6 +49,8 @@ class NodeInfo:
     """How long etcd took to answer it: whoever is far away needs longer to say that it lives."""
     because: str = ""
     """Why it has joined again, if it was its own doing: how its worker failed, for people."""
+    lease_ttl_s: int = 0
+    """How long its lease lives; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ class Round:
     soon as one of them is back, rank 0 is its, because the members began again without them."""
     began_as: str | None = None
     """The name the run began with, if it had to take another one since."""
+    lease_ttls_s: tuple[int, int] | None = None
+    """The shortest and the longest TTL of the members' leases, if they are known."""
 
     @property
     def origin(self) -> str:

@@ -9,6 +9,7 @@ from rdzv_etcd.errors import EtcdError, JobSettingsMismatchError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.schema import health_requests, requests
+from rdzv_etcd.schema.control import nodes_from
 from rdzv_etcd.settings import JobSettings
 
 _EXPIRY_S = 2.0
@@ -30,12 +31,13 @@ class Conflict:
         """Wait for a change, because a job of other settings stands in the way.
 
         A dead job leaves its record until the job lease ends, and its nodes their presences until
-        theirs do. Who is still there after a TTL lives, so then this raises
+        theirs do. A node that is still there after its TTL is alive, so then this raises
         JobSettingsMismatchError; and when the time to join is up. Raises EtcdError as well.
         """
         context, limits = self._context, self._limits
         control, now_s = context.control.view, context.clock.now_s()
-        somebody = control.leader is not None or await self._anybody()
+        ttls_s = await self._others_ttls_s()
+        somebody = control.leader is not None or bool(ttls_s)
         problem = (
             f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
         )
@@ -44,7 +46,8 @@ class Conflict:
         until_s = limits.began_s + limits.timeout_s
         why = "no node of that job is there: waiting until what it left in etcd expires"
         if somebody:
-            until_s = min(until_s, self._since_s + context.settings.timing.lease_ttl_s + _EXPIRY_S)
+            longest_s = max(context.session.longest_ttl_s, *ttls_s, 0)
+            until_s = min(until_s, self._since_s + longest_s + _EXPIRY_S)
             why = f"waiting up to {until_s - now_s:.0f} s, because its nodes may be dead"
         if now_s >= until_s:
             raise JobSettingsMismatchError(
@@ -74,11 +77,15 @@ class Conflict:
             if not (await context.etcd.txn(txn, timeout_s=limit_s)).succeeded:
                 await context.etcd.revoke(lease, timeout_s=limit_s)
 
-    async def _anybody(self) -> bool:
+    async def _others_ttls_s(self) -> list[int]:
+        """The TTLs of the leases of others that are there, or may be: 0 where it is not known."""
         keys = self._context.keys
         result = await self._context.etcd.get(requests.read_two_nodes(keys))
-        mine = keys.node(self._context.identity.node_id)
-        return any(kv.key != mine for kv in result.kvs)
+        nodes = nodes_from(keys, result, self._context.clock.now_s())
+        mine = self._context.identity.node_id
+        ttls_s = {keys.node_id(kv.key): 0 for kv in result.kvs}
+        ttls_s |= {node_id: one.info.lease_ttl_s for node_id, one in nodes.present.items()}
+        return [ttl_s for node_id, ttl_s in ttls_s.items() if node_id != mine]
 
 
 def _keys(control: Control) -> tuple[int, int]:

@@ -82,6 +82,8 @@ class Drafting:
         edition = f"{run}.{control.leader_revision:x}.{nodes.revision:x}"
         slices = slices_for(len(decision.world), self._context.settings.slice_nodes, edition)
         members = tuple(node.node_id for node in decision.world)
+        own_s = self._context.session.ttl_s
+        ttls_s = [node.lease_ttl_s or own_s for node in decision.world]
         return Round(
             number=control.next_number,
             run=run,
@@ -95,6 +97,7 @@ class Drafting:
             slices=slices,
             heirs=decision.heirs,
             began_as=None if origin == run else origin,
+            lease_ttls_s=(min(ttls_s), max(ttls_s)),
         )
 
     async def epoch_lease(self, control: Control, record: Round) -> int:

@@ -28,7 +28,8 @@ async def keep(context: NodeContext, member: Member) -> None:
     The epoch lease is the leader's to renew, and may be the shorter one.
 
     What is not answered is tried again as soon as a node's own lease is: the record can be put
-    back, but what is in the round's store goes with the lease for good.
+    back, but what is in the round's store goes with the lease for good. The leases may have been
+    granted by a node that was started with a shorter ``job_lease_ttl`` than this one.
     """
     timing = context.settings.timing
     period_s = timing.job_ttl_s / 3
@@ -44,17 +45,19 @@ async def keep(context: NodeContext, member: Member) -> None:
             continue
         control, leads = context.control.view, _leads(context, member)
         limit_s = context.session.reply_limit_s()
+        pause_s = leader_period_s if leads else period_s
+        leases = [record.job_lease] if renewed or leads else []
+        if leads and control.epoch_lease:
+            leases.append(control.epoch_lease)
         try:
-            if renewed or leads:
-                await context.etcd.keep_alive(record.job_lease, timeout_s=limit_s)
-            if leads and control.epoch_lease:
-                await context.etcd.keep_alive(control.epoch_lease, timeout_s=limit_s)
+            for lease_id in leases:
+                ttl_s = await context.etcd.keep_alive(lease_id, timeout_s=limit_s)
+                pause_s = min(pause_s, ttl_s / 3) if ttl_s else pause_s
         except EtcdError as error:
             await context.clock.sleep(backoff.after(error))
             continue
         backoff.reset()
         renewed = True
-        pause_s = leader_period_s if leads else period_s
         pause_s += context.clock.jitter(pause_s / 10)
         if leads:
             await context.clock.sleep(pause_s)

@@ -80,6 +80,7 @@ class Joining:
                 peer_port=peer_port,
                 round_trip_ms=round(1000 * context.session.round_trip_s),
                 because=because,
+                lease_ttl_s=context.session.ttl_s,
             )
         )
         try:

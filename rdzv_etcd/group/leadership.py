@@ -271,6 +271,7 @@ class Leadership:
             session.in_contact_since_s(),
             session.trust_absence_s(),
             self._roster.incomplete_since_s,
+            session.longest_ttl_s,
             session.round_trip_s,
         )
 

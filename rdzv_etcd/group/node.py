@@ -436,6 +436,8 @@ def _context(
     def notice(view: Control) -> None:
         nonlocal told_epoch
         member.notice(view, clock.now_s())
+        if view.formed is not None and view.formed.lease_ttls_s is not None:
+            session.note_ttls(*view.formed.lease_ttls_s)
         over = why_over(member, view, member.epoch)
         if over is not None and not isinstance(over, MovedOn):
             recorder.world_over(cause_of_end(over), clock.now_s())

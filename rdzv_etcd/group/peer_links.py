@@ -58,7 +58,6 @@ class PeerLinks:
         """Members without presence, and when to look whether they have put it back."""
         self._backoff = Backoff(context.session.renewal_period_s)
         self._me = member.node_id
-        self._lease_s = settings.timing.lease_ttl_s
         member.watch_early()
 
     @property
@@ -210,7 +209,8 @@ class PeerLinks:
         be dead; then its lease ends soon."""
         if info.node_id in self._warned or self._peer_watch.has_reached(info.node_id):
             return
-        limit_s = 0.0 if contact.answer is Answer.UNREACHABLE else self._lease_s
+        lease_s = info.lease_ttl_s or self._context.session.ttl_s
+        limit_s = 0.0 if contact.answer is Answer.UNREACHABLE else lease_s
         if for_s < limit_s:
             return
         self._warned.add(info.node_id)

@@ -121,7 +121,7 @@ class Reports:
 
     def _earliest_s(self, info: NodeInfo, *, is_certain: bool) -> float:
         session = self._context.session
-        watches_s = 0.0 if info.peer_port else session.renewal_period_s
+        watches_s = 0.0 if info.peer_port else (info.lease_ttl_s or session.ttl_s) / 3
         earliest_s = self._entered_s + watches_s + _ROOM_S
         if not is_certain:
             earliest_s = max(earliest_s, session.in_contact_since_s() + SETTLED_S)

@@ -75,7 +75,7 @@ class Roster:
                 self._waits_for = control.round_revision
                 self.incomplete_since_s = context.clock.now_s()
         filled = replace(control, round=replace(record, members=self._members))
-        usable_s = self.incomplete_since_s + context.settings.timing.lease_ttl_s
+        usable_s = self.incomplete_since_s + context.session.longest_ttl_s
         return filled, 0.0 if self._complete else usable_s
 
     async def _ask(

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.wait_text import LineTimes
@@ -29,7 +30,7 @@ _FAILURES = 3
 
 
 class Session:
-    """Keeps one lease alive, renewing it every third of its TTL.
+    """Keeps one lease alive, renewing it every third of its TTL, or of a shorter one in its world.
 
     ``lease_id`` is 0 while there is none: before :meth:`open`, and after etcd said that the lease
     is gone. Not hearing from etcd does not end a session; only etcd's word does.
@@ -53,6 +54,8 @@ class Session:
         self._clock = clock
         self._wakeup = wakeup
         self._ttl_s = ttl_s
+        self._shortest_ttl_s = self._longest_ttl_s = 0
+        """Of the leases of the world's members; 0: like this node's own."""
         self._reply_timeout_s = reply_timeout_s
         self._last_reply_s: float | None = None
         """How long the last reply took."""
@@ -74,7 +77,8 @@ class Session:
         """When the last renewal was sent of those that were answered."""
         self._last_contact_s = clock.now_s()
         self._in_contact_since_s = self._last_contact_s
-        self._shaken_until_s = 0.0
+        self._shaken_s = -math.inf
+        """When others may have lost their leases though they live: see :meth:`shake`."""
         self.lease_id = 0
         self.first_revision: int | None = None
         """The store's revision when the first lease was granted: what came before is the past."""
@@ -92,7 +96,7 @@ class Session:
                 # Who has just come does not know what was: data wiped, or all members cut off and
                 # about to come back.
                 self._last_contact_s = self._clock.now_s()
-                self._shaken_until_s = self._last_contact_s + self._ttl_s
+                self._shaken_s = self._last_contact_s
             self._note_contact()
             self._wakeup.notify()  # :meth:`run` waits for a lease
         return self.lease_id
@@ -103,13 +107,37 @@ class Session:
             self.lease_id = 0
             # What took this lease may have taken the others' (data wiped, a long outage), even if
             # contact was there all the time.
-            self._shaken_until_s = self._clock.now_s() + self._ttl_s
+            self.shake()
             self._wakeup.notify()
 
     def shake(self) -> None:
         """Note that others may have lost their leases though they live: etcd's data went back, or
         it refused this node what they need, too."""
-        self._shaken_until_s = self._clock.now_s() + self._ttl_s
+        self._shaken_s = self._clock.now_s()
+
+    def note_ttls(self, shortest_s: int, longest_s: int) -> None:
+        """Note the shortest and the longest TTL of the leases in this node's world. They differ
+        while the option is being changed: a cut that ends one lease leaves another alone."""
+        if (shortest_s, longest_s) != (self._shortest_ttl_s, self._longest_ttl_s):
+            self._shortest_ttl_s, self._longest_ttl_s = shortest_s, longest_s
+            self._wakeup.notify()  # :meth:`run` may have to renew sooner
+
+    @property
+    def ttl_s(self) -> int:
+        """The TTL of this node's lease."""
+        return self._ttl_s
+
+    @property
+    def longest_ttl_s(self) -> int:
+        """The longest TTL of the leases in this node's world: within this time a member that has
+        lost its lease is back, if it can reach etcd."""
+        return self._longest_ttl_s or self._ttl_s
+
+    @property
+    def _cut_off_s(self) -> float:
+        """After how long without an answer the lease of a member may have run out; a lease that is
+        renewed every third of its TTL cannot in less."""
+        return (self._shortest_ttl_s or self._ttl_s) / 2
 
     @property
     def round_trip_s(self) -> float:
@@ -128,37 +156,38 @@ class Session:
 
     @property
     def renewal_period_s(self) -> float:
-        """The time from one keep-alive to the next."""
-        return self._ttl_s / 3
+        """The time from one keep-alive to the next: short enough for the shortest lease in this
+        node's world, so that the leader notices each cut in which that may have run out."""
+        return min(self._ttl_s, self._shortest_ttl_s or self._ttl_s) / 3
 
     def trust_absence_s(self) -> float:
         """From when on (on the clock) another node's missing lease means that *it* was lost.
 
-        While this node was cut off itself, the others may have been too: they get one TTL to come
-        back after contact is there again. Half a TTL without contact counts as cut off, because a
-        lease that is renewed every third of its TTL cannot run out in less. So does the loss of
-        this node's own lease.
+        While this node was cut off itself, the others may have been too: they get the longest TTL
+        among them to come back after contact is there again. Half the shortest TTL without contact
+        counts as cut off. So does the loss of this node's own lease.
         """
         now_s = self._clock.now_s()
-        if now_s - self._last_contact_s > self._ttl_s / 2:
-            return now_s + self._ttl_s
-        return self._shaken_until_s
+        shaken_s = now_s if now_s - self._last_contact_s > self._cut_off_s else self._shaken_s
+        return shaken_s + self.longest_ttl_s
 
     def in_contact_since_s(self) -> float:
         """Since when (on the clock) this node has heard from etcd all the time."""
         now_s = self._clock.now_s()
-        cut_off = now_s - self._last_contact_s > self._ttl_s / 2
+        cut_off = now_s - self._last_contact_s > self._cut_off_s
         return now_s if cut_off else self._in_contact_since_s
 
     async def run(self) -> None:
         """Renew the lease until cancelled; sets ``lease_id`` to 0 and notifies when it is gone.
 
-        A renewal begins a third of a TTL after the one before, whether or not that is answered by
-        then: a slow or lost reply must not delay the next request.
+        A renewal begins a period after the one before, whether or not that is answered by then: a
+        slow or lost reply must not delay the next request.
         """
         try:
             while True:
-                await self._clock.sleep(self.renewal_period_s)
+                period_s = self.renewal_period_s
+                is_shorter = partial(self._renews_within, period_s)
+                await self._wakeup.wait(self._clock.now_s() + period_s, when=is_shorter)
                 if not self.lease_id:
                     await self._wakeup.wait(when=lambda: self.lease_id != 0)
                 elif not (self._failures and self._renewals):  # one that failed is tried again
@@ -173,6 +202,9 @@ class Session:
                 renewal.cancel()
             if renewals:
                 await asyncio.wait(renewals)
+
+    def _renews_within(self, period_s: float) -> bool:
+        return self.renewal_period_s < period_s
 
     def _renewed(self, renewal: asyncio.Task[None]) -> None:
         self._renewals.discard(renewal)
@@ -234,7 +266,7 @@ class Session:
 
     def _note_contact(self) -> None:
         now_s = self._clock.now_s()
-        if now_s - self._last_contact_s > self._ttl_s / 2:
-            self._shaken_until_s = now_s + self._ttl_s
+        if now_s - self._last_contact_s > self._cut_off_s:
+            self._shaken_s = now_s
             self._in_contact_since_s = now_s
         self._last_contact_s = now_s

@@ -65,8 +65,8 @@ def read_page(keys: KeyRange, limit: int) -> Get:
 
 
 def read_two_nodes(keys: JobKeys) -> Get:
-    """Read the keys of two presences at most: enough to tell whether anybody else is there."""
-    return Get(keys.nodes.start, keys.nodes.end, limit=2, keys_only=True)
+    """Read two presences at most: enough to tell whether another node is there."""
+    return Get(keys.nodes.start, keys.nodes.end, limit=2)
 
 
 def arrive(

@@ -49,6 +49,8 @@ _ACCUSED = "accused"
 _MAX_ROUND_TRIP_MS = 10_000
 """Whoever is farther away than that has no time to answer."""
 _MAX_AFTER_MS = 3_600_000
+_MAX_TTL_S = 9_000_000_000
+"""etcd grants no lease for longer."""
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -97,6 +99,8 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["round_trip_ms"] = min(info.round_trip_ms, _MAX_ROUND_TRIP_MS)
     if info.because:
         fields["because"] = shown(info.because)
+    if info.lease_ttl_s:
+        fields["lease_ttl"] = info.lease_ttl_s
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -118,6 +122,7 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.whole("peer_port", 0, most=_MAX_PORT),
         f.whole("round_trip_ms", 0, most=_MAX_ROUND_TRIP_MS),
         f.optional_text("because") or "",
+        f.whole("lease_ttl", 0, most=_MAX_TTL_S),
     )
 
 
@@ -245,6 +250,9 @@ def encode_round(record: Round) -> bytes:
         fields["closed"] = _closure_fields(record.closure)
     if record.began_as is not None:
         fields["began_as"] = record.began_as
+    if record.lease_ttls_s is not None:
+        shortest_s, longest_s = record.lease_ttls_s
+        fields["lease_ttls"] = {"shortest": shortest_s, "longest": longest_s}
     return encode(fields, _round)
 
 
@@ -303,7 +311,13 @@ def _round(f: Fields) -> Round:
         slices,
         f.names("heirs", []),
         f.name("began_as") if f.has("began_as") else None,
+        _lease_ttls_s(f.nested("lease_ttls")) if f.has("lease_ttls") else None,
     )
+
+
+def _lease_ttls_s(f: Fields) -> tuple[int, int]:
+    shortest_s = f.whole("shortest", least=1, most=_MAX_TTL_S)
+    return shortest_s, f.whole("longest", least=shortest_s, most=_MAX_TTL_S)
 
 
 def _slices(f: Fields) -> Slices:

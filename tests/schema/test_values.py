@@ -38,6 +38,7 @@ KEY = b"/rdzv_etcd/job/ctl/thing"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAME = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
 LEASE = st.integers(0, 2**63 - 1)
+TTL = st.integers(1, 9_000_000_000)
 
 
 def nested(levels: int) -> list[object]:
@@ -72,6 +73,7 @@ NODES = st.builds(
     st.none() | TEXT,
     st.integers(0, MAX_EPOCH_CLAIM),
     because=st.just("") | NAME,
+    lease_ttl_s=TTL,
 )
 CLOSURES = st.builds(Closure, NAME, TEXT, st.booleans(), st.floats(0, 1e12))
 
@@ -103,6 +105,7 @@ def large_rounds(draw: st.DrawFn) -> Round:
         members=(),
         slices=Slices(size, draw(st.integers(1, size)), draw(NAME)),
         began_as=draw(st.none() | NAME),
+        lease_ttls_s=draw(st.none() | st.tuples(TTL, TTL).map(lambda ttls: (min(ttls), max(ttls)))),
         heirs=draw(st.lists(NAME, max_size=4).map(tuple)),
     )
 

@@ -12,8 +12,9 @@ SETTINGS = (
     "rejoin_timeout",
     "join_timeout",
     "rank_keys",
+    "lease_ttls",
 )
-"""Drawn instead of fixed."""
+"""Drawn instead of fixed; rank keys and the TTLs of leases for each node."""
 
 NODES = (
     "lag_watches",

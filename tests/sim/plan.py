@@ -14,6 +14,7 @@ from tests.sim.world import TIMING
 
 KINDS_AT_ONCE = 4
 """Of so many kinds a wide life draws: of more, each would come too seldom to matter."""
+TTLS_S = (2, 5, 10)
 
 _FIELDS = {
     "closed_ttl": "closed_ttl_s",
@@ -99,6 +100,8 @@ def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:
         "after_end": later.choice([AfterEnd.REFUSE, AfterEnd.FINISH]),
     }
     settings = {_FIELDS[kind]: value for kind, value in values.items() if kind in kinds}
+    if "lease_ttls" in kinds:  # what the longest one allows is waited for
+        settings["ttl_s"] = max(TTLS_S)
     return replace(drawn, kinds=kinds, **settings)
 
 
@@ -112,7 +115,7 @@ def _plan(rng_seed: int, *, works: bool) -> Plan:
         least,
         most,
         unit,
-        rng.choice([2, 5, 10]),
+        rng.choice(TTLS_S),
         rng.randint(1, most + 2),
         rng.random() < 0.3,
         rng.choice([None, True, False]),

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from tests.sim.plan import Plan
+from tests.sim.plan import TTLS_S, Plan
 from tests.sim.world import SimJob, SimNode
 
 SLOWEST_STOP_S = 60.0
@@ -41,9 +41,13 @@ class Stage:
                 f"n{self._serial}",
                 delay_s=self.rng.choice([0.001, 0.05]),
                 rank_key=f"rack{self._serial % 3}" if "rank_keys" in self.plan.kinds else None,
+                lease_ttl_s=self._lease_ttl_s(),
             )
             if "stop_slowly" in self.plan.kinds and not self.calm:
                 node.stops_in_s = self.rng.choice([0.0, self.rng.uniform(0, SLOWEST_STOP_S)])
+
+    def _lease_ttl_s(self) -> int | None:
+        return self.rng.choice(TTLS_S) if "lease_ttls" in self.plan.kinds else None
 
     def stranger(self) -> None:
         """Start a node with settings other than the job's."""

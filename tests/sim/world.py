@@ -234,6 +234,7 @@ class SimJob:
         join_timeout_s: float | None = None,
         delay_s: float = 0.001,
         clock_ahead_s: float = 0.0,
+        lease_ttl_s: int | None = None,
         recorder: Recorder | None = None,
     ) -> SimNode:
         """Make a node; nothing of it runs yet. A name may be used again after its node's end."""
@@ -250,8 +251,12 @@ class SimJob:
         connection = self.server.connect(unique)
         self.history.writers.add(unique)
         connection.link.delay(0.0, delay_s)
+        timing = self.settings.timing
         settings = replace(
-            self.settings, job=job if job is not None else self.settings.job, rank_key=rank_key
+            self.settings,
+            job=job if job is not None else self.settings.job,
+            rank_key=rank_key,
+            timing=replace(timing, lease_ttl_s=lease_ttl_s or timing.lease_ttl_s),
         )
         identity = Identity(unique, f"run-of-{unique}")
         peer = None
