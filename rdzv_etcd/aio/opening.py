@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rdzv_etcd.aio.group import Group
 from rdzv_etcd.aio.observer import Observer
@@ -18,7 +18,6 @@ from rdzv_etcd.group.connect import (
     settings_to_observe,
 )
 from rdzv_etcd.group.gate_check import GateFunction
-from rdzv_etcd.group.opening import lent
 from rdzv_etcd.logs import show
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ async def connect(
     data: Mapping[str, object] | None = None,
     local_addr: str | None = None,
     epoch_floor: int = 0,
-    etcd: Any = None,
     gate: GateFunction | None = None,
     **options: Unpack[Options],
 ) -> Group:
@@ -47,10 +45,9 @@ async def connect(
         data=data,
         local_addr=local_addr,
         epoch_floor=epoch_floor,
-        etcd=etcd,
     )
     show(settings.log)
-    make = partial(blocking.Group, settings, connect=lent(etcd), gate=gate)
+    make = partial(blocking.Group, settings, gate=gate)
     return Group(await in_thread(make, lambda group: group._part.drop()))
 
 
@@ -58,12 +55,11 @@ async def observe(
     endpoints: str | Sequence[str] | None = None,
     *,
     job: str,
-    etcd: Any = None,
     **options: Unpack[ConnectionOptions],
 ) -> Observer:
     """As :func:`rdzv_etcd.observe`."""
-    settings = settings_to_observe(endpoints, options, job=job, etcd=etcd)
-    make = partial(blocking_observer.Observer, settings, connect=lent(etcd))
+    settings = settings_to_observe(endpoints, options, job=job)
+    make = partial(blocking_observer.Observer, settings)
     return Observer(await in_thread(make, _close_observer))
 
 

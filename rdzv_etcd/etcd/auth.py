@@ -29,15 +29,12 @@ REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
 
 
 class Authenticator:
-    """One user's token. Without credentials every call goes out without one.
+    """One user's token. Without credentials every call goes out without one."""
 
-    ``fixed`` is metadata that the caller made itself and that cannot be renewed.
-    """
-
-    def __init__(self, credentials: Credentials | None, clock: Clock, fixed: Metadata = ()) -> None:
+    def __init__(self, credentials: Credentials | None, clock: Clock) -> None:
         self._credentials = credentials
         self._clock = clock
-        self._metadata = REQUIRE_LEADER + fixed if credentials is None else None
+        self._metadata = REQUIRE_LEADER if credentials is None else None
         self._renewal = asyncio.Lock()
 
     @property

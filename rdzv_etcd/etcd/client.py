@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from rdzv_etcd.clock import Clock, SystemClock
@@ -22,8 +21,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd import api, codec, retry, stubs
 from rdzv_etcd.etcd.auth import Authenticator
-from rdzv_etcd.etcd.borrowed import BorrowedServer
-from rdzv_etcd.etcd.channels import Credentials, Metadata
+from rdzv_etcd.etcd.channels import Credentials
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.descriptors import require_free
 from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
@@ -35,14 +33,14 @@ from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.etcd.watch_stream import WatchStreams
-from rdzv_etcd.settings.connection import Connection, Endpoint
+from rdzv_etcd.settings.connection import Connection
 from rdzv_etcd.settings.hosts import is_loopback
 
 _ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
 _NAMED_KEYS = 4
 _CLOSED = "the etcd client is closed"
 
-stubs.load()  # from here on `import etcd3` works, for whoever brings a client of their own
+stubs.load()  # from here on `import etcd3` works in the whole process
 
 
 class EtcdClient:
@@ -66,46 +64,17 @@ class EtcdClient:
         require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
-        self._setup(
-            _servers(connection, clock),
-            Authenticator(connection.credentials, clock),
-            connection,
-            clock,
-            failback_after_s,
-        )
-
-    @classmethod
-    def from_etcd3(cls, client: Any) -> EtcdClient:
-        """Use the channel, credentials and timeout of the caller's own ``etcd3.Etcd3Client``.
-
-        It must stay open until this one is closed, which leaves it open. Its single endpoint
-        has no failover, and its token cannot be renewed: etcd3 does not keep the password.
-        """
-        clock = SystemClock()
-        host, _, port = client._url.rpartition(":")
-        connection = Connection((Endpoint(host.strip("[]"), int(port)),))
-        if client.timeout is not None:
-            connection = replace(connection, request_timeout_s=float(client.timeout))
-        scheme = "https" if client.uses_secure_channel else "http"
-        server = BorrowedServer(f"{scheme}://{client._url}", client.channel)
-        lent = cls.__new__(cls)
-        fixed: Metadata = tuple(client.metadata or ())
-        lent._setup([server], Authenticator(None, clock, fixed), connection, clock)
-        return lent
-
-    def _setup(
-        self,
-        servers: Sequence[Server],
-        auth: Authenticator,
-        connection: Connection,
-        clock: Clock,
-        failback_after_s: float = FAILBACK_AFTER_S,
-    ) -> None:
         refuse_after_fork()
         self._connection = connection
         self._codec = Codec()
         probe = ("Range", self._codec.get(_ANY_READ))
-        self._failover = Failover(servers, auth, clock, probe, failback_after_s)
+        self._failover = Failover(
+            _servers(connection, clock),
+            Authenticator(connection.credentials, clock),
+            clock,
+            probe,
+            failback_after_s,
+        )
         self._keep_alive = KeepAlive(self._failover)
         self._streams = WatchStreams(self._failover)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()

@@ -18,7 +18,7 @@ from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S, Failback
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, told, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.retry import Deadline, Kind, Pause
-from rdzv_etcd.etcd.server import ClosedError, LenderClosedError, Server, Stream
+from rdzv_etcd.etcd.server import ClosedError, Server, Stream
 
 _CONNECT_LIMIT_S = 2.0
 """How long a connection may take while there are other endpoints to turn to."""
@@ -170,8 +170,6 @@ class Failover:
             fault = error.fault
         elif isinstance(error, grpc.RpcError):
             fault = judge(error, authenticated=self._auth.can_renew)
-        elif isinstance(error, LenderClosedError):
-            fault = Fault(Verdict.FINAL, str(error), EtcdUnavailableError(str(error)))
         else:
             fault = unavailable(Verdict.UNKNOWN, str(error))
         if fault.verdict is Verdict.STALE_TOKEN:

@@ -176,8 +176,6 @@ def unavailable(verdict: Verdict, reason: str) -> Fault:
 def _auth_message(text: str, authenticated: bool) -> str:
     if authenticated:
         return f"etcd refuses the token it has just issued: {text}"
-    if "invalid auth token" in text:
-        return f"the token of the lent client has expired and cannot be renewed ({text})"
     return f"etcd requires authentication, but no user and password are configured ({text})"
 
 

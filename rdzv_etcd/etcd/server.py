@@ -20,10 +20,6 @@ class ClosedError(Exception):
     """The channel was closed under a call. Never leaves this package."""
 
 
-class LenderClosedError(ClosedError):
-    """A lent channel was closed by its owner: nothing was sent, and nothing ever will be."""
-
-
 class Stream(Protocol):
     """One bidirectional call, with one reader at a time."""
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.group.gate_check import GateFunction
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.observer import Observer
-from rdzv_etcd.group.opening import endpoint_of, lent
 from rdzv_etcd.logs import show
 from rdzv_etcd.settings import Settings, settings_from_config
 from rdzv_etcd.settings.checks import whole_or_none
-from rdzv_etcd.settings.config import EPOCH_VARIABLE, PASSWORD_VARIABLE, USER_VARIABLE
+from rdzv_etcd.settings.config import EPOCH_VARIABLE
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.text import named
 
@@ -80,7 +79,6 @@ def connect(
     data: Mapping[str, object] | None = None,
     local_addr: str | None = None,
     epoch_floor: int = 0,
-    etcd: Any = None,
     gate: GateFunction | None = None,
     **options: Unpack[Options],
 ) -> Group:
@@ -92,11 +90,9 @@ def connect(
     ``data`` is what this node tells the other members of itself, a JSON object of at most 4 KiB.
     ``local_addr`` is the address at which the others reach it, if the one that it finds is not
     right. ``epoch_floor`` is an epoch that the job has reached before, as a checkpoint tells.
-    ``options`` are those of the torch plugin. ``etcd`` is a client of your own to be used instead
-    of ``endpoints``, as ``etcd3.client()`` makes one: its channel, its token and its timeout. It
-    stays yours: keep it open until this node has left; that leaves it open. ``gate`` is called
-    before each arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises,
-    or returns anything false but ``None``, this node does not join. It cannot be ``async``.
+    ``options`` are those of the torch plugin. ``gate`` is called before each
+    arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises, or returns
+    anything false but ``None``, this node does not join. It cannot be ``async``.
 
     User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
     options name; nothing else is taken from the environment, unless ``rank_key`` names a variable.
@@ -112,32 +108,30 @@ def connect(
         data=data,
         local_addr=local_addr,
         epoch_floor=epoch_floor,
-        etcd=etcd,
     )
     show(settings.log)
-    return Group(settings, connect=lent(etcd), gate=gate)
+    return Group(settings, gate=gate)
 
 
 def observe(
     endpoints: str | Sequence[str] | None = None,
     *,
     job: str,
-    etcd: Any = None,
     **options: Unpack[ConnectionOptions],
 ) -> Observer:
     """Look at a job from outside, without taking part: see :class:`~rdzv_etcd.Observer`.
 
-    ``endpoints``, ``job`` and ``etcd`` are those of :func:`connect`; ``options`` are those of them
+    ``endpoints`` and ``job`` are those of :func:`connect`; ``options`` are those of its options
     that say how etcd is reached, and ``etcd_prefix``. User and password come from where they come
     from there. Blocks for at most ``connect_timeout`` seconds. Raises
     :class:`~rdzv_etcd.errors.EtcdError`, and :class:`~rdzv_etcd.errors.SettingsError` for what
     cannot be.
     """
-    return Observer(settings_to_observe(endpoints, options, job=job, etcd=etcd), connect=lent(etcd))
+    return Observer(settings_to_observe(endpoints, options, job=job))
 
 
 def settings_to_observe(
-    endpoints: str | Sequence[str] | None, options: ConnectionOptions, *, job: str, etcd: Any
+    endpoints: str | Sequence[str] | None, options: ConnectionOptions, *, job: str
 ) -> Settings:
     """What :func:`observe` makes of its arguments. Raises
     :class:`~rdzv_etcd.errors.SettingsError`."""
@@ -157,7 +151,6 @@ def settings_to_observe(
         data=None,
         local_addr=None,
         epoch_floor=0,
-        etcd=etcd,
     )
 
 
@@ -170,7 +163,6 @@ def settings_for(
     data: Mapping[str, object] | None,
     local_addr: str | None,
     epoch_floor: int,
-    etcd: Any,
 ) -> Settings:
     """What :func:`connect` makes of its arguments. Raises
     :class:`~rdzv_etcd.errors.SettingsError`."""
@@ -179,40 +171,16 @@ def settings_for(
         if name in WITHOUT_MEANING:
             raise SettingsError(f"{name} is an option for torchrun only: {WITHOUT_MEANING[name]}")
     return settings_from_config(
-        endpoint=_endpoints(endpoints) if etcd is None else _lender(endpoints, options, etcd),
+        endpoint=_endpoints(endpoints),
         job_id=job,
         min_nodes=fewest,
         max_nodes=most,
         local_addr=local_addr,
         config=options,
-        environ=_environ(EPOCH_VARIABLE, *(() if etcd is None else _LOGIN)),
+        environ={name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE},
         data=data,
         epoch_floor=epoch_floor,
     )
-
-
-_LOGIN = (USER_VARIABLE, PASSWORD_VARIABLE)
-
-
-def _environ(*without: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in without}
-
-
-_OF_THE_LENDER = ("protocol", "ca_cert", "cert", "key", "user_file", "password_file", "embed")
-"""What a client that is lent has decided already."""
-
-
-def _lender(endpoints: object, options: Options, etcd: Any) -> str:
-    if endpoints is not None:
-        raise SettingsError(
-            f"endpoints is {named(endpoints, 100)}, and etcd is given, too: leave out one"
-        )
-    for name in _OF_THE_LENDER:
-        if name in options:
-            raise SettingsError(
-                f"{name} is given, and etcd, too, which is connected already: leave out one"
-            )
-    return endpoint_of(etcd)
 
 
 def _endpoints(endpoints: object) -> str:

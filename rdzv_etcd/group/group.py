@@ -90,8 +90,8 @@ class Group(Uncopied):
         clock: Clock | None = None,
         gate: GateFunction | None = None,
     ) -> None:
-        """``connect``: use this connection instead of the one that the settings describe, for
-        instance ``lambda: EtcdClient.from_etcd3(my_client)``; it is closed with the group.
+        """``connect``: use this connection instead of the one that the settings describe; it is
+        closed with the group.
         ``gate`` is asked before each arrival; :class:`~rdzv_etcd.errors.SettingsError` if it
         cannot be."""
         if gate is not None:

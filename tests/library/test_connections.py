@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import rdzv_etcd
 from rdzv_etcd.errors import (
     EtcdAuthError,
-    EtcdError,
     EtcdPermissionError,
     EtcdTlsError,
     EtcdUnavailableError,
-    SettingsError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.client import EtcdClient
@@ -32,96 +28,13 @@ from tests.library.nodes import (
     join_all,
     node_options,
     node_settings,
-    wait_until,
 )
 from tests.support.certificates import Certificates
-from tests.support.leaks import LeakCheck, job_root, left_of_job
+from tests.support.leaks import LeakCheck, job_root
 from tests.support.processes import free_port
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
-
-
-def test_a_callers_own_etcd3_client(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    """It is used, and left open."""
-    import etcd3  # noqa: PLC0415 - works once the library was imported
-
-    settings = node_settings(etcd_server, job_id, "2", lease_ttl=600)
-    own = etcd3.client(host="127.0.0.1", port=etcd_server.port)
-    with (
-        Group(settings, connect=lambda: EtcdClient.from_etcd3(own)) as lent,
-        Group(settings) as other,
-    ):
-        worlds = join_all([lent, other])
-        assert {world.size for world in worlds} == {2}
-        at_once([partial(world.barrier, "saved", LIMIT_S) for world in worlds])
-        keys = [meta.key for _, meta in own.get_prefix(job_root(job_id).decode() + "nodes/")]
-        assert len(keys) == 2
-    assert not left_of_job(etcd_server.gateway, job_id)
-    own.close()
-
-
-def test_a_callers_own_etcd3_client_through_the_front_door(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    """No endpoint is needed; the client is used by several, and is open in the end."""
-    import etcd3  # noqa: PLC0415 - works once the library was imported
-
-    own = etcd3.client(host="127.0.0.1", port=etcd_server.port)
-    quick: dict[str, Any] = {"lease_ttl": 3, "closed_ttl": 5, "ended_ttl": 5}
-    with (
-        rdzv_etcd.observe(job=job_id, etcd=own) as observer,
-        rdzv_etcd.connect(job=job_id, nodes=1, etcd=own, local_addr="127.0.0.1", **quick) as group,
-    ):
-        world = group.join()
-        assert world.exchange(b"mine", LIMIT_S) == [b"mine"]
-        assert observer.state().members == (group.node_id,)
-    assert own.status().version
-    own.close()
-
-
-def test_what_is_no_client_or_one_too_many() -> None:
-    import etcd3  # noqa: PLC0415 - works once the library was imported
-
-    own = etcd3.client(host="127.0.0.1", port=9)
-    with pytest.raises(SettingsError, match=r"etcd is 'localhost'; it must be a client of the"):
-        rdzv_etcd.connect(job="a", nodes=1, etcd="localhost")
-    with pytest.raises(SettingsError, match="and etcd is given, too: leave out one"):
-        rdzv_etcd.connect("localhost", job="a", nodes=1, etcd=own)
-    with pytest.raises(SettingsError, match="ca_cert is given, and etcd, too"):
-        rdzv_etcd.observe(job="a", etcd=own, ca_cert="ca.pem")
-    own.close()
-
-
-def test_a_callers_own_etcd3_client_that_is_closed_too_early(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    """What needs etcd says so; leaving is done all the same, and leaves the rest to the lease."""
-    import etcd3  # noqa: PLC0415 - works once the library was imported
-
-    settings = node_settings(etcd_server, job_id, "2", lease_ttl=3, job_lease_ttl=3)
-    own = etcd3.client(host="127.0.0.1", port=etcd_server.port)
-    with (
-        Group(settings, connect=lambda: EtcdClient.from_etcd3(own)) as lent,
-        Group(settings) as other,
-    ):
-        first, second = sorted(join_all([lent, other]), key=lambda world: world.rank)
-        mine = second if first.node_ids[0] == other.node_id else first
-        own.close()
-        for use in (
-            lambda: mine.store.set("key", b"value", LIMIT_S),
-            lambda: mine.exchange(b"mine", LIMIT_S),
-            lambda: lent.join(1.0),  # until then it could be that etcd is away
-        ):
-            with pytest.raises(EtcdError, match="that was lent to this one has been closed"):
-                use()
-        lent.leave()
-        assert lent.has_left
-        rdzv_etcd.leave_all(job_id)
-        assert other.has_left
-    wait_until("its leases' end", lambda: not left_of_job(etcd_server.gateway, job_id))
 
 
 def test_an_async_connect(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
