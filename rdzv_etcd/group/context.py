@@ -72,10 +72,10 @@ class NodeContext:
             self.control.adopt(replace(view, **news))
 
     def take_control(self, result: TxnResult) -> None:
-        """Adopt the control keys that came with a refused transaction, if they are news.
+        """Adopt the control keys that came last with a refused transaction, if they are news.
 
         Raises StateCorruptError.
         """
-        (got,) = result.results
+        got = result.results[-1]
         if isinstance(got, GetResult) and got.revision >= self.control.view.revision:
             self.control.adopt(control_from(self.keys, got))

@@ -1,11 +1,13 @@
 """Has a node leave at a point that costs its world nothing: tells the members, and asks nodes to.
 
-What a drain means is decided in :mod:`rdzv_etcd.core.draining`. Everybody hears of one with the
-control keys, which all watch anyway; it stands on the session of the node that is to leave, so it
-goes with that.
+What a drain means is decided in :mod:`rdzv_etcd.core.draining`. All nodes hear of one with the
+control keys, which they watch anyway. A request from outside has a lease of its own, so that it
+outlives whichever session the node has; as soon as the node has heard of it, it is on its session.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.core.accusations import answer_grace_s
@@ -13,7 +15,7 @@ from rdzv_etcd.core.draining import drain_to_tell, why_drained
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Accusation, Drain
 from rdzv_etcd.errors import DrainedError, EtcdError, LeaseNotFoundError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd, GetResult
+from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import health_requests, requests
@@ -25,10 +27,12 @@ from rdzv_etcd.text import shown
 
 _BY = 200
 _TRIES = 3
+"""The node's presence, or the request, may change just then, but not again and again."""
 _LONGEST_ANSWER_S = 5.0
 """Of a node as far from etcd as it may be at the default ``lease_ttl``. A request that took longer
 had to connect first, and a drain may be due."""
-"""A node's session may be replaced just then, but not again and again."""
+REQUEST_TTL_S = 86_400
+"""How long a request stands that the node never hears of."""
 
 
 async def request_drain(
@@ -42,44 +46,58 @@ async def request_drain(
 ) -> bool:
     """Ask a node to leave at its next safe point; from outside, on any connection to its etcd.
 
-    The node hears of it in one watch event, and obeys: see :meth:`rdzv_etcd.Group.drain`. An
-    earlier wish for the same stands. ``False`` if no node of that id is there: one that was found
-    to be gone just then is looked for again when it had the time to answer. Raises EtcdError.
+    The node hears of it in one watch event, or when it reads again after a break, and obeys: see
+    :meth:`rdzv_etcd.Group.drain`. An earlier request stands. ``False`` if no node of that id is
+    there: one that was found to be gone just then is looked for again when it had the time to
+    answer. Raises EtcdError.
     """
     drain = Drain(shown(by, _BY) or "an operator", shown(reason, MAX_REASON))
-    unreadable = accused_at = 0
+    lease = accused_at = 0
+    stands = False
     for _ in range(_TRIES):
         began_s = clock.now_s()
         found = await etcd.get(requests.read_presence(keys, node_id))
         round_trip_s = clock.now_s() - began_s
         if not found.kvs:
-            return False
+            break
         (presence,) = found.kvs
         try:
             place = place_in(keys, presence)
-            if isinstance(place, Accusation):
-                if presence.mod_revision == accused_at:
-                    return False  # it has not answered
-                accused_at = presence.mod_revision
-                await clock.sleep(min(answer_grace_s(round_trip_s, place), _LONGEST_ANSWER_S))
-                continue
-            txn = health_requests.ask_to_drain(keys, node_id, presence, drain, revision=unreadable)
-            result = await etcd.txn(txn, repeatable=True)
         except StateCorruptError:
-            return False  # whoever wrote there is no node
-        except LeaseNotFoundError:
+            break  # no node wrote that
+        if isinstance(place, Accusation):
+            if presence.mod_revision == accused_at:
+                break  # it has not answered
+            accused_at = presence.mod_revision
+            await clock.sleep(min(answer_grace_s(round_trip_s, place), _LONGEST_ANSWER_S))
             continue
-        if result.succeeded:
-            return True
-        (there,) = result.results
-        for kv in there.kvs if isinstance(there, GetResult) else ():
-            try:
-                decode_key(decode_drain, kv)
-            except StateCorruptError:
-                unreadable = kv.mod_revision  # nobody obeys that
-            else:
+        there = next(iter((await etcd.get(health_requests.read_drain(keys, node_id))).kvs), None)
+        if there is not None and _is_drain(there):
+            if there.lease_id == lease:
                 return True
-    return False
+            stands = True
+            break
+        lease = lease or (await etcd.grant(REQUEST_TTL_S)).lease_id
+        revision = 0 if there is None else there.mod_revision
+        txn = health_requests.ask_to_drain(keys, node_id, drain, lease, revision=revision)
+        try:
+            if (await etcd.txn(txn, repeatable=True)).succeeded:
+                return True
+        except LeaseNotFoundError:
+            lease = 0
+    if lease:
+        with contextlib.suppress(EtcdError):  # it expires by itself
+            await etcd.revoke(lease)
+    return stands
+
+
+def _is_drain(kv: KeyValue) -> bool:
+    """Whether it asks a node to leave: what cannot be read is obeyed by none."""
+    try:
+        decode_key(decode_drain, kv)
+    except StateCorruptError:
+        return False
+    return True
 
 
 async def tell(context: NodeContext, member: Member) -> None:

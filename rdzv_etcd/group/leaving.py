@@ -195,9 +195,8 @@ async def remove_job(context: NodeContext, member: Member) -> None:
     limit_s = context.farewell_limit_s
     for _ in range(2):  # once more if the record changed under our hands
         control = context.control.view
-        result = await context.etcd.txn(
-            requests.remove_job(context.keys, control), timeout_s=limit_s, repeatable=True
-        )
+        txn = requests.remove_job(context.keys, control, member.node_id)
+        result = await context.etcd.txn(txn, timeout_s=limit_s, repeatable=True)
         if result.succeeded:
             await job_lease.give_up(context, control.round or member.record)
             return

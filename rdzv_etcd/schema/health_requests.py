@@ -8,28 +8,34 @@ from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 
 
-def ask_to_drain(
-    keys: JobKeys, node_id: str, presence: KeyValue, drain: Drain, *, revision: int = 0
-) -> Txn:
-    """Ask a node to leave, on its own session, which is that of the presence that was read.
+def read_drain(keys: JobKeys, node_id: str) -> Get:
+    return Get(keys.drain(node_id))
 
-    Who is there may have arrived again since: only the session counts. ``revision`` is that of what
-    is there and is no drain (0: nothing). On failure the results hold what is there by now: an
-    earlier one stands.
+
+def ask_to_drain(
+    keys: JobKeys, node_id: str, drain: Drain, lease: int, *, revision: int = 0
+) -> Txn:
+    """Ask a node to leave, if one of that id is there.
+
+    The request is on ``lease``, a lease of its own: the node is meant, whichever session it has by
+    the time it hears of it. ``revision`` is that of what is there and is no drain (0: nothing); an
+    earlier request stands.
     """
     key = keys.drain(node_id)
     return Txn(
         (
-            Compare(presence.key, Target.LEASE, Relation.EQUAL, presence.lease_id),
+            Compare(keys.node(node_id), Target.CREATE, Relation.GREATER, 0),
             Compare(key, Target.MOD, Relation.EQUAL, revision),
         ),
-        (Put(key, values.encode_drain(drain), presence.lease_id),),
-        (Get(key),),
+        (Put(key, values.encode_drain(drain), lease),),
     )
 
 
 def tell_drain(keys: JobKeys, node_id: str, drain: Drain, session: int) -> Txn:
-    """Tell the others that this node is to leave, if its presence is there on that session."""
+    """Tell the others that this node is to leave, if its presence is there on that session.
+
+    From then on the request is on the session: the node renews it, and it goes with the node.
+    """
     return Txn(
         (Compare(keys.node(node_id), Target.LEASE, Relation.EQUAL, session),),
         (Put(keys.drain(node_id), values.encode_drain(drain), session),),

@@ -419,8 +419,9 @@ def close_job(
     )
 
 
-def remove_job(keys: JobKeys, control: Control) -> Txn:
-    """If no node is left, delete the job's control keys (what tells of its end stays).
+def remove_job(keys: JobKeys, control: Control, node_id: str) -> Txn:
+    """If no node is left, delete the job's control keys (what tells of its end stays); else only
+    the request to leave that this node, which has left, may have been sent.
 
     Succeeds only for the last one out, who then revokes the job lease and with it the rest.
     """
@@ -430,13 +431,14 @@ def remove_job(keys: JobKeys, control: Control) -> Txn:
     ]
     ops: list[Op] = [
         Delete(keys.change),
+        _delete(keys.drains),
         _delete(keys.stores),
         _delete(keys.barriers),
         _delete(keys.ranks),
     ]
     if control.closure is None:
         ops.append(Delete(keys.round))
-    return Txn(tuple(guards), tuple(ops), (read_control(keys),))
+    return Txn(tuple(guards), tuple(ops), (Delete(keys.drain(node_id)), read_control(keys)))
 
 
 def record_is(keys: JobKeys, round_revision: int) -> Compare:

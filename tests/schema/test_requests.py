@@ -554,7 +554,7 @@ def test_only_the_last_one_removes_the_job(store: Store, closed: bool) -> None:
     if closed:
         marker = replace(record, closure=Closure("a", "done", True, 0.0))
         store.do(close_job(store, marker, 3))
-    removal = requests.remove_job(store.keys, store.control)
+    removal = requests.remove_job(store.keys, store.control, "a")
     store.model.step(Revoke(1))
     assert not store.do(removal).succeeded
     store.model.step(Revoke(2))
@@ -569,7 +569,7 @@ def test_the_light_stays_on_if_the_record_is_another(store: Store) -> None:
     store.arrive("a", 1)
     store.form("a")
     store.model.step(Revoke(1))
-    assert not store.do(requests.remove_job(store.keys, before)).succeeded
+    assert not store.do(requests.remove_job(store.keys, before, "a")).succeeded
     assert store.control.round is not None
 
 
