@@ -1,7 +1,7 @@
 """``rdzv-etcd drain``: asks a node to leave at a point that costs its world nothing.
 
-The request is a key on the node's own session; what it means is decided in
-:mod:`rdzv_etcd.core.draining`. The node obeys: here it is only asked, and waited for.
+The request is a key; what it means is decided in :mod:`rdzv_etcd.core.draining`. The node obeys:
+here it is only asked, and waited for.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ class _Seen:
 @click.command()
 @click.argument("job")
 @click.argument("node")
-@click.option("--reason", default="no reason given", help="Why; it and the others are told.")
+@click.option(
+    "--reason", default="no reason given", help="Reason, shown to the node and to the others."
+)
 @click.option(
     "--wait",
     "wait_s",
     metavar="SECONDS",
     type=Seconds(shortest=0.1),
-    help="Wait so long until it has left; without this, only until it is asked.",
+    help="Wait up to SECONDS for it to leave; by default, only record the request.",
 )
 @yes_option
 @common
@@ -89,10 +91,11 @@ def drain(
     target: Target,
     as_json: bool,
 ) -> int:
-    """Ask NODE of JOB to leave in good order, at a point that costs the others no work.
+    """Ask NODE of JOB to leave gracefully, at a point that costs the others no work.
 
     NODE is a host name as `status` shows it, or a whole node id. An agent of torchrun leaves within
-    a second or two, a program on the library at its next commit point. It cannot be taken back.
+    a second or two, a program on the library at its next commit point. The request cannot be taken
+    back, and stands until the node has heard of it, for a day at most.
 
     \b
     Exit code: 0 it is asked (with --wait: it has left), 1 it is not (with --wait: it has not, or
@@ -161,6 +164,8 @@ class _Asked:
                         is_there=seen.info is not None,
                         is_member=seen.is_member,
                     )
+                    if seen.info is not None and self.node_id not in seen.control.drains:
+                        await self._request(etcd, reason)  # etcd has lost it
                     if fate is Fate.GONE:  # what was read may be ahead of the watch: it said more
                         gone_at_s = gone_at_s or clock.now_s()
                         goes_on = await news.more(min(until_s, gone_at_s + _BEHIND_S))
@@ -172,16 +177,19 @@ class _Asked:
 
     async def _put(self, etcd: Etcd, reason: str, follows: str) -> None:
         """Put the request, unless there is one. What stands then is in :attr:`drain`."""
-        by, clock = operator(), SystemClock()
-        if not await request_drain(etcd, self._keys, clock, self.node_id, reason, by=by):
-            raise RefusedError(f"{self.node_id} has gone in this moment, or is found to be dead")
+        if not await self._request(etcd, reason):
+            raise RefusedError(f"{self.node_id} has just left, or has been found to be dead")
         seen = await self._read(etcd)
         stands = seen.control.drains.get(self.node_id)
-        self.drain = stands or Drain(by, reason)  # gone with it, if it left at once
+        self.drain = stands or Drain(operator(), reason)  # gone with it, if it left at once
         if not self._as_json:
             why = why_drained(self.drain, self.node_id)
             verb = "was asked to leave before" if self._was_asked else Fate.ASKED.value
             output.say(f"{self.node_id} {verb} ({why}). {follows}")
+
+    async def _request(self, etcd: Etcd, reason: str) -> bool:
+        by, clock = operator(), SystemClock()
+        return await request_drain(etcd, self._keys, clock, self.node_id, reason, by=by)
 
     async def _read(self, etcd: Etcd) -> _Seen:
         keys = self._keys
@@ -251,7 +259,7 @@ def judge(
         return Fate.LEFT
     if said.lost is not None:
         return Fate.LOST
-    if is_there or node_id in control.drains:
+    if is_there:
         return Fate.OPEN
     # A member whose presence is gone: the leader will say how.
     waited_for = is_member and control.formed is not None and control.open_change is None

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.model import Control, GateFailures, Nodes
+from rdzv_etcd.core.draining import asked_to_leave
+from rdzv_etcd.core.model import Control, Drain, GateFailures, Nodes
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
@@ -85,6 +86,13 @@ class JobView:
     def is_complete(self) -> bool:
         """Whether all presences were looked at."""
         return len(self.leases) + len(self.nodes.unreadable) >= self.count
+
+    @property
+    def drains(self) -> Mapping[str, Drain]:
+        """The nodes that are asked to leave, as far as it is known that they are there."""
+        if not self.is_complete:
+            return self.control.drains
+        return asked_to_leave(self.control, self.nodes)
 
     @property
     def is_empty(self) -> bool:

@@ -173,8 +173,7 @@ def _waiting(view: JobView, settings: JobSettings, census: Census, rows: tuple[R
 
 
 def _to_leave(view: JobView) -> Iterator[str]:
-    drains = view.control.drains
-    told = [f"{display_name(node)} ({leaves(view, node)})" for node in sorted(drains)]
+    told = [f"{display_name(node)} ({leaves(view, node)})" for node in sorted(view.drains)]
     if told:
         yield f"to leave: {_first(told)}"
 

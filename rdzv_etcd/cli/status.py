@@ -226,7 +226,7 @@ def as_fields(report: Report, view: JobView | None) -> dict[str, object]:
         }
     fields["drains"] = [
         {"node": node_id, "by": drain.by, "reason": drain.reason, "epoch": drain.epoch or None}
-        for node_id, drain in sorted(control.drains.items())
+        for node_id, drain in sorted(view.drains.items())
     ]
     stranger = control.stranger
     fields["stranger"] = None

@@ -169,7 +169,7 @@ class LiveView:
 
     def _tell_drains(self, job: JobView) -> None:
         """Tell who is asked to leave since the last read; no event does."""
-        before, drains = self._drained, job.control.drains
+        before, drains = self._drained, job.drains
         self._drained = frozenset(drains)
         if before is None and self._live is not None:
             return  # the table says it

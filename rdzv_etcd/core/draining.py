@@ -1,7 +1,7 @@
 """Decides what a drain means: who may stop for it, and what the node that is drained does. Pure.
 
-A drain is a wish, not a loss: the world goes on until its members come to a point at which stopping
-costs them nothing. Whoever asks puts the same key that the node itself does; the node adds the
+A drain is a wish, not a loss: the world continues until its members come to a point at which
+stopping costs them nothing. An operator puts the same key as the node itself; the node adds the
 epoch of the world that it is in, so that no other world's members stop for it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rdzv_etcd.core.member import Member, Phase
-from rdzv_etcd.core.model import Control, Drain
+from rdzv_etcd.core.model import Control, Drain, Nodes
 from rdzv_etcd.core.names import display_name
 from rdzv_etcd.text import shown
 
@@ -23,6 +23,21 @@ def should_yield(member: Member, control: Control, epoch: int) -> bool:
     if member.drain is not None and member.works_in(epoch):
         return True  # nobody else may know of it yet
     return any(drain.epoch == epoch for drain in control.drains.values())
+
+
+def asked_to_leave(control: Control, nodes: Nodes) -> dict[str, Drain]:
+    """Return whom to expect to leave, and why: nodes that are there, and members that may be back.
+
+    A request outlives a node that died before it had heard of it.
+    """
+    formed, change = control.formed, control.open_change
+    lost = {} if change is None else change.lost
+    expected = set() if formed is None else set(formed.members) - lost.keys()
+    return {
+        node_id: drain
+        for node_id, drain in control.drains.items()
+        if node_id in nodes.present or node_id in expected
+    }
 
 
 def drain_to_tell(member: Member, control: Control, session: int) -> Drain | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rdzv_etcd.core.model import Drain, GateFailures, Stranger
-from rdzv_etcd.etcd.api import Compare, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 

@@ -163,6 +163,35 @@ def test_one_that_is_killed_first_has_not_left(etcd_server: EtcdServer, job_id: 
     assert (done.code, done.json["drain"]["fate"]) == (1, "lost"), done
 
 
+def test_a_request_that_etcd_loses_is_repeated_by_who_waits_for_the_node(
+    etcd_server: EtcdServer, job_id: str
+) -> None:
+    keys = JobKeys(PREFIX, job_id)
+    plant_node(etcd_server, job_id, "one~1~a")
+    with ThreadPoolExecutor(1) as pool:
+        words = ("drain", job_id, "one~1~a", "--yes", "--wait=100")
+        asking = pool.submit(run_alone, *words, "--endpoint", etcd_server.endpoint)
+        key = keys.drain("one~1~a")
+        wait_until("it is asked", lambda: etcd_server.keys(key), LIMIT_S)
+        etcd_server.gateway.delete_prefix(key)
+        wait_until("it is asked again", lambda: etcd_server.keys(key), LIMIT_S)
+        etcd_server.gateway.delete_prefix(keys.nodes.start)
+        assert asking.result().code == 0
+
+
+def test_who_has_died_is_not_shown_as_about_to_leave(
+    etcd_server: EtcdServer, job_id: str, act: Run
+) -> None:
+    plant_node(etcd_server, job_id, "one~1~a")
+    value = encode_drain(Drain("me", "its fan"))
+    for node_id in ("one~1~a", "dead~1~a"):
+        key = JobKeys(PREFIX, job_id).drain(node_id)
+        etcd_server.gateway.put(key, value, lease(etcd_server))
+    assert "to leave: one (drained by me: its fan)" in act("status", job_id).out
+    (told,) = act("status", job_id, "--json").json["status"]["drains"]
+    assert told["node"] == "one~1~a"
+
+
 def test_who_is_not_there_is_not_asked(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
     keys = JobKeys(PREFIX, job_id)
     plant_node(etcd_server, job_id, "twin~1~a")
@@ -312,11 +341,12 @@ def test_a_good_bye_is_in_the_presence_or_in_a_change() -> None:
 def test_requests_of_strangers_are_shown_as_text(
     etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
-    plant_node(etcd_server, job_id, "one~1~a")
     value = encode_drain(Drain("[red]who[/red]", EVIL))
     for number in range(50):
-        key = JobKeys(PREFIX, job_id).drain(f"{number}{EVIL}")
-        etcd_server.gateway.put(key, value, lease(etcd_server))
+        plant_node(etcd_server, job_id, f"{number}~1~a")
+        for node_id in (f"{number}~1~a", f"{number}{EVIL}"):  # the latter cannot be a node
+            key = JobKeys(PREFIX, job_id).drain(node_id)
+            etcd_server.gateway.put(key, value, lease(etcd_server))
     done = act("status", job_id)
     assert is_harmless(done.out), done.out
     assert "and 46 more" in done.out

@@ -155,6 +155,56 @@ def test_a_drain_outlives_the_session_it_stood_on() -> None:
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
 
+@pytest.mark.parametrize("how", ["all are cut off", "it is cut off", "its lease is revoked"])
+def test_what_a_node_is_asked_outlives_the_session_that_it_had(how: str) -> None:
+    """It has not heard of it when its lease ends."""
+
+    async def scenario(job: SimJob) -> None:
+        start(job, "abc")
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        node = job.nodes["b"]
+        cut = {"all are cut off": "abc", "it is cut off": "b"}.get(how, "")
+        for name in cut:
+            job.nodes[name].connection.link.partition(silent=True)
+        await job.pass_time(2.0 if cut else 0.0)
+        node.connection.link.lag_watches(2.0)
+        assert await request_drain(
+            job.server.connect(OPERATOR), job.keys, SimClock(job.loop), node.node_id, "why"
+        )
+        assert node.node.drain is None
+        if cut:
+            await job.pass_time(3 * TTL_S)
+        else:
+            await job.pass_time(0.2)
+            job.server.expire(node.node.context.session.lease_id)
+        for name in cut:
+            job.nodes[name].connection.link.heal()
+        await job.until(lambda: not node.alive, "it has left", 60.0)
+        await job.until_works("ac", limit_s=60.0)
+        assert not job.server.snapshot(job.keys.drains.start)  # it is done
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        etcd, there = job.server.connect(OPERATOR), set(job.server.leases())
+        etcd.link.hold_requests(1.0, 1, puts(job.keys.drain(nodes[0].node_id)))
+        asking = asyncio.ensure_future(
+            request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+        )
+        await job.pass_time(0.5)  # its lease is there, and a presence no more when it arrives
+        job.crash("a")
+        job.server.expire(nodes[0].node.context.session.lease_id)
+        assert not await asking
+        assert set(job.server.leases()) <= there
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
 def test_a_drain_waits_for_an_etcd_that_is_away() -> None:
     async def scenario(job: SimJob) -> None:
         nodes = job.start_all("abc")

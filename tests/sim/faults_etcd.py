@@ -21,6 +21,7 @@ class EtcdFaults(Part):
             self._job.server.restart(self._rng.choice([0.1, 2.0, 30.0]))
 
     def wipe(self) -> None:
+        self._stage.forget_asked()
         self._job.wipe()
 
     def compact(self) -> None:
@@ -31,7 +32,11 @@ class EtcdFaults(Part):
     def expire(self) -> None:
         leases = sorted(self._job.server.leases())
         if leases and self._job.server.up:
-            self._job.revoke([self._rng.choice(leases)])
+            lease = self._rng.choice(leases)
+            drains = self._job.server.snapshot(self._job.keys.drains.start)
+            if any(kv.lease_id == lease for kv in drains):
+                self._stage.forget_asked()
+            self._job.revoke([lease])
 
     def expire_leader(self) -> None:
         for node in self._stage.leader():

@@ -6,14 +6,18 @@ Everything here is undone by the end of the phase of faults, as far as it can be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Delete, Put, Txn, prefix_end
+from rdzv_etcd.group.draining import request_drain
 from rdzv_etcd.schema import values
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.testing import Lack
+from rdzv_etcd.testing import Lack, SimClock
 from tests.sim.commits import FOREIGN, OPERATOR
 from tests.sim.stage import Part, Stage
+from tests.sim.world import SimNode
 
 HOSTILE = (
     b"",
@@ -34,7 +38,30 @@ class OperatorFaults(Part):
         self._written: set[bytes] = set()
         """Keys that hold a stranger's value."""
 
+    def ask_to_leave(self) -> None:
+        """A node does as it is asked, as soon as it has heard of it."""
+        for node in self._stage.one():
+            self._stage.later(self._asked(node))
+
+    async def _asked(self, node: SimNode) -> None:
+        job, stage = self._job, self._stage
+        asking = job.server.connect(OPERATOR)
+        with contextlib.suppress(EtcdError):
+            clock = SimClock(job.loop)
+            if await request_drain(asking, job.keys, clock, node.node_id, "maintenance"):
+                stage.asked.append(node)
+                stage.note(f"{node.name} is asked to leave")
+        await asking.close()
+
+        def is_settled() -> bool:
+            return node not in stage.asked or not node.alive or stage.calm
+
+        await job.until(lambda: is_settled() or node.node.drain is not None, "it hears", 1e6)
+        if node in stage.asked and node.alive and node.node.drain:
+            await job.leave(node.name, "drained")
+
     def revoke_all(self) -> None:
+        self._stage.forget_asked()
         if self._job.server.up:
             self._job.revoke(sorted(self._job.server.leases()))
 
@@ -54,6 +81,7 @@ class OperatorFaults(Part):
 
     def delete_everything(self) -> None:
         """``etcdctl del --prefix``: the leases live on, with nothing on them."""
+        self._stage.forget_asked()
         root = self._job.keys.root
         self._delete(Delete(root, root[:-1] + bytes([root[-1] + 1])))
 
@@ -68,6 +96,7 @@ class OperatorFaults(Part):
         saved, written = self._job.save(), sorted(self._written)
         await asyncio.sleep(age_s)
         bump_revision = self._rng.choice([0, 0, 1_000_000])
+        self._stage.forget_asked()
         self._job.restore(saved, bump_revision=bump_revision)
         for key in written:  # what an operator had cleared up may be there again
             self._clear_later(key)

@@ -30,6 +30,7 @@ class Invariant(Enum):
     NEW_STORE = "a round's store begins empty"
     KEPT = "nobody deletes what a living round needs"
     OTHERS = "nobody touches another job's keys"
+    ASKED = "what was asked of a node stands"
     TASKS = "no background task dies unseen"
     COUNTED_ONCE = "every add counts once"
     BARRIER = "a barrier holds until all are there"

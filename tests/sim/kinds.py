@@ -42,6 +42,7 @@ OPERATOR = (
     "write_nonsense",
     "overwrite_a_slice",
     "edit_the_role",
+    "ask_to_leave",
     "lose_data_between_runs",
 )
 """See :mod:`tests.sim.faults_operator`."""

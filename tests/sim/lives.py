@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.group.draining import REQUEST_TTL_S
 from rdzv_etcd.testing import Applied, SimulationError, SimulationTimeoutError
 from tests.sim.faults import Life
 from tests.sim.plan import Plan, options, plan
@@ -54,7 +55,8 @@ def live(seed: int, what: Plan | None = None, *, traced: bool = False) -> Trace:
         finally:
             trace.end(job)
 
-    simulate(scenario, [seed], **options(what))
+    # a request to leave that was never heard goes with its lease
+    simulate(scenario, [seed], limit_s=20_000.0 + REQUEST_TTL_S, **options(what))
     return trace
 
 

@@ -25,6 +25,8 @@ class Stage:
         self.background: set[asyncio.Future[None]] = set()
         self.calm = False
         """Whether the phase of faults is over."""
+        self.asked: list[SimNode] = []
+        """Nodes that an operator has asked to leave, and of which etcd has not lost that."""
         self._serial = 0
         self._context = contextvars.copy_context()
         """The life's: what a trap sets going is no part of the node that stepped into it."""
@@ -55,6 +57,10 @@ class Stage:
         name, job = f"s{self._serial}", self.job.settings.job
         other = replace(job, max_nodes=job.max_nodes + job.node_unit)
         self.job.start(name, job=other).is_stranger = True
+
+    def forget_asked(self) -> None:
+        """Note that etcd may have lost what nodes were asked: data are gone, or all leases."""
+        self.asked.clear()
 
     def least(self) -> int:
         """How many nodes the smallest world takes."""

@@ -318,8 +318,8 @@ def test_a_new_run_while_the_keys_of_the_last_one_live() -> None:
     )
 
 
-def deletes_all_that_begins_alike(original: Any, keys: JobKeys, control: Control) -> Txn:
-    txn: Txn = original(keys, control)
+def deletes_all_that_begins_alike(original: Any, keys: JobKeys, *args: Any) -> Txn:
+    txn: Txn = original(keys, *args)
     start = keys.root.rstrip(b"/")
     return replace(txn, success=(Delete(start, prefix_end(start)),))
 

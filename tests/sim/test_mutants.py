@@ -6,6 +6,7 @@ lived until one fails. A mutant that survives would mean that the faults or the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ import pytest
 
 from rdzv_etcd.core import closing, leading, member
 from rdzv_etcd.core.changes import Publish
-from rdzv_etcd.core.model import Change, Loss
+from rdzv_etcd.core.model import Change, Drain, Loss
 from rdzv_etcd.core.steps import Recovery
-from rdzv_etcd.errors import JobClosedError
+from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.group import (
     barrier,
@@ -37,13 +38,13 @@ from rdzv_etcd.group import (
     session,
 )
 from rdzv_etcd.kv import writes
-from rdzv_etcd.schema import barrier_requests, requests
+from rdzv_etcd.schema import barrier_requests, health_requests, requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import SimulationError
 from tests.group import test_epochs as epochs
 from tests.group import test_restored_etcd as restored
-from tests.sim import work
+from tests.sim import faults_operator, work
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.lives import live
 from tests.sim.matching import puts
@@ -252,6 +253,19 @@ def gives_anew(original: Any, self: Any, turn: int, *args: Any) -> Any:
     return original(self, turn, *args)
 
 
+async def asks_its_session(
+    original: Any, etcd: Any, keys: Any, clock: Any, node_id: str, reason: str
+) -> bool:
+    """Put what a node is asked onto its session, as if that were the node."""
+    for presence in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
+        txn = health_requests.ask_to_drain(
+            keys, node_id, Drain("an operator", reason), presence.lease_id
+        )
+        with contextlib.suppress(LeaseNotFoundError):
+            return bool((await etcd.txn(txn)).succeeded)
+    return False
+
+
 I = Invariant  # noqa: E741 - the table below is hard to read otherwise
 MUTANTS = [
     Mutant("published by who leads no more", requests, "publish_change",
@@ -322,6 +336,8 @@ MUTANTS = [
     Mutant("what etcd has forgotten of an exchange is not given again", exchange,
            "after_losses", does_nothing, (I.IN_STEP,), two_or_more, noticed_by=120005006,
            kinds=("interrupted_calls", "lose_the_tail", "restore_a_backup")),
+    Mutant("what a node is asked goes with its session", faults_operator, "request_drain",
+           asks_its_session, (I.ASKED,), kinds=("ask_to_leave",)),
     Mutant("a leave ends with the call that began it", ending.Ending, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from rdzv_etcd.errors import (
+    DrainedError,
     EtcdRefusedError,
     EtcdUnavailableError,
     JobClosedError,
@@ -16,6 +17,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group.conflict import TOLD_S
+from rdzv_etcd.group.draining import REQUEST_TTL_S
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.stage import Part, Stage
@@ -57,8 +59,26 @@ class Afterwards(Part):
         if self._plan.works:
             self.replace_ended()
             await self._stage.all_done()
+        await self._obey()
         while len(self._stage.alive()) < self._stage.least():
             self._stage.newcomer()
+
+    async def _obey(self) -> None:
+        """Every node that was asked to leave has heard of it, and leaves."""
+        asked = [node for node in self._stage.asked if node.alive]
+
+        def heard() -> bool:
+            return all(
+                node.node.drain or node.error or node.finished or node.node.closure()
+                for node in asked
+            )
+
+        await self._demand(
+            Invariant.ASKED, heard, f"{[node.name for node in asked]} hear of it", CONVERGE_S
+        )
+        for node in asked:
+            if node.alive and node.node.drain:
+                await self._job.leave(node.name, "drained")
 
     def _heal_link(self, node: SimNode) -> None:
         link = node.connection.link
@@ -120,6 +140,7 @@ class Afterwards(Part):
             "write_nonsense": StateCorruptError,
             "overwrite_a_slice": StateCorruptError,
             "start_a_stranger": JobSettingsMismatchError,
+            "ask_to_leave": DrainedError,
         }
         return (*always, *(sometimes[kind] for kind in self._plan.kinds if kind in sometimes))
 
@@ -284,6 +305,8 @@ class Afterwards(Part):
         job = self._job
         timing = job.settings.timing
         lasts_s = max(timing.job_ttl_s, timing.closed_ttl_s, timing.ended_ttl_s, TOLD_S)
+        if "ask_to_leave" in self._plan.kinds:
+            lasts_s = max(lasts_s, REQUEST_TTL_S)
         await asyncio.sleep(lasts_s + 2.0)
         left = [kv.key for kv in job.server.snapshot()]
         await self._demand(
