@@ -157,14 +157,9 @@ class _Asked:
                     said = farewell(self._keys, self.node_id, news.events, said)
                     news.clear()
                     seen = await self._read(etcd)
-                    fate = judge(
-                        seen.control,
-                        self.node_id,
-                        said,
-                        is_there=seen.info is not None,
-                        is_member=seen.is_member,
-                    )
-                    if seen.info is not None and self.node_id not in seen.control.drains:
+                    is_there = seen.info is not None
+                    fate = judge(seen.control, said, is_there=is_there, is_member=seen.is_member)
+                    if is_there and self.node_id not in seen.control.drains:
                         await self._request(etcd, reason)  # etcd has lost it
                     if fate is Fate.GONE:  # what was read may be ahead of the watch: it said more
                         gone_at_s = gone_at_s or clock.now_s()
@@ -251,9 +246,7 @@ def farewell(keys: JobKeys, node_id: str, events: Iterable[Event], before: Farew
     return said
 
 
-def judge(
-    control: Control, node_id: str, said: Farewell, *, is_there: bool, is_member: bool
-) -> Fate:
+def judge(control: Control, said: Farewell, *, is_there: bool, is_member: bool) -> Fate:
     """Say what became of a node that is to leave; pure."""
     if said.left is not None:
         return Fate.LEFT

@@ -420,8 +420,9 @@ def close_job(
 
 
 def remove_job(keys: JobKeys, control: Control, node_id: str) -> Txn:
-    """If no node is left, delete the job's control keys (what tells of its end stays); else only
-    the request to leave that this node, which has left, may have been sent.
+    """If no node is left, delete the job's control keys (what tells of its end stays); in any case
+    the request to leave that this node, which has left, may have been sent. Other nodes, which may
+    be cut off, keep theirs.
 
     Succeeds only for the last one out, who then revokes the job lease and with it the rest.
     """
@@ -429,16 +430,17 @@ def remove_job(keys: JobKeys, control: Control, node_id: str) -> Txn:
         Compare(keys.nodes.start, Target.CREATE, Relation.EQUAL, 0, keys.nodes.end),
         record_is(keys, control.round_revision),
     ]
+    mine = Delete(keys.drain(node_id))
     ops: list[Op] = [
         Delete(keys.change),
-        _delete(keys.drains),
+        mine,
         _delete(keys.stores),
         _delete(keys.barriers),
         _delete(keys.ranks),
     ]
     if control.closure is None:
         ops.append(Delete(keys.round))
-    return Txn(tuple(guards), tuple(ops), (Delete(keys.drain(node_id)), read_control(keys)))
+    return Txn(tuple(guards), tuple(ops), (mine, read_control(keys)))
 
 
 def record_is(keys: JobKeys, round_revision: int) -> Compare:

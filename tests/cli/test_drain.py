@@ -308,7 +308,7 @@ def test_the_fate_of_a_node_that_is_to_leave() -> None:
     def fate(
         control: Control, said: Farewell = nothing, *, there: bool = False, member: bool = True
     ) -> Fate:
-        return judge(control, "b", said, is_there=there, is_member=member)
+        return judge(control, said, is_there=there, is_member=member)
 
     assert fate(control, there=True) is Fate.OPEN
     assert fate(Control(10, WORLD, 5, drains={"b": Drain("a", "x")})) is Fate.OPEN

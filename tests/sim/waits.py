@@ -294,10 +294,11 @@ class Afterwards(Part):
             )
 
     def _is_marker(self, kv: KeyValue) -> bool:
-        """Also a neighbour's; and what remembers the rounds, for as long as that."""
+        """Also a neighbour's; and what remembers the rounds, for as long as that, or is meant for a
+        node that may be back."""
         key = self._job.keys.round
         ends = (b"/ctl/ended", b"/ctl/epoch", b"/ctl/stranger")
-        if kv.key.endswith(ends) or b"/audit/" in kv.key:
+        if kv.key.endswith(ends) or b"/audit/" in kv.key or b"/ctl/drain/" in kv.key:
             return kv.lease_id != 0
         return kv.key == key and values.decode_round(key, kv.value).closure is not None
 
