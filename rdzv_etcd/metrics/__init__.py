@@ -46,19 +46,21 @@ def recorder_for(settings: Settings) -> Recorder:
     return PrometheusRecorder(settings.job_id)
 
 
-def open_outputs(recorder: Recorder, settings: Settings, beside: socket) -> Outputs | None:
+def open_outputs(
+    recorder: Recorder, settings: Settings, same_interface_as: socket
+) -> Outputs | None:
     """Show what was recorded where the options say; ``None`` if they say nothing.
 
-    The port listens at the addresses at which ``beside`` does. Blocks for some seconds if a file
-    system does not answer. Raises SettingsError if the file cannot be written, or the port is
-    taken.
+    The port listens at the address at which ``same_interface_as`` does. Blocks for some seconds if
+    a file system does not answer. Raises SettingsError if the file cannot be written, or the port
+    is taken.
     """
     if type(recorder) is Recorder:
         return None
     from rdzv_etcd.metrics.outputs import Outputs  # noqa: PLC0415 - see above
     from rdzv_etcd.metrics.prometheus import PrometheusRecorder  # noqa: PLC0415
 
-    return Outputs(cast(PrometheusRecorder, recorder), settings, beside)
+    return Outputs(cast(PrometheusRecorder, recorder), settings, same_interface_as)
 
 
 def _is_given(settings: Settings, name: str) -> bool:

@@ -335,8 +335,7 @@ class Settings:
         "metrics_file",
         Kind.NEW_FILE,
         "Write this node's [metrics](metrics.md) into that file, for the text-file collector of "
-        "Prometheus' node exporter; `.prom` at its end. Further agents of a host take the next "
-        "names: `name-2.prom` …",
+        "Prometheus' node exporter; `.prom` at its end. Each agent of a host needs its own.",
         default=None,
         shown="none",
     )

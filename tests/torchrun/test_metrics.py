@@ -24,10 +24,10 @@ def test_two_agents_of_a_host_tell_of_a_round_and_a_death(
 ) -> None:
     folder = tmp_path / "textfile"
     folder.mkdir()
-    conf = f"{QUICK},metrics_file={folder}/rdzv.prom"
     port = free_port()
-    stays_in = Job(etcd.target, tmp_path, "1:2", conf=f"{conf},metrics_port={port}")
-    dies_in = Job(etcd.target, tmp_path, "1:2", conf=conf, run_id=stays_in.run_id)
+    conf = f"{QUICK},metrics_file={folder}"
+    stays_in = Job(etcd.target, tmp_path, "1:2", conf=f"{conf}/stays.prom,metrics_port={port}")
+    dies_in = Job(etcd.target, tmp_path, "1:2", conf=f"{conf}/dies.prom", run_id=stays_in.run_id)
     (stays,) = agents.start(stays_in, "stays")
     (dies,) = agents.start(dies_in, "dies")
     agents.wait_for_world([stays, dies], size=2)
@@ -35,7 +35,7 @@ def test_two_agents_of_a_host_tell_of_a_round_and_a_death(
     assert value(page, "world_size") == 2
     assert value(page, "join_seconds_count") == value(page, "rounds_total") >= 1
     before = {path.name: path for path in folder.glob("*.prom")}
-    assert set(before) == {"rdzv.prom", "rdzv-2.prom"}
+    assert set(before) == {"stays.prom", "dies.prom"}
     dies.kill()
     agents.wait_until("one is alone", lambda: value(scraped(port), "world_size") == 1)
     page = scraped(port)
@@ -53,4 +53,4 @@ def test_two_agents_of_a_host_tell_of_a_round_and_a_death(
     counts = {dict(labels)["cause"]: count for labels, count in ends}
     assert counts["lost"] == counts["finished"] == 1
     assert value(text, "world_size") == value(text, "waiting") == 0
-    assert set(texts) == {"rdzv", "rdzv-2"}
+    assert set(texts) == {"stays", "dies"}
