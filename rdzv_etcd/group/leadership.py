@@ -40,8 +40,11 @@ from rdzv_etcd.schema.control import nodes_after, nodes_from
 from rdzv_etcd.schema.fields import MAX_ROUND
 from rdzv_etcd.text import shown
 
-_QUICK_S = 0.001
-"""A decision that took no longer is made at every change."""
+_RESTS = 3
+"""While thousands arrive, deciding at each arrival would take all the time: after a decision the
+leader rests for this many times as long as that took …"""
+_LONGEST_REST_S = 1.0
+"""… and no longer than this: it may have been stopped in its midst."""
 _FORGETTING_S = 2.0
 """A leader that waits for etcd's answer to what can be done later decides nothing meanwhile."""
 
@@ -233,9 +236,8 @@ class Leadership:
             now_s = context.clock.now_s()
             if until_s is None or until_s > now_s:
                 await context.wakeup.wait(until_s)
-                if now_s - began_s > _QUICK_S:
-                    # While thousands arrive, deciding at each arrival would take all the time.
-                    await context.clock.sleep(3 * (now_s - began_s))
+                rested_s = now_s + min(_RESTS * (now_s - began_s), _LONGEST_REST_S)
+                await context.clock.sleep(rested_s - context.clock.now_s())
 
     async def _act(self, presences: ViewWatch[Nodes]) -> float | None:
         """Decide and act; return until when there is nothing to do if nothing changes."""

@@ -18,7 +18,7 @@ import contextvars
 import heapq
 import random
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -45,6 +45,10 @@ class SimulationTimeoutError(SimulationError):
     """The simulated time, or the number of steps, that was allowed has passed."""
 
 
+class _CrashedError(asyncio.CancelledError):
+    """Ends code of a node that crashed while it was stalled."""
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """The loop of one simulation; use it through :func:`run_simulation`.
 
@@ -68,12 +72,16 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, str, asyncio.TimerHandle]] = []
         self._cancelled_timers = 0
         self._serial = 0
+        self._batch: deque[tuple[str, asyncio.Handle]] = deque()
+        """What is being run, in this order."""
         self._stopped: set[str] = set()
+        self._crashed: set[str] = set()
+        self._stalled: set[str] = set()
         self._held: defaultdict[str, list[tuple[str, asyncio.Handle]]] = defaultdict(list)
         self._task_numbers: weakref.WeakKeyDictionary[asyncio.Task[Any], int]
         self._task_numbers = weakref.WeakKeyDictionary()
         self._failed: list[asyncio.Task[Any]] = []
-        self.set_exception_handler(lambda _loop, context: self.unhandled.append(context))
+        self.set_exception_handler(self._note_unhandled)
 
     # -- nodes ------------------------------------------------------------------------------------
 
@@ -93,14 +101,41 @@ class SimLoop(asyncio.BaseEventLoop):
     def resume(self, name: str) -> None:
         """Let a paused node go on; what became due meanwhile runs now."""
         self._stopped.discard(name)
-        self._ready_now += self._held.pop(name, [])
+        if name not in self._stalled:
+            self._ready_now += self._held.pop(name, [])
 
     def crash(self, name: str) -> None:
         """Stop a node for good: not even its ``finally`` blocks run before the simulation ends.
 
         Its messages under way are another matter: cut its link as well.
         """
+        self._crashed.add(name)
         self.pause(name)
+
+    def stall(self, duration_s: float) -> None:
+        """Stop the node that is running, between two lines of its code, while all others go on.
+
+        Where several are stalled at a time, they go on in the reverse order, some later than asked.
+        """
+        node, task = _NODE.get(), asyncio.current_task(self)
+        ends_s = self._now_s + duration_s
+        self.call_at(ends_s, lambda: None, context=contextvars.Context())
+        self._stalled.add(node)
+        if task is not None:
+            asyncio.tasks._leave_task(self, task)
+        try:
+            while not self._stopping and (  # type: ignore[attr-defined]
+                self._now_s < ends_s or (node in self._stopped and node not in self._crashed)
+            ):
+                self._run_once()
+        finally:
+            if task is not None:
+                asyncio.tasks._enter_task(self, task)
+            self._stalled.discard(node)
+        if node in self._crashed:
+            raise _CrashedError(f"{node} crashed while it was stalled")
+        if node not in self._stopped:
+            self._ready_now += self._held.pop(node, [])
 
     # -- what asyncio calls -----------------------------------------------------------------------
 
@@ -155,6 +190,10 @@ class SimLoop(asyncio.BaseEventLoop):
         task.add_done_callback(self._note_failure)
         return task
 
+    def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), _CrashedError):
+            self.unhandled.append(context)
+
     def _note_failure(self, task: asyncio.Task[Any]) -> None:
         # Cycles keep failed tasks from being reported by their destructor at once (3.12 and later).
         if not task.cancelled() and task._exception is not None:
@@ -169,6 +208,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         self._ready_now.clear()
+        self._batch.clear()
         self._timers.clear()
         self._held.clear()
         super().close()
@@ -186,11 +226,23 @@ class SimLoop(asyncio.BaseEventLoop):
     def release(self) -> None:
         """Let every paused and crashed node go on, so that its tasks can be ended."""
         self._stopped.clear()
+        self._crashed.clear()
         for name in list(self._held):
             self.resume(name)
 
     def _run_once(self) -> None:
-        if self._stopped:
+        if not self._batch:  # else this was called by a stalled node
+            self._next_batch()
+        while self._batch:
+            node, handle = self._batch.popleft()
+            if node in self._stopped or node in self._stalled:
+                self._held[node].append((node, handle))
+            elif not handle.cancelled():
+                self.steps += 1
+                handle._run()
+
+    def _next_batch(self) -> None:
+        if self._stopped or self._stalled:
             self._hold_stopped()
         if not self._ready_now:
             self._jump()
@@ -198,18 +250,13 @@ class SimLoop(asyncio.BaseEventLoop):
         batch, self._ready_now = self._ready_now, []
         if len(batch) > 1 and self._schedule_rng is not None:
             self._schedule_rng.shuffle(batch)
-        for node, handle in batch:
-            if node in self._stopped:
-                self._held[node].append((node, handle))
-            elif not handle.cancelled():
-                self.steps += 1
-                handle._run()
+        self._batch.extend(batch)
 
     def _hold_stopped(self) -> None:
-        for entry in self._ready_now:
-            if entry[0] in self._stopped:
-                self._held[entry[0]].append(entry)
-        self._ready_now = [each for each in self._ready_now if each[0] not in self._stopped]
+        ready, self._ready_now = self._ready_now, []
+        for entry in ready:
+            held = entry[0] in self._stopped or entry[0] in self._stalled
+            (self._held[entry[0]] if held else self._ready_now).append(entry)
 
     def _jump(self) -> None:
         """Advance time to the next timer."""
@@ -264,8 +311,19 @@ class SimClock:
         self._loop = loop
         self._offset_s = offset_s
         self._random = random.Random(f"clock {loop.seed} {seed}")
+        self._stall: tuple[int, float] | None = None
+
+    def stall(self, at_reading: int, for_s: float) -> None:
+        """Let the node be stalled for so long just before it reads this clock for that time from
+        now, counted from 1: a process may be stopped anywhere, in the midst of a decision too."""
+        self._stall = (at_reading, for_s)
 
     def now_s(self) -> float:
+        if self._stall is not None and _NODE.get():
+            readings, for_s = self._stall
+            self._stall = (readings - 1, for_s) if readings > 1 else None
+            if self._stall is None:
+                self._loop.stall(for_s)
         return self._loop.time() + self._offset_s
 
     def wall_s(self) -> float:

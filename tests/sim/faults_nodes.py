@@ -98,6 +98,13 @@ class NodeFaults(Part):
         for node in self._stage.some():
             self._stage.later(self._frozen(node))
 
+    def stall(self) -> None:
+        """Stopped between two lines of its code, be it between a view and the decision on it."""
+        for node in self._stage.some():
+            clock = node.node.context.clock
+            assert isinstance(clock, SimClock)
+            clock.stall(self._rng.randint(1, 100), self._rng.uniform(0, 3 * self._plan.ttl_s))
+
     async def _frozen(self, node: SimNode) -> None:
         self._job.pause(node.name)
         await asyncio.sleep(self._rng.uniform(0, 3 * self._plan.ttl_s))

@@ -25,6 +25,7 @@ NODES = (
     "start_a_stranger",
     "report_dead",
     "die_at_work",
+    "stall",
 )
 """See :mod:`tests.sim.faults_nodes`."""
 

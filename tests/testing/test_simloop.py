@@ -139,6 +139,61 @@ def test_a_paused_node_does_nothing_until_it_is_resumed() -> None:
     assert run_simulation(scenario) == [1, 2, 12.5, 13.5]
 
 
+def test_a_stalled_node_stops_between_two_lines_and_all_others_go_on() -> None:
+    async def scenario(loop: SimLoop) -> list[str]:
+        lines: list[str] = []
+        clock = SimClock(loop)
+
+        async def looks() -> None:
+            began_s = clock.now_s()
+            ended_s = clock.now_s()  # no await between the two
+            lines.append(f"a {began_s:g} to {ended_s:g}")
+
+        async def ticks(name: str) -> None:
+            while True:
+                await asyncio.sleep(4)
+                lines.append(f"{name} {loop.time():g}")
+
+        tasks = [asyncio.create_task(ticks("b"))]
+        clock.stall(2, 10)
+        assert clock.now_s() == 0  # that was no node
+        with loop.node("a"):
+            tasks.append(asyncio.create_task(ticks("a")))
+            await asyncio.sleep(1)
+            tasks.append(asyncio.create_task(looks()))
+        await asyncio.sleep(10.5)
+        for task in tasks:
+            task.cancel()
+        return lines
+
+    assert run_simulation(scenario) == ["b 4", "b 8", "a 1 to 11", "a 11"]
+
+
+def test_a_node_that_is_paused_or_crashes_while_it_is_stalled_does_not_go_on_by_itself() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        clocks = {name: SimClock(loop) for name in "ab"}
+        ended: list[tuple[str, float]] = []
+
+        async def looks(name: str) -> None:
+            ended.append((name, clocks[name].now_s()))
+
+        for name, clock in clocks.items():
+            clock.stall(1, 10)
+            with loop.node(name):
+                loop.create_task(looks(name))
+        await asyncio.sleep(5)
+        loop.pause("a")
+        loop.crash("b")
+        await asyncio.sleep(15)
+        assert ended == []
+        loop.resume("a")
+        await asyncio.sleep(5)
+        assert ended == [("a", 20)]
+
+    for seed in range(5):
+        run_simulation(scenario, seed)
+
+
 def test_a_crashed_node_runs_no_finally_block_before_the_end() -> None:
     async def scenario(loop: SimLoop) -> None:
         ended = []
