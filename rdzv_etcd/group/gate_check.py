@@ -147,7 +147,7 @@ class CommandCheck(Check):
         self._environ = _environ(arrival)
         self._tail = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal's handler may abandon it, too
         self._begin(self._run)
 
     def late(self, limit_s: float) -> Failure:

@@ -446,10 +446,15 @@ class Group(Uncopied):
         """
         self._part.when_left(callback)
 
-    def _begin_to_leave(self, reason: str, then: Callable[[], None]) -> bool:
-        """Leave without blocking; ``then`` is called when that is done. ``False``: a child's."""
+    def _begin_to_leave(
+        self, reason: str, then: Callable[[], None], *, process_ends: bool = False
+    ) -> bool:
+        """Leave without blocking; ``then`` is called when that is done. ``False``: a child's.
+        ``process_ends``: the process is about to end, whatever has become of its workers."""
         self._note_change()
         self._gate.abandon()
+        if process_ends:
+            self._part.forsake_workers()
         return self._part.begin_to_leave(reason, then)
 
     @property

@@ -10,6 +10,8 @@ import atexit
 import contextlib
 import gc
 import logging
+import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -24,6 +26,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.ending import Ending
 from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.group.loop_call import what_interrupted
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.log_errors import errors_only_told
@@ -243,6 +246,13 @@ class Participation:
             self.guard.end()
         self._tell_left()
 
+    def forsake_workers(self) -> None:
+        """Leave workers that still run to the guard, if there is one: the process ends, and nobody
+        has made sure that there are none. torchrun forgets one that it starts just when a signal
+        comes (torch 2.13)."""
+        if not self.has_left:
+            self.guard = None
+
     def _go_on_without_it(self, error: BaseException) -> None:
         """The loop's thread has failed: nothing will be done on it any more."""
         self.node.fail("event loop", error)
@@ -252,14 +262,21 @@ class Participation:
     def _at_exit(self) -> None:
         if self.is_foreign:
             return
-        if not self.has_left:
-            # No good-bye to the guard: nobody has seen to it that no worker is left. torchrun
-            # forgets one that it starts just when a signal comes (torch 2.13).
-            self.guard = None
+        self.forsake_workers()
         try:
-            self.leave("the process ended")
+            self.leave(_why_the_process_ends())
         except RdzvEtcdError as error:
             _log.info("left without etcd's confirmation: %s", error)
+
+
+def _why_the_process_ends() -> str:
+    """Why this node leaves when the interpreter exits: with torch's agent because of a signal, as a
+    rule."""
+    error = getattr(sys, "last_value", None)  # what ends the program, but for a SystemExit
+    if error is None or hasattr(sys, "ps1"):  # in a session, any error that it has shown
+        return "the process ended"
+    by = what_interrupted(error)
+    return by if by in signal.Signals.__members__ else f"the process ended: {by or error!r}"
 
 
 def warn_of_others(place: tuple[str, JobKeys]) -> None:

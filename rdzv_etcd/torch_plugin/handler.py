@@ -24,11 +24,12 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
-from rdzv_etcd.torch_plugin.drain import Departure, DrainSignal
+from rdzv_etcd.torch_plugin.drain import Departure
 from rdzv_etcd.torch_plugin.elastic_events import record
 from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.launches import Launch, begin_launch, note_launch
 from rdzv_etcd.torch_plugin.logs import follow_torch
+from rdzv_etcd.torch_plugin.signals import AgentSignals
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 from rdzv_etcd.torch_plugin.translate import (
     Outcome,
@@ -65,17 +66,24 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._settings = settings
         self._worker_store: TCPStore | None = None
         self._graceful_exit: RendezvousGracefulExitError | None = None
+        self._has_had_workers = False
         self._environment = WorkerEnvironment(launch)
         self._confirmed: bool | None = None
         """What :meth:`shutdown` returned, once it did."""
         self._earlier_error = sys.exc_info()[1]
         """The exception that the caller was handling before: it does not say how this job ended."""
-        with torch_errors():
-            self._group = _open_group(settings)
+        self._signals = AgentSignals()
+        self._signals.install()
+        try:
+            with torch_errors():
+                self._group = _open_group(settings)
+        except BaseException:
+            self._signals.restore()
+            raise
+        self._signals.be_of(self._group)
         # Also if nobody calls shutdown(): torch does not after an interruption.
         self._group.when_left(self._environment.begin_to_give_back)
         self._departure = Departure(self._group)
-        self._drain_signal = DrainSignal(self._group)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -102,7 +110,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             f"The node '{self._group.node_id}' attempts to join the next round of the rendezvous "
             f"'{job}'.",
         )
-        self._drain_signal.install()
+        self._signals.install()
         self._worker_store = None  # a fresh store in every round: workers use it without a prefix
         self._earlier_error = sys.exc_info()[1]
         try:
@@ -127,6 +135,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         elif listener is not None:
             listener.close()  # the worker of rank 0 takes the port, which is as good as any
         self._environment.prepare(world.epoch, self._group.node_id)
+        self._has_had_workers = True
         return RendezvousInfo(
             AgentStore(world),
             world.rank,
@@ -195,6 +204,13 @@ class EtcdRendezvousHandler(RendezvousHandler):
         if self._confirmed is None:
             self._confirmed = self._end(outcome)
         if self._graceful_exit is not None and is_missing_result(error):
+            if self._has_had_workers:
+                _log.warning(
+                    "[job %s] %s; this agent's workers were stopped before they had finished, and "
+                    "it ends with exit code 0",
+                    self.get_run_id(),
+                    self._graceful_exit,
+                )
             raise _GracefulExitError(str(self._graceful_exit)) from None
         if reason is not None and workers_failed:
             _log.warning("[job %s] %s; its workers failed meanwhile", self.get_run_id(), reason)
@@ -219,8 +235,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
             _log.warning("could not close job %r: %s", self._settings.job_id, failure)
             confirmed = False
         finally:
-            self._drain_signal.restore()
-            self._group.leave(outcome.reason)
+            try:
+                self._group.leave(outcome.reason)
+            finally:
+                self._signals.restore()
             self._environment.give_back()
             self._worker_store = self._earlier_error = None
         return confirmed

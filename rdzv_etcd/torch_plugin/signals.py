@@ -1,0 +1,138 @@
+"""Signals to an agent: ``SIGUSR1`` drains its node; ``SIGTERM``, ``SIGHUP`` and ``SIGQUIT`` end the
+process as ever, but let its node leave first.
+
+torch handles the latter only from the start of its first workers on, and keeps doing so. Until then
+an agent that waits would end without a goodbye, or, as the first process of a container, for which
+the kernel has no default action, ignore them and take a seat that it cannot keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import weakref
+from types import FrameType
+
+from rdzv_etcd.group.group import Group
+from rdzv_etcd.latch import Latch
+from rdzv_etcd.signals import has_default_action, kernel_handler
+
+DRAINS = signal.SIGUSR1
+ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LONGEST_GOODBYE_S = 10.0
+"""The process then ends all the same; etcd forgets the node when its lease has run out."""
+
+
+class AgentSignals:
+    """Handles the signals for one node, where nothing else in the process handles or ignores them.
+
+    The process has one handler, for all its nodes: one that was left behind by an interrupted
+    launch keeps no other from being drained.
+    """
+
+    def __init__(self) -> None:
+        self._group: weakref.ref[Group] | None = None
+        self.drained_by: str | None = None
+        """The signal that has drained this node before it was there."""
+
+    def install(self) -> None:
+        """Handle the signals, if this is the main thread. Idempotent."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (DRAINS, *ENDS):
+            if has_default_action(number):
+                signal.signal(number, _handle)
+                _installed[number] = kernel_handler(number)
+        _handled[id(self)] = weakref.ref(self)
+
+    def be_of(self, group: Group) -> None:
+        """Handle them for this node from now on."""
+        self._group = weakref.ref(group)
+        if self.drained_by is not None:
+            group.drain(self.drained_by)
+
+    @property
+    def group(self) -> Group | None:
+        return None if self._group is None else self._group()
+
+    @property
+    def is_to_come(self) -> bool:
+        """Whether the node is not there yet."""
+        return self._group is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the node was there, and has left."""
+        return not self.is_to_come and ((group := self.group) is None or group.has_left)
+
+    def restore(self) -> None:
+        """Handle them no more for this node, and not at all after the last. Idempotent."""
+        _handled.pop(id(self), None)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if all(each.is_over for each in _all()):
+            for number in (DRAINS, *ENDS):
+                _handle_no_more(number)
+
+
+_handled: dict[int, weakref.ref[AgentSignals]] = {}
+os.register_at_fork(after_in_child=_handled.clear)  # a child has inherited the handler, but no node
+_installed: dict[int, int | None] = {}
+"""What the kernel called for a signal once it was handled here."""
+
+
+def _all() -> list[AgentSignals]:
+    refs = list(_handled.values())  # in one step: other threads may shut handlers down
+    return [each for each in (ref() for ref in refs) if each is not None]
+
+
+def _handle(number: int, _: FrameType | None) -> None:
+    name = signal.Signals(number).name
+    if number != DRAINS:
+        _handle_no_more(number)  # the next one ends the process at once
+        _leave_all(name)
+        _end_by(number)
+    elif not _drain_all(name):
+        _handle_no_more(number)
+        os.kill(os.getpid(), number)
+
+
+def _drain_all(name: str) -> bool:
+    """Tell whether there is a node that is drained, now or before: asking once more must not end
+    the agent of one that leaves already."""
+    found = False
+    for each in _all():
+        group = each.group
+        if each.is_to_come:
+            each.drained_by = name
+        elif group is not None and not group.has_left:
+            group.drain(name)
+        elif group is None or group.drain_reason is None:
+            continue
+        found = True
+    return found
+
+
+def _leave_all(why: str) -> None:
+    leaving = []
+    for group in [each.group for each in _all()]:
+        left = Latch()
+        if group is not None and group._begin_to_leave(why, left.open, process_ends=True):
+            leaving.append(left)
+    until_s = time.monotonic() + _LONGEST_GOODBYE_S
+    for left in leaving:
+        left.wait(until_s - time.monotonic())
+
+
+def _end_by(number: int) -> None:
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # a container's first process: the signal has no default action
+
+
+def _handle_no_more(number: int) -> None:
+    if signal.getsignal(number) is _handle and kernel_handler(number) == _installed.get(number):
+        with contextlib.suppress(ValueError):  # the interpreter is going
+            signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,123 @@
+"""Signals to an agent that waits, or works: its node leaves, and the process ends as by the signal.
+
+Also as the first process of a container, for which the kernel has no default action.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.bridge import FaultBridge
+from tests.support.servers import EtcdServer
+from tests.torchrun.agents import Agent, Agents, Job
+from tests.torchrun.in_etcd import finish, node_pids
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
+
+_LONG = "lease_ttl=3000,last_call_timeout=5,closed_ttl=3,ended_ttl=3,timeout=600"
+"""Leases that tell nobody anything."""
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def an_agent(command: list[str]) -> list[str]:
+    """Not as under nohup, or in a shell's background, where some signals are ignored."""
+    return ["env", "--default-signal", *command]
+
+
+def a_first_process(command: list[str]) -> list[str]:
+    """As a container's entry point is."""
+    return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *an_agent(command)]
+
+
+def send(agent: Agent, number: int) -> None:
+    agent.may_end = True
+    torchrun = psutil.Process(agent.process.pid)
+    if torchrun.name() == "unshare":
+        (torchrun,) = torchrun.children()
+    os.kill(torchrun.pid, number)
+
+
+@pytest.mark.parametrize("number", _ENDING, ids=lambda number: number.name)
+@pytest.mark.parametrize("enter", [an_agent, a_first_process])
+def test_an_agent_that_waits_leaves_before_it_ends(
+    etcd: EtcdServer,
+    agents: Agents,
+    tmp_path: Path,
+    enter: Callable[[list[str]], list[str]],
+    number: signal.Signals,
+) -> None:
+    job = Job(etcd.target, tmp_path, nnodes="2", conf=_LONG, enter=enter)
+    (agent,) = agents.start(job, "agent")
+    agents.wait_until("its arrival", lambda: len(node_pids(etcd, job)) == 1)
+    send(agent, number)
+    assert agent.wait() == (-number if enter is an_agent else 128 + number)
+    assert not node_pids(etcd, job)
+
+
+@pytest.mark.parametrize("enter", [an_agent, a_first_process])
+def test_an_agent_that_connects_ends(
+    etcd: EtcdServer, agents: Agents, tmp_path: Path, enter: Callable[[list[str]], list[str]]
+) -> None:
+    """There is no node yet that could leave."""
+    with FaultBridge((etcd.host, etcd.port)) as bridge:
+        bridge.black_hole()
+        conf = f"{_LONG},connect_timeout=600"
+        (agent,) = agents.start(
+            Job(bridge.target, tmp_path, nnodes="2", conf=conf, enter=enter), "agent"
+        )
+        agents.wait_until("its first request", lambda: bridge.connections > 0)
+        send(agent, signal.SIGTERM)
+        assert agent.wait() == (-signal.SIGTERM if enter is an_agent else 128 + signal.SIGTERM)
+
+
+def test_a_spare_that_is_about_to_be_killed_gets_no_seat(
+    etcd: EtcdServer, agents: Agents, tmp_path: Path
+) -> None:
+    """Its pod has minutes to end. Another spare waits behind it."""
+    job = Job(etcd.target, tmp_path, nnodes="2", conf=_LONG)
+    members = agents.start(job, "one", "other")
+    agents.wait_for_world(members, size=2)
+    (spare,) = agents.start(replace(job, enter=a_first_process), "spare")
+    agents.wait_until("the spare waits", lambda: len(node_pids(etcd, job)) == 3)
+    (behind,) = agents.start(job, "behind")
+    agents.wait_until("another one waits", lambda: len(node_pids(etcd, job)) == 4)
+    send(spare, signal.SIGTERM)
+    assert spare.wait() == 128 + signal.SIGTERM
+    ended_at = time.time()
+    one, other = members
+    send(other, signal.SIGTERM)
+    assert other.wait() == 1
+    world = agents.wait_for_world([one, behind], size=2, after=ended_at)
+    assert {step.restart_count for step in world} == {0}
+    assert not spare.steps()
+    finish(agents, etcd, job, [one, behind])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("handled", ["SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGINT"])
+def test_a_member_tells_the_others_which_signal_has_ended_it(
+    etcd: EtcdServer, agents: Agents, tmp_path: Path, handled: str, number: signal.Signals
+) -> None:
+    """Be it torch's to handle, or not."""
+    job = Job(etcd.target, tmp_path, nnodes="1:2", conf=f"{_LONG},orphans=kill")
+    (other,) = agents.start(job, "other")
+    launcher = [*job.launcher, f"--signals-to-handle={handled}"]
+    (ended,) = agents.start(replace(job, launcher=launcher, enter=an_agent), "ended")
+    agents.wait_for_world([ended, other], size=2)
+    workers = [psutil.Process(step.pid) for step in ended.steps()]
+    sent_at = time.time()
+    send(ended, number)
+    assert ended.wait() == (-number if handled == "SIGINT" else 1)
+    agents.wait_for_world([other], size=1, after=sent_at)
+    assert f"left: {number.name}" in other.output
+    psutil.wait_procs(workers, timeout=60)
+    assert not any(worker.is_running() for worker in workers)
+    finish(agents, etcd, job, [other])
