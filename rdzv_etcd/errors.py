@@ -186,11 +186,6 @@ class MisuseError(RendezvousFailedError):
     """The program used a group as it cannot be used; the message says how it can."""
 
 
-class CannotCopyError(MisuseError, TypeError):
-    """A group, or what belongs to one, cannot be pickled or copied; the message says what to hand
-    over instead. A :class:`TypeError`, as Python's own for a lock or a socket."""
-
-
 class JobClosedError(RendezvousFailedError):
     """The job was closed; its message says by whom, how long ago and why.
 

@@ -15,17 +15,14 @@ from rdzv_etcd.errors import DrainedError, JobClosedError
 from rdzv_etcd.group import group as blocking
 from rdzv_etcd.group.loop_thread import told_from_a_thread
 from rdzv_etcd.group.world import WorldMember
-from rdzv_etcd.uncopied import Uncopied
 
 
-class Group(Uncopied):
+class Group:
     """One participant of one job, as :class:`rdzv_etcd.Group`; :func:`connect` makes one.
 
     Its methods may be awaited on any event loop, :meth:`join` only when no other call of it is
     under way.
     """
-
-    _instead = blocking.Group._instead
 
     def __init__(self, group: blocking.Group) -> None:
         """Use ``group`` from asyncio; it may be used in both ways at the same time."""

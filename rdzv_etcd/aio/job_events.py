@@ -8,13 +8,10 @@ from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.core.events import JobEvent
 from rdzv_etcd.errors import RendezvousFailedError
 from rdzv_etcd.group import job_events as blocking_events
-from rdzv_etcd.uncopied import Uncopied
 
 
-class JobEvents(Uncopied):
+class JobEvents:
     """What happens in a job, as :class:`rdzv_etcd.JobEvents`, for ``async for``."""
-
-    _instead = blocking_events.JobEvents._instead
 
     def __init__(self, events: blocking_events.JobEvents) -> None:
         """Made by :meth:`Group.events` and :meth:`Observer.events`."""

@@ -9,13 +9,10 @@ from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.core.job_state import JobState
 from rdzv_etcd.group import observer as blocking_observer
 from rdzv_etcd.group.loop_thread import told_from_a_thread
-from rdzv_etcd.uncopied import Uncopied
 
 
-class Observer(Uncopied):
+class Observer:
     """Looks at one job from outside, as :class:`rdzv_etcd.Observer`; :func:`observe` makes one."""
-
-    _instead = blocking_observer.Observer._instead
 
     def __init__(self, observer: blocking_observer.Observer) -> None:
         """Use ``observer`` from asyncio; it may be used in both ways at the same time."""

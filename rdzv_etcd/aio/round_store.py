@@ -10,16 +10,13 @@ from rdzv_etcd.group import round_store as blocking_store
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.round_store import TIMEOUT_S, named
 from rdzv_etcd.kv.store import KeyValueStore
-from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
 
 
-class RoundStore(Uncopied):
+class RoundStore:
     """The key-value store of a world, as :class:`rdzv_etcd.RoundStore`, which says what each method
     does. ``timeout_s`` are seconds, ``None``: without limit."""
-
-    _instead = blocking_store.RoundStore._instead
 
     def __init__(self, store: blocking_store.RoundStore, part: Participation) -> None:
         """Made by :attr:`World.store`."""

@@ -13,13 +13,10 @@ from rdzv_etcd.group import world as blocking_world
 from rdzv_etcd.group.handover import hand_over_awaited
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.world import Master, WorldMember
-from rdzv_etcd.uncopied import Uncopied
 
 
-class World(Uncopied):
+class World:
     """One formed round, as :class:`rdzv_etcd.World`. Never changes; it gets over."""
-
-    _instead = blocking_world.World._instead
 
     def __init__(self, world: blocking_world.World) -> None:
         """Made by :meth:`Group.join`."""

@@ -46,14 +46,13 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.definitions import Orphans
 from rdzv_etcd.text import shown
-from rdzv_etcd.uncopied import Uncopied
 
 __all__ = ["Group", "leave_all"]
 
 _log = logging.getLogger("rdzv_etcd")
 
 
-class Group(Uncopied):
+class Group:
     """One participant of one job; :func:`rdzv_etcd.connect` makes one.
 
     ::
@@ -79,8 +78,6 @@ class Group(Uncopied):
     it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so does a new group if the parent
     has used gRPC.
     """
-
-    _instead = "connect there: what else takes part in the job is a node of its own"
 
     def __init__(
         self,

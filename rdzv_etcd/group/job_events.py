@@ -13,7 +13,6 @@ from rdzv_etcd.core.events import JobEvent
 from rdzv_etcd.errors import RendezvousFailedError
 from rdzv_etcd.group.job_watch import JobWatch
 from rdzv_etcd.process import process_id
-from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ class Runner(Protocol):
     async def call(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
-class JobEvents(Uncopied):
+class JobEvents:
     """What happens in a job, as an iterator without end; made by :meth:`rdzv_etcd.Group.events` and
     :meth:`rdzv_etcd.Observer.events`.
 
@@ -45,8 +44,6 @@ class JobEvents(Uncopied):
     thread, and with the group or the observer that made it. It costs one watch of etcd and of this
     process; nothing waits for its reader. Its methods may be called from any thread.
     """
-
-    _instead = "hand over the events, which are plain values"
 
     def __init__(
         self,

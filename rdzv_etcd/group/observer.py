@@ -22,7 +22,6 @@ from rdzv_etcd.group.opening import Connect, open_etcd
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
 
@@ -127,7 +126,7 @@ class Observation:
         self.close()
 
 
-class Observer(Uncopied):
+class Observer:
     """Looks at one job from outside; :func:`rdzv_etcd.observe` makes one.
 
     ::
@@ -144,8 +143,6 @@ class Observer(Uncopied):
     may be called from any thread, and none after :meth:`close`
     (:class:`~rdzv_etcd.errors.MisuseError`); an observer that nobody refers to closes by itself.
     """
-
-    _instead = "observe there, or hand over a state that it read, a plain value"
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ from rdzv_etcd.errors import StoreTimeoutError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.uncopied import Uncopied
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class UnlessOver(Protocol):
     ) -> Coroutine[Any, Any, T]: ...
 
 
-class RoundStore(Uncopied):
+class RoundStore:
     """A key-value store that the members of one round share, and that vanishes with it.
 
     Values are bytes, keys any text. All methods may be called from any thread and block for at most
@@ -63,8 +62,6 @@ class RoundStore(Uncopied):
     :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed: what they wait for may never
     come. ``even_if_over=True`` lets them wait on.
     """
-
-    _instead = "hand over what was read, or let this process read and write for the other"
 
     def __init__(
         self,

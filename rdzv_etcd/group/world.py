@@ -23,7 +23,6 @@ from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.roster import members_of, presences_of
 from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.group.world_over import unless_over
-from rdzv_etcd.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from rdzv_etcd.group.group import Group
@@ -61,14 +60,12 @@ class WorldMember:
         return WorldMember, given
 
 
-class World(Uncopied):
+class World:
     """One formed round: a rank, a size, and what its members do together. Never changes; it gets
     over.
 
     All methods may be called from any thread.
     """
-
-    _instead = "hand over what it tells: rank, size, epoch, master and members are plain values"
 
     def __init__(self, group: Group, part: Participation, seat: Seat) -> None:
         """Made by :meth:`rdzv_etcd.Group.join`."""
