@@ -9,13 +9,14 @@ import asyncio
 import getpass
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import connected, jobs_under, read_all
+from rdzv_etcd.cli.job_view import connected, jobs_under
 from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
@@ -24,6 +25,7 @@ from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
 from rdzv_etcd.group.leaving import RUNS_REMEMBERED
+from rdzv_etcd.group.pages import read_pages
 from rdzv_etcd.schema import inspect_requests
 from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -172,7 +174,7 @@ async def _reset(settings: Settings, force: bool, yes: bool) -> int:
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         # In pages: a job's store may be large.
-        found = [kv async for kv in read_all(etcd, keys.all, keys_only=True)]
+        found = (await read_pages(etcd, keys.all, keys_only=True)).kvs
         living = [kv for kv in found if kv.key in keys.nodes and kv.lease_id]
         if living and not force:
             raise _living(keys, living)
@@ -181,12 +183,12 @@ async def _reset(settings: Settings, force: bool, yes: bool) -> int:
         output.confirm(f"remove {len(found)} keys of job {settings.job_id!r}?", yes=yes)
         result = await etcd.txn(inspect_requests.remove_all(keys, force=force), repeatable=True)
         if not result.succeeded:
-            again = [kv async for kv in read_all(etcd, keys.nodes, keys_only=True)]
+            again = (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
             raise _living(keys, again)
         return len(found)
 
 
-def _living(keys: JobKeys, living: list[KeyValue]) -> RefusedError:
+def _living(keys: JobKeys, living: Sequence[KeyValue]) -> RefusedError:
     names = display_names([keys.node_id(kv.key) for kv in living])
     return RefusedError(
         f"not done: nodes of job {keys.job_id!r} are there ({names}): end them, or close the job "
@@ -251,7 +253,7 @@ async def _gc(settings: Settings, delete: bool, yes: bool) -> tuple[list[Leftove
 
 
 async def _leftovers(etcd: Etcd, keys: JobKeys) -> Leftovers:
-    found = [kv async for kv in read_all(etcd, keys.all, keys_only=True)]
+    found = (await read_pages(etcd, keys.all, keys_only=True)).kvs
     lives = any(
         kv.lease_id and (kv.key in keys.nodes or kv.key in (keys.round, keys.leader))
         for kv in found

@@ -17,13 +17,14 @@ from pathlib import Path
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import connected, read_all
+from rdzv_etcd.cli.job_view import connected
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import closed_text
 from rdzv_etcd.core.model import Control, reason_to_leave
 from rdzv_etcd.core.names import display_name
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.group.pages import read_pages
 from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.requests import read_control
@@ -141,7 +142,7 @@ async def _read(settings: Settings) -> tuple[Control, list[Note]]:
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         control = control_from(keys, await etcd.get(read_control(keys)))
-        found = [kv async for kv in read_all(etcd, keys.audits)]
+        found = (await read_pages(etcd, keys.audits)).kvs
     notes = [note for note in map(read_note, found) if note is not None]
     return control, sorted(notes, key=lambda note: note.revision)
 

@@ -11,26 +11,19 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.draining import asked_to_leave
 from rdzv_etcd.core.model import Control, Drain, GateFailures, Nodes
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
-from rdzv_etcd.group.pages import with_members
+from rdzv_etcd.group.pages import read_pages, with_members
 from rdzv_etcd.schema import inspect_requests as requests
 from rdzv_etcd.schema.control import control_from, nodes_from
-from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.requests import count_nodes, read_control
 from rdzv_etcd.schema.values import decode_gate, decode_key
 from rdzv_etcd.settings import Settings
 
-_FIRST_PAGE = 64
-_LARGEST_PAGE = 256
-"""Keys. Presences have 200 to 300 bytes, and at most some 5 KiB with all that nodes may say …"""
-_FULL_PAGE_BYTES = 128 * 1024
-"""… but strangers may have written anything: a page as large as this is followed by smaller ones,
-one that is not by larger ones."""
 SHOWN_NODES = 500
 """A larger job is told in numbers, unless all of its nodes are asked for."""
 _ASKED_LEASES = 64
@@ -128,7 +121,7 @@ async def read_job(
         if again.round_revision == control.round_revision:
             break
     if view.is_complete:
-        again = await with_members(etcd, keys, again, SystemClock())
+        again = await with_members(etcd, keys, again)
     view = replace(view, control=again)
     if closely and isinstance(etcd, InspectingClient):
         view = replace(view, gates=await _gates(etcd, keys))
@@ -141,8 +134,8 @@ async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node
     count = (await etcd.get(count_nodes(keys))).count
     if count > SHOWN_NODES and not every_node:
         return JobView(keys, control, Nodes(control.revision), count)
-    kvs = [kv async for kv in read_all(etcd, keys.nodes)]
-    nodes = nodes_from(keys, GetResult(control.revision, tuple(kvs), len(kvs)), 0.0)
+    kvs = (await read_pages(etcd, keys.nodes)).kvs
+    nodes = nodes_from(keys, GetResult(control.revision, kvs, len(kvs)), 0.0)
     leases = {
         node_id: kv.lease_id
         for kv in kvs
@@ -185,22 +178,6 @@ async def _left(etcd: InspectingClient, leases: Mapping[str, int]) -> dict[str, 
     answers = await asyncio.gather(*map(ask, leases.values()))
     told = zip(leases, answers, strict=True)
     return {node_id: answer for node_id, answer in told if answer is not None}
-
-
-async def read_all(
-    etcd: Etcd, keys: KeyRange, *, keys_only: bool = False
-) -> AsyncIterator[KeyValue]:
-    """Yield the keys of a range in order, a page at a time. Raises EtcdError."""
-    limit = _FIRST_PAGE
-    while True:
-        got = await etcd.get(requests.page(keys, limit, keys_only=keys_only))
-        for kv in got.kvs:
-            yield kv
-        if len(got.kvs) < limit:
-            return
-        keys = keys.after(got.kvs[-1].key)
-        size = sum(len(kv.key) + len(kv.value) for kv in got.kvs)
-        limit = max(1, limit // 4) if size > _FULL_PAGE_BYTES else min(_LARGEST_PAGE, 2 * limit)
 
 
 async def jobs_under(etcd: Etcd, prefix: str, most: int) -> tuple[list[str], bool]:

@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rdzv_etcd.cli.job_view import read_all
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.names import display_name
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd, Event, Watch
+from rdzv_etcd.group.pages import read_pages
 from rdzv_etcd.schema.keys import JobKeys
 
 
 async def find(etcd: Etcd, keys: JobKeys, node: str) -> str:
     """Return the id of the one node that this names. Raises RefusedError, EtcdError."""
-    there = [keys.node_id(kv.key) async for kv in read_all(etcd, keys.nodes, keys_only=True)]
+    there = [
+        keys.node_id(kv.key) for kv in (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
+    ]
     named = [each for each in there if each == node or display_name(each) == node]
     named = named or [each for each in there if each.startswith(f"{node}~")]
     if len(named) == 1:

@@ -22,6 +22,8 @@ from rdzv_etcd.etcd.server import ClosedError, Server, Stream
 
 _CONNECT_LIMIT_S = 2.0
 """How long a connection may take while there are other endpoints to turn to."""
+_SLOWEST_BYTES_PER_S = 256 * 1024
+"""A request is not given up, and sent again, before it has come through at this speed."""
 _CANCELLATION_S = 0.01
 """gRPC's core confirms a cancelled call within about 1 ms, to a task of gRPC's own that nobody can
 wait for. If the loop were closed before, asyncio would log "Event loop is closed" errors."""
@@ -41,6 +43,7 @@ class _Call:
     faults: dict[str, Fault] = field(default_factory=dict)
     """The last fault at each endpoint."""
     failures: int = 0
+    unanswered: int = 0
     refused_tokens: int = 0
     maybe_applied: bool = False
 
@@ -48,6 +51,16 @@ class _Call:
         """Return the time for this attempt that leaves some for the endpoints not yet tried."""
         untried = self.endpoints - self.failures % self.endpoints
         return self.deadline.remaining_s() / untried
+
+    def limit_s(self, limit_s: float) -> float:
+        """Return how long the next attempt may take if ``limit_s`` is enough for a small one.
+
+        A large request needs time to be sent. How large a reply is nobody knows; so if no endpoint
+        has answered in time, the next attempts may take twice as long.
+        """
+        sending_s = int(self.request.ByteSize()) / _SLOWEST_BYTES_PER_S
+        longer = 2.0 ** min(self.unanswered // self.endpoints, 10)
+        return min(longer * (limit_s + sending_s), self.deadline.remaining_s())
 
     def hopeless(self) -> bool:
         """Tell whether more attempts within the deadline make no sense."""
@@ -59,6 +72,7 @@ class _Call:
     def note(self, endpoint: str, fault: Fault) -> None:
         self.faults[endpoint] = fault
         self.failures += 1
+        self.unanswered += fault.is_timeout
         self.refused_tokens += fault.verdict is Verdict.STALE_TOKEN
         self.maybe_applied |= self.kind.writes and fault.verdict is Verdict.UNKNOWN
 
@@ -121,10 +135,9 @@ class Failover:
     def has_alternatives(self) -> bool:
         return len(self._servers) > 1
 
-    def attempt_limit_s(self, kind: Kind, deadline: Deadline) -> float:
-        """Return how long one attempt may take from now on."""
-        limit_s = kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
-        return min(limit_s, deadline.remaining_s())
+    def attempt_limit_s(self, kind: Kind) -> float:
+        """Return how long one attempt of a small request may take."""
+        return kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
 
     async def call(self, kind: Kind, method: str, request: Any, timeout_s: float) -> Any:
         """Make one unary call as its kind allows. Raises only :class:`EtcdError`."""
@@ -259,13 +272,12 @@ class Failover:
         )
         metadata: Metadata | None = None
         try:
-            metadata = await self._auth.metadata(
-                server, self.attempt_limit_s(call.kind, call.deadline)
-            )
+            limit_s = self.attempt_limit_s(call.kind)
+            metadata = await self._auth.metadata(server, min(limit_s, call.deadline.remaining_s()))
             return await server.unary(
                 call.method,
                 call.request,
-                timeout_s=self.attempt_limit_s(call.kind, call.deadline),
+                timeout_s=call.limit_s(limit_s),
                 metadata=metadata,
             )
         except (AttemptError, ClosedError, grpc.RpcError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdzv_etcd.errors import (
@@ -47,6 +47,9 @@ class Fault:
     """Short, for messages: what happened and its likely cause."""
     error: EtcdError
     """What to raise if this failure is the last word (and nothing was applied)."""
+
+    is_timeout: bool = False
+    """Whether there was no answer in time."""
 
     @property
     def is_tls(self) -> bool:
@@ -154,6 +157,8 @@ def judge_text(code: grpc.StatusCode | None, text: str, *, authenticated: bool) 
         return unavailable(Verdict.REFUSED, text)
     if _NOT_CONNECTED.search(text):
         return _not_connected(text)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return replace(unavailable(Verdict.UNKNOWN, "no answer in time"), is_timeout=True)
     return unavailable(Verdict.UNKNOWN, _unknown_reason(code, text))
 
 
@@ -222,8 +227,6 @@ def _not_connected(text: str) -> Fault:
 
 
 def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "no answer in time"
     unsaid = f"failed with {code.name if code is not None else 'no status'}"
     return _hint(_UNKNOWN_HINTS, text) or _shorten(text) or unsaid
 

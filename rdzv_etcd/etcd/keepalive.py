@@ -77,7 +77,7 @@ class KeepAlive:
                 )
 
     async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
-        limit_s = self._failover.attempt_limit_s(retry.KEEP_ALIVE, deadline)
+        limit_s = min(self._failover.attempt_limit_s(retry.KEEP_ALIVE), deadline.remaining_s())
         try:
             exchange = await self._exchange(limit_s)
         except AttemptError as failed:

@@ -34,9 +34,9 @@ class Kind:
     writes: bool
     """Whether an unknown outcome must be told to the caller."""
     attempt_limit_s: float
-    """Bounds one attempt; it only matters for a server that is connected and silent, whose
-    connection the keep-alive pings end after 11 s. etcd itself gives up a request after 7 s
-    with default settings, so a longer wait is pointless."""
+    """Bounds one attempt, until no endpoint has answered within it: a slow link needs longer for
+    large values. A silent connection the keep-alive pings end after 11 s, and etcd itself gives up
+    a request after 7 s with default settings."""
     shared_limit_s: float
     """The same if there are other endpoints to turn to. What was under way when etcd's leader died
     is lost, but etcd answers only after its 7 s; the next leader is there within 1 to 2 s, and

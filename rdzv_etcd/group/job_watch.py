@@ -27,7 +27,7 @@ from rdzv_etcd.core.model import Control, Nodes, Round
 from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.errors import EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.etcd.api import Etcd, GetResult, WatchBatch
-from rdzv_etcd.group.pages import read_pages, with_members
+from rdzv_etcd.group.pages import read_pages, with_members, within
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.group.wakeup import Wakeup
 from rdzv_etcd.log_errors import errors_only_told
@@ -89,8 +89,8 @@ class JobWatch:
             etcd,
             clock,
             self._wakeup,
-            request=requests.read_page(whole, 0),
-            read=lambda timeout_s: read_pages(etcd, whole, clock, timeout_s),
+            request=requests.read_watched(keys),
+            read=lambda timeout_s: read_pages(etcd, whole, limit_s=within(clock, timeout_s)),
             build=self._read,
             fold=self._changed,
             notice=self._note,
@@ -233,7 +233,7 @@ class JobWatch:
             control = replace(control, round=replace(control.round, members=named.members))
         elif control.formed is not None:
             try:
-                control = await with_members(self._etcd, self._keys, control, self._clock)
+                control = await with_members(self._etcd, self._keys, control)
             except RdzvEtcdError as error:
                 self._warn(f"does not know the members of round {control.epoch}: {error}")
             else:
@@ -296,9 +296,10 @@ async def read_state(
     etcd: Etcd, keys: JobKeys, clock: Clock, timeout_s: float | None = None
 ) -> JobState:
     """Read what a job is, and how long its lease has left. Raises EtcdError, StateCorruptError."""
-    result = await read_pages(etcd, keys.watched, clock, timeout_s)
+    limit_s = within(clock, timeout_s)
+    result = await read_pages(etcd, keys.watched, limit_s=limit_s)
     control, nodes = job_from(keys, result, clock.now_s())
-    control = await with_members(etcd, keys, control, clock, timeout_s)
+    control = await with_members(etcd, keys, control, limit_s)
     return job_state(keys.job_id, control, nodes, await _left_s(etcd, control, timeout_s))
 
 

@@ -43,6 +43,7 @@ from rdzv_etcd.group.draining import drained_error
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.group.leadership import Leadership
 from rdzv_etcd.group.leaving import say_goodbye, why_interrupted
+from rdzv_etcd.group.pages import read_pages, within
 from rdzv_etcd.group.roster import members_in
 from rdzv_etcd.group.wait_lines import WaitLines
 from rdzv_etcd.schema import requests
@@ -345,7 +346,8 @@ class Joining:
             if formed is not None:  # who is still at work there has not arrived
                 members = await members_in(context, formed)
                 control = replace(control, round=replace(formed, members=members))
-            result = await context.etcd.get(requests.read_nodes(context.keys), timeout_s=5.0)
+            limit_s = within(context.clock, 5.0)
+            result = await read_pages(context.etcd, context.keys.nodes, limit_s=limit_s)
         except EtcdPermissionError as error:
             return JoinTimeoutError(f"{text}who is there is not known: {error}{self._to_grant()}")
         except (EtcdRefusedError, StateCorruptError) as error:

@@ -32,6 +32,7 @@ from rdzv_etcd.etcd.api import GetResult, Op, TxnResult
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.drafting import Drafting
+from rdzv_etcd.group.pages import read_pages
 from rdzv_etcd.group.roster import Roster
 from rdzv_etcd.group.strangers import Strangers
 from rdzv_etcd.group.view_watch import ViewWatch
@@ -167,6 +168,7 @@ class Leadership:
             clock,
             context.wakeup,
             request=requests.read_nodes(keys),
+            read=lambda _: read_pages(context.etcd, keys.nodes),
             build=lambda result: self._read(result, presences.seen),
             fold=lambda nodes, batch: nodes_after(
                 keys, nodes, batch.revision, batch.events, clock.now_s()

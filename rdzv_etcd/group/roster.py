@@ -13,6 +13,7 @@ from rdzv_etcd.core.rank_slices import assemble, cut
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.group.backoff import RETRY_S
 from rdzv_etcd.group.context import NodeContext
+from rdzv_etcd.group.pages import read_pages
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import place_in, slices_from
 
@@ -124,9 +125,7 @@ async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
     """
     members = await members_of(context, seat)
     while True:
-        result = await context.etcd.get(
-            requests.read_nodes(context.keys), timeout_s=context.urgent_limit_s
-        )
+        result = await read_pages(context.etcd, context.keys.nodes)
         found = {context.keys.node_id(kv.key): kv for kv in result.kvs}
         if all(member in found for member in members):
             places = [place_in(context.keys, found[member]) for member in members]
@@ -146,8 +145,7 @@ async def _members(context: NodeContext, number: int, slices: Slices) -> tuple[s
 async def _read(
     context: NodeContext, number: int, slices: Slices
 ) -> tuple[tuple[str, ...], bool, list[StateCorruptError]]:
-    result = await context.etcd.get(
-        requests.read_slices(context.keys, number, slices), timeout_s=context.urgent_limit_s
-    )
+    edition = context.keys.edition(number, slices.edition)
+    result = await read_pages(context.etcd, edition, limit_s=lambda: context.urgent_limit_s)
     found, problems = slices_from(result, slices.size)
     return *assemble(found, slices.size), problems

@@ -21,6 +21,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
+from rdzv_etcd.etcd.parts import PartSize
 from rdzv_etcd.kv.writes import Deadline
 from rdzv_etcd.schema import store_requests as requests
 from rdzv_etcd.schema.keys import span
@@ -38,13 +39,11 @@ _NAMED_KEYS = 16
 class Reader:
     """Reads keys given as etcd keys."""
 
-    def __init__(self, etcd: Etcd, clock: Clock) -> None:
+    def __init__(self, etcd: Etcd, clock: Clock, part: PartSize) -> None:
+        """``part``: how many values are read at once."""
         self._etcd = etcd
         self._clock = clock
-
-    async def read(self, keys: Sequence[bytes], deadline: Deadline) -> list[GetResult]:
-        """Read every key once; one request per ``OPS_PER_TXN`` keys, side by side."""
-        return await self._read_all([requests.read(key) for key in keys], deadline)
+        self._part = part
 
     async def all_there(self, keys: Sequence[bytes], deadline: Deadline) -> bool:
         """Tell whether all keys exist; no value travels."""
@@ -102,10 +101,22 @@ class Reader:
 
     async def _look(self, wanted: _Wanted, deadline: Deadline) -> int:
         """Read what is wanted and not found yet; return the revision of that."""
-        results = await self._read_all(wanted.reads(), deadline)
-        wanted.take(kv for result in results for kv in result.kvs)
-        # Batches are read at different revisions; the oldest one misses nothing.
-        return min(result.revision for result in results)
+        rest, keys = wanted.reads(), self._part.keys
+        if rest[0].keys_only:
+            keys = len(rest)
+        revisions = []
+        while rest:
+            part, rest = rest[:keys], rest[keys:]
+            results = await self._read_all(part, deadline)
+            kvs = [kv for result in results for kv in result.kvs]
+            wanted.take(kvs)
+            revisions += [result.revision for result in results]
+            if kvs and not part[0].keys_only:
+                self._part.note(kvs)
+                keys = self._part.keys
+            else:
+                keys *= 4  # what is not there costs nothing
+        return min(revisions)  # of several parts: the oldest one misses nothing
 
     async def _look_again(self, wanted: _Wanted, deadline: Deadline) -> None:
         """Look, in between what the watch brings, until etcd answers; if it refuses to, there is

@@ -11,7 +11,8 @@ its number; only that, ``append`` and ``compare_set`` are repeated when somebody
 
 Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
 counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
-multi_get and multi_set, one per 5,000 for num_keys and list_keys. When something has to be waited
+multi_get and multi_set, those of half a MiB side by side (:mod:`rdzv_etcd.etcd.parts`); a few for
+num_keys and list_keys. When something has to be waited
 for, one watch, and another read if something was written before the watch began.
 
 All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
@@ -21,7 +22,8 @@ by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.Etc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from rdzv_etcd.arguments import encoded_key, named_key, value_of, whole
 from rdzv_etcd.clock import Clock
@@ -31,6 +33,7 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
+from rdzv_etcd.etcd.parts import PART_BYTES, PartSize, read_range
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
@@ -46,10 +49,7 @@ from rdzv_etcd.schema.store_values import (
     wrap,
 )
 
-BATCH_BYTES = 1024 * 1024
-"""Keys and values in one request; etcd's limit is 1.5 MiB (--max-request-bytes), all included."""
-
-_PAGE_KEYS = 5000
+Items: TypeAlias = "list[tuple[str, bytes]]"
 
 
 class KeyValueStore:
@@ -66,7 +66,8 @@ class KeyValueStore:
         self._lease_id = lease_id
         self._clock = clock
         self._writes = OnceWriter(etcd, self._keys, lease_id, writer)
-        self._reads = Reader(etcd, clock)
+        self._part = PartSize()
+        self._reads = Reader(etcd, clock, self._part)
         self._counters: dict[bytes, Counter] = {}
 
     # -- reading ----------------------------------------------------------------------------------
@@ -106,15 +107,11 @@ class KeyValueStore:
     async def list_keys(self, timeout_s: float | None) -> list[str]:
         """Return the keys of all values in ascending order, read page by page."""
         deadline = self._deadline(timeout_s)
-        rest = self._keys.values
-        names: list[str] = []
-        while True:
-            read = requests.read_keys(rest, _PAGE_KEYS)
-            page = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
-            names += [self._keys.name(kv.key) for kv in page]
-            if len(page) < _PAGE_KEYS:
-                return names
-            rest = rest.after(page[-1].key)
+        keys = self._keys.values
+        parts = read_range(
+            self._etcd, keys.start, keys.end, keys_only=True, limit_s=deadline.request_s
+        )
+        return [self._keys.name(kv.key) async for part in parts for kv in part.kvs]
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -128,8 +125,11 @@ class KeyValueStore:
         """
         deadline = self._deadline(timeout_s)
         values = {key: value_of(key, value) for key, value in items}
-        batches = list(_batches(list(values.items())))
-        await side_by_side([self._set_batch(batch, deadline) for batch in batches])
+        if values:
+            self._part.expect(max(map(len, values.values())))
+        for part in _cut(list(values.items()), PART_BYTES, len(values)):
+            batches = _cut(part, PART_BYTES, OPS_PER_TXN)
+            await side_by_side([self._set_batch(batch, deadline) for batch in batches])
 
     async def set_instead(
         self, key: str, value: bytes, former: str, timeout_s: float | None
@@ -140,6 +140,7 @@ class KeyValueStore:
             self._lease_id,
             [self._keys.value(former)],
         )
+        self._part.expect(len(value))
         with named_if_too_large("to set", key, len(value)):
             await self._writes.apply(body, self._deadline(timeout_s))
 
@@ -307,16 +308,15 @@ class KeyValueStore:
             ) from error
 
 
-def _batches(items: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
-    """Cut so that each batch stays below etcd's limits; a value too large for all goes alone."""
-    batch: list[tuple[str, bytes]] = []
+def _cut(items: Sequence[tuple[str, bytes]], most_bytes: int, most: int) -> list[Items]:
+    """Cut so that each part has at most so many bytes and items; a value too large goes alone."""
+    parts: list[Items] = []
     size = 0
     for key, value in items:
         added = len(encoded_key(key)) + len(value)
-        if batch and (len(batch) == OPS_PER_TXN or size + added > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append((key, value))
+        if not parts or len(parts[-1]) == most or size + added > most_bytes:
+            parts.append([])
+            size = 0
+        parts[-1].append((key, value))
         size += added
-    if batch:
-        yield batch
+    return parts

@@ -55,13 +55,13 @@ def read_nodes(keys: JobKeys) -> Get:
     return _get(keys.nodes)
 
 
+def read_watched(keys: JobKeys) -> Get:
+    """Read control and presences; see :attr:`JobKeys.watched`."""
+    return _get(keys.watched)
+
+
 def count_nodes(keys: JobKeys) -> Get:
     return Get(keys.nodes.start, keys.nodes.end, count_only=True)
-
-
-def read_page(keys: KeyRange, limit: int) -> Get:
-    """Read the first keys of a range (0: all of them); the next page begins after the last one."""
-    return Get(keys.start, keys.end, limit=limit)
 
 
 def read_two_nodes(keys: JobKeys) -> Get:
