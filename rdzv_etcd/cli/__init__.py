@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 
-from rdzv_etcd.cli.streams import prepare
+from rdzv_etcd.cli.streams import as_utf8, prepare
 
 NEEDS_EXTRA = 2
 """Exit code without the extra."""
@@ -39,4 +39,4 @@ def main() -> int:
         return NEEDS_EXTRA
     from rdzv_etcd.cli.app import run  # noqa: PLC0415
 
-    return run(sys.argv[1:])
+    return run([as_utf8(argument) for argument in sys.argv[1:]])

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from rdzv_etcd.cli.streams import as_utf8
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Settings, settings_from_config
 from rdzv_etcd.settings.options import NAMES
@@ -93,7 +94,8 @@ def common(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def with_target(*, endpoint: str, conf: str, job_id: str, **given: Any) -> int:
-        return command(target=Target(endpoint, conf, job_id), **given)
+        # Some may come from the environment.
+        return command(target=Target(*map(as_utf8, (endpoint, conf, job_id))), **given)
 
     for option in reversed(_COMMON):
         with_target = option(with_target)

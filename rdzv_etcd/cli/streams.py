@@ -27,6 +27,15 @@ def prepare() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # Python does it for stderr
 
 
+def as_utf8(text: str) -> str:
+    """Return the text of an argument or a variable, of which Python in an ASCII locale has kept the
+    other bytes as surrogates."""
+    try:
+        return text.encode(sys.getfilesystemencoding(), "surrogateescape").decode()
+    except UnicodeError:
+        return text
+
+
 def _opened(mode: str, flags: int) -> io.TextIOWrapper:
     """Open the null device in place of the first stream that is closed."""
     number = os.open(os.devnull, flags)

@@ -124,9 +124,9 @@ class _Ensure:
         most = self._settings.job.max_nodes
         if most > 1 and is_loopback(self._endpoint.host):
             log.warning(
-                "started an etcd at %s, which no other machine can reach: if the %d nodes of job "
-                "%r are not all on this machine, each machine now has an etcd of its own; name one "
-                "of the machines in --rdzv-endpoint",
+                "started an etcd at %s, which no other machine can reach by that endpoint: if the "
+                "%d nodes of job %r are not all on this machine, each machine now has an etcd of "
+                "its own; name one of the machines in --rdzv-endpoint",
                 self._settings.connection,
                 most,
                 self._settings.job_id,

@@ -29,8 +29,10 @@ from rdzv_etcd.group.job_watch import JobWatch
 from rdzv_etcd.group.leaving import why_interrupted
 from rdzv_etcd.group.listener import (
     Listener,
+    LocalAddr,
     bind_beside,
     bind_listener,
+    check_local_addr,
     loopback_problem,
     master_problem,
 )
@@ -63,7 +65,8 @@ class Group:
                     work(world.rank, world.size)
 
     The constructor connects, opens the session and begins to watch the job, so that :meth:`join` is
-    one round trip plus the wait for the others. It blocks while names are resolved, and for at most
+    one round trip plus the wait for the others. It blocks while names are resolved, for up to
+    ``join_timeout_s`` while ``local_addr`` is a name that is not in DNS yet, and for at most
     ``settings.connection.connect_timeout_s`` when etcd does not answer; if etcd stops answering
     after that, for a few times ``request_timeout_s``. With ``settings.embed`` it first waits until
     an etcd is there, for up to ``join_timeout_s``. It raises
@@ -115,6 +118,7 @@ class Group:
         )
         self._part = Participation(loop_thread, etcd, self._node, place)
         self._gate = Gate(self._node, gate)
+        self._local_addr: LocalAddr | None = None
         self._drained: DrainedError | None = None
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
@@ -296,7 +300,12 @@ class Group:
             _log.warning("[job %s] %s", self._settings.job_id, problem)
 
     def _bind(self) -> Listener:
-        return bind_listener(self._settings.local_addr, self._settings.connection.endpoints)
+        given = self._settings.local_addr
+        if given is not None and self._local_addr is None:
+            # Once: the name of a pod that is not ready at the moment may be gone from DNS.
+            patience_s = self._settings.timing.join_timeout_s
+            self._local_addr = check_local_addr(given, patience_s)
+        return bind_listener(self._local_addr, self._settings.connection.endpoints)
 
     def drain(self, reason: str = "no reason given") -> None:
         """Let this node leave at the next safe point; returns at once, and may be called anywhere,

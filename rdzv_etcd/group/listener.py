@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +16,14 @@ from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Endpoint
-from rdzv_etcd.settings.hosts import is_loopback, is_ours
+from rdzv_etcd.settings.hosts import Place, is_loopback, is_ours, wait_for_name
 
 _log = logging.getLogger(__name__)
 
 _Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
-_Place: TypeAlias = "tuple[int, tuple[object, ...]]"
-"""An address family and an address as sockets take them, without a port."""
-
+_NUMBERS = re.compile(r"[\d.]+")
+"""No name is like this, but an address that is none may be."""
 _BACKLOG = 4096
 """Workers of all nodes may connect before the store serves; the kernel caps it at somaxconn."""
 
@@ -55,21 +55,17 @@ class Listener:
         self.socket.close()
 
 
-def bind_listener(local_addr: str | None, endpoints: Sequence[Endpoint]) -> Listener:
-    """Listen on a free port and find this node's address.
+def bind_listener(local_addr: LocalAddr | None, endpoints: Sequence[Endpoint]) -> Listener:
+    """Listen on a free port, at ``local_addr`` if one was given.
 
-    ``local_addr`` is taken as it is; an IP address that this host has is then the only one where it
-    listens, and ``localhost`` is loopback. (A name may mean another address to other hosts.)
     Without one the address is that from which this host reaches etcd; if that is a loopback address
-    (etcd may be a sidecar), the address of the default route.
-
-    Blocks while names are resolved. Raises :class:`~rdzv_etcd.errors.SettingsError` if
-    ``local_addr`` cannot be an address of this node, :class:`OSError` if no port can be had.
+    (etcd may be a sidecar), the address of the default route. Then this blocks while the names of
+    ``endpoints`` are resolved. Raises :class:`OSError` if no port can be had.
     """
     if local_addr is None:
         address, only = _find_address(endpoints), None
     else:
-        address, only = _check_local_addr(local_addr)
+        address, only = local_addr.address, local_addr.only
     listener = _listen() if only is None else _listen_on(*only)
     own_address = "127.0.0.1" if only is None else str(only[1][0])
     return Listener(address, listener.getsockname()[1], listener, own_address)
@@ -163,14 +159,25 @@ def _parse(text: str) -> _Address | None:
 # --- --local-addr ---------------------------------------------------------------------------------
 
 
-def _check_local_addr(local_addr: str) -> tuple[str, _Place | None]:
-    """Return ``local_addr`` without IPv6 brackets, and where alone to listen if that is known.
+@dataclass(frozen=True, slots=True)
+class LocalAddr:
+    """An address that was given to a node as its own."""
 
-    Raises SettingsError.
+    address: str
+    only: Place | None = None
+    """Where alone the node listens, if that is known."""
+
+
+def check_local_addr(local_addr: str, patience_s: float = 0.0) -> LocalAddr:
+    """Look at what the user gave as this node's address, which is taken as it is.
+
+    An IP address that this host has is the only one where it listens, and ``localhost`` is
+    loopback. (A name may mean another address to other hosts.) The name of a pod or a machine that
+    has just started may not be in DNS yet: that is waited for, for ``patience_s`` seconds, with a
+    WARNING after a few. Raises :class:`~rdzv_etcd.errors.SettingsError` if it cannot be an address
+    of this node.
     """
     text = local_addr.strip()
-    if text.startswith("[") and text.endswith("]"):
-        text = text[1:-1]
     literal = _parse(text)
     if not text or "/" in text or (literal is None and ":" in text):
         raise SettingsError(
@@ -179,7 +186,7 @@ def _check_local_addr(local_addr: str) -> tuple[str, _Place | None]:
         )
     if literal is not None:
         _refuse_unusable(local_addr, literal)
-    resolved = _resolve(local_addr, text)
+    resolved = _resolve(local_addr, text, 0.0 if _NUMBERS.fullmatch(text) else patience_s)
     ours = [place for place in resolved if is_ours(*place)]
     if not ours:
         # Behind address translation the others know this node by an address it does not have.
@@ -191,7 +198,7 @@ def _check_local_addr(local_addr: str) -> tuple[str, _Place | None]:
     is_one = literal is not None or is_loopback(text)
     # Of two loopback addresses the one of IPv4: whoever looks the name up tries both.
     ours.sort(key=lambda place: place[0] != socket.AF_INET)
-    return text, ours[0] if ours and is_one else None
+    return LocalAddr(text, ours[0] if ours and is_one else None)
 
 
 def _refuse_unusable(local_addr: str, literal: _Address) -> None:
@@ -205,15 +212,24 @@ def _refuse_unusable(local_addr: str, literal: _Address) -> None:
         )
 
 
-def _resolve(local_addr: str, text: str) -> list[_Place]:
+def _resolve(local_addr: str, text: str, patience_s: float) -> list[Place]:
+    def tell(waited_s: float, problem: str) -> None:
+        _log.warning(
+            "waiting %d s (of %g) until this host can resolve its own name, local_addr %s: %s",
+            waited_s,
+            patience_s,
+            text,
+            problem,
+        )
+
     try:
-        infos = socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM)
+        return wait_for_name(text, patience_s, tell)
     except (OSError, UnicodeError) as error:
+        waited = f" within {patience_s:g} s" if patience_s else ""
         raise SettingsError(
-            f"local_addr is {local_addr!r}, which this host cannot resolve ({error}); its own "
-            "workers have to connect to it as well"
+            f"local_addr is {local_addr!r}, which this host cannot resolve{waited} ({error}); its "
+            "own workers have to connect to it as well"
         ) from error
-    return [(family, target) for family, _, _, _, target in infos]
 
 
 # --- the socket -----------------------------------------------------------------------------------

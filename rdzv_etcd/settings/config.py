@@ -248,6 +248,8 @@ def _local_addr(address: object) -> str | None:
         )
     if not address:
         return None
+    if address.startswith("[") and address.endswith("]"):  # as an IPv6 address in an endpoint
+        address = address[1:-1]
     if not re.fullmatch(r"[\w.:%-]+", address):
         raise SettingsError(
             f"--local-addr {shown(repr(address))} is neither a host name nor an address"
@@ -289,5 +291,8 @@ def _encodable(what: str, text: object) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise SettingsError(f"{what} is not valid UTF-8: {text!r}") from error
+        raise SettingsError(
+            f"{what} is not valid UTF-8: {text!r} (if it is where it was typed: this process has "
+            "an ASCII locale; set LC_ALL=C.UTF-8)"
+        ) from error
     return text

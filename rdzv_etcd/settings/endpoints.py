@@ -23,6 +23,10 @@ _OPTION = "--rdzv-endpoint"
 _MISSPELT_SCHEME = re.compile(r"(https?)(?::/?|//)(?!/)(?!\d+$)(.+)", re.IGNORECASE)
 _OF_A_LINK = ipaddress.IPv6Network("fe80::/10")
 _HOST = re.compile(r"[\w.-]+")
+_WRONG_SEPARATOR = re.compile(r"[;\s]")
+_PLACEHOLDER = set("$<>{}")
+_UNSET = ("None", "null", "undefined")
+"""What programs write for a value that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,21 @@ def parse_endpoints(text: str | None) -> ParsedEndpoints:
             f"{_OPTION} contains user information (…@host), which would end up in logs: set "
             "RDZV_ETCD_USER and RDZV_ETCD_PASSWORD in the environment instead"
         )
-    if ";" in text:
-        listed = ",".join(filter(None, (part.strip() for part in re.split("[;,]", text))))
+    is_filled_in = not set(text) & _PLACEHOLDER
+    if is_filled_in and any(_WRONG_SEPARATOR.search(part.strip()) for part in text.split(",")):
+        listed = ",".join(filter(None, re.split(r"[;,\s]+", text)))
         raise SettingsError(
-            f"{_OPTION} {text!r} contains a semicolon; endpoints are separated by commas: write "
-            f"{listed or 'h1:2379,h2:2379'}"
+            f"{_OPTION} {text!r} contains a semicolon or a blank; endpoints are separated by "
+            f"commas: write {listed or 'h1:2379,h2:2379'}"
         )
     schemes: dict[str, str] = {}
     endpoints: dict[Endpoint, None] = {}
     for entry in (part.strip() for part in text.split(",")):
         if not entry:
-            raise SettingsError(f"{_OPTION} {text!r} has an empty entry (a comma too many)")
+            raise SettingsError(
+                f"{_OPTION} {text!r} has an empty entry: a comma too many, or a blank after the "
+                "comma, at which the shell has split it; write h1:2379,h2:2379 without blanks"
+            )
         scheme, address = _split_scheme(entry)
         if scheme is not None:
             schemes.setdefault(scheme, entry)
@@ -82,7 +90,12 @@ def _split_scheme(entry: str) -> tuple[str | None, str]:
     if not separator:
         return None, entry
     if scheme.lower() not in ("http", "https"):
-        raise SettingsError(f"{_OPTION} {entry!r}: the scheme must be http or https")
+        address, _, path = rest.partition("/")
+        job = path.partition("?")[0]
+        instead = f"write {address or 'host:port'}"
+        if job and scheme.lower() == "etcd":  # a URL as torch's first etcd backend has them
+            instead += f", and --rdzv-id={job}"
+        raise SettingsError(f"{_OPTION} {entry!r}: the scheme must be http or https; {instead}")
     return scheme.lower(), rest
 
 
@@ -110,9 +123,9 @@ def _parse_address(entry: str, address: str) -> Endpoint:
             f"as in [2001:db8::1]:{DEFAULT_PORT}"
         )
     host, colon, port = address.partition(":")
-    if not _HOST.fullmatch(host):
-        problem = "has no host" if not host else f"has the host {host!r}, which is none"
-        raise SettingsError(f"{_OPTION} {entry!r} {problem}; expected host:port")
+    if not _HOST.fullmatch(host) or host in _UNSET:
+        problem = "has no host" if not host else f"has an invalid host, {host!r}"
+        raise SettingsError(f"{_OPTION} {entry!r} {problem}{_why(host)}; expected host:port")
     return Endpoint(host, _parse_port(entry, port) if colon else DEFAULT_PORT)
 
 
@@ -125,8 +138,21 @@ def _parse_port(entry: str, text: str) -> int:
             "there"
         )
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise SettingsError(f"{_OPTION} {entry!r}: the port must be a number from 1 to 65535")
+        raise SettingsError(
+            f"{_OPTION} {entry!r}: the port must be a number from 1 to 65535{_why(text)}"
+        )
     return int(text)
+
+
+def _why(part: str) -> str:
+    """How such a part of an endpoint usually comes about."""
+    if not part or part in _UNSET:
+        return " (was a variable not set?)"
+    if set(part) & _PLACEHOLDER:
+        return " (a variable or placeholder that was not replaced)"
+    if set(part) & set("'\"`"):
+        return " (quotes that have become part of the value)"
+    return ""
 
 
 def _is_ipv6(host: str) -> bool:

@@ -1,20 +1,34 @@
-"""Tell whether a host means the machine it is used on. The only look-up of names in this package.
+"""Look up names: which addresses they have, and whether that is the machine they are used on.
 
-The question is what the resolver makes of it, not how it is spelt: ``127.1`` and ``0x7f000001``
-are addresses to every program on the machine.
+The latter question is what the resolver makes of it, not how it is spelt: ``127.1`` and
+``0x7f000001`` are addresses to every program on the machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeAlias
 
+from rdzv_etcd.latch import Latch
+
+Place: TypeAlias = "tuple[int, tuple[object, ...]]"
+"""An address family and an address as sockets take them."""
+
+FIRST_LINE_S, NEXT_LINE_S = 3.0, 60.0
+"""When a wait for a name is logged for the first time, and how often after that."""
+_AGAIN_S = 1.0
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 
 def is_loopback(host: str) -> bool:
     """Tell whether ``host`` can only mean the machine it is used on. May block for a look-up.
 
+    ``0.0.0.0`` and ``::`` do: a connection to them ends on the same machine.
     A machine's own name does not, although Debian resolves it to 127.0.1.1 on the machine itself:
     to others it is that machine. A name that cannot be resolved does not, either.
     """
@@ -26,17 +40,27 @@ def is_loopback(host: str) -> bool:
         if name.partition(".")[0] == socket.gethostname().lower().partition(".")[0]:
             return False
         addresses = resolve(host)
-    return bool(addresses) and all(is_loopback_address(address) for address in addresses)
+    return bool(addresses) and all(map(_stays_here, addresses))
 
 
 def is_loopback_address(address: str) -> bool:
     """Tell it of an address in its usual form; one of IPv4 in IPv6 counts as what it stands for."""
+    parsed = _parse(address)
+    return parsed is not None and parsed.is_loopback
+
+
+def _stays_here(address: str) -> bool:
+    parsed = _parse(address)
+    return parsed is not None and (parsed.is_loopback or parsed.is_unspecified)
+
+
+def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return False
+        return None
     mapped = getattr(parsed, "ipv4_mapped", None)
-    return (parsed if mapped is None else mapped).is_loopback
+    return parsed if mapped is None else mapped
 
 
 def is_ours(family: int, address: tuple[object, ...]) -> bool:
@@ -60,9 +84,76 @@ def resolve(host: str) -> tuple[str, ...]:
     return _look_up(host, 0)
 
 
+def wait_for_name(host: str, limit_s: float, tell: Callable[[float, str], None]) -> list[Place]:
+    """Return the addresses of ``host``; if it is not in DNS yet, try again for ``limit_s`` seconds.
+
+    ``tell`` is called now and then meanwhile, with the seconds waited and what the resolver says.
+    Signal handlers run while this blocks. Raises OSError, and what cannot be a name (UnicodeError)
+    at once.
+    """
+    with contextlib.suppress(OSError, UnicodeError):
+        return _places(host, socket.AI_NUMERICHOST)
+    search = _Search(host, limit_s)
+    next_s = FIRST_LINE_S
+    try:
+        while not search.done.wait(next_s - search.waited_s):
+            tell(search.waited_s, str(search.problem))
+            next_s += NEXT_LINE_S
+        return search.result()
+    finally:
+        search.is_given_up = True
+
+
+class _Search:
+    """Looks up a name until it is found, in a thread of its own: the resolver may take as long as
+    it likes, and no signal handler runs meanwhile."""
+
+    def __init__(self, host: str, limit_s: float) -> None:
+        self._host = host
+        self._limit_s = limit_s
+        self._began_s = time.monotonic()
+        self._found: list[Place] | None = None
+        self.problem: OSError | UnicodeError = OSError("no answer from the name server")
+        self.done = Latch()
+        self.is_given_up = False
+        threading.Thread(target=self._run, name="rdzv-etcd name look-up", daemon=True).start()
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _run(self) -> None:
+        while not self._try() and self.waited_s + _AGAIN_S < self._limit_s:
+            time.sleep(_AGAIN_S)  # nothing announces a new name
+            if self.is_given_up:
+                return
+        self.done.open()
+
+    def _try(self) -> bool:
+        """Tell whether it makes no sense to look once more."""
+        try:
+            self._found = _places(self._host)
+        except UnicodeError as error:
+            self.problem = error
+        except OSError as error:
+            self.problem = error
+            return False
+        return True
+
+    def result(self) -> list[Place]:
+        if self._found is None:
+            raise self.problem
+        return self._found
+
+
+def _places(host: str, flags: int = 0) -> list[Place]:
+    infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, target) for family, _, _, _, target in infos]
+
+
 def _look_up(host: str, flags: int) -> tuple[str, ...]:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
+        found = _places(host, flags)
     except (OSError, UnicodeError):
         return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return tuple(dict.fromkeys(str(target[0]) for _, target in found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -202,6 +203,23 @@ def test_what_the_output_s_encoding_does_not_have_is_escaped(
     done = run_alone("status", job, "--endpoint", etcd_server.endpoint, environ=environ)
     assert (done.code, done.err) == (2, "")
     assert done.out.startswith(job.encode("ascii", "backslashreplace").decode())
+
+
+@pytest.mark.parametrize("named", ["by an argument", "by the environment"])
+def test_a_job_can_be_named_in_any_locale(etcd_server: EtcdServer, job_id: str, named: str) -> None:
+    """Python decodes arguments as ASCII there."""
+    job = f"größe-大きさ-{job_id}"
+    plant_node(etcd_server, job, "one~1~a")
+    environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environ["PET_RDZV_ENDPOINT"] = etcd_server.endpoint
+    words = ["status", "--json"]
+    if named == "by an argument":
+        words.append(job)
+    else:
+        environ["PET_RDZV_ID"] = job
+    done = run_alone(*words, environ=environ)
+    assert (done.code, done.err) == (1, "")
+    assert json.loads(done.out)["status"]["job"] == job
 
 
 def run_in_a_shell(

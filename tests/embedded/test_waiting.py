@@ -40,10 +40,11 @@ def test_each_cause_of_waiting_is_told_within_seconds(
             assert "WARNING" in agent.log()
 
 
+@pytest.mark.parametrize("host", ["127.1", "0.0.0.0"])
 def test_an_etcd_that_other_machines_cannot_reach_is_told_to_who_expects_several(
-    ensure: Callable[..., StartedEtcd | None], caplog: pytest.LogCaptureFixture
+    ensure: Callable[..., StartedEtcd | None], caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
-    assert ensure("127.1", max_nodes=3) is not None
+    assert ensure(host, max_nodes=3) is not None
     (record,) = [it for it in caplog.records if "no other machine can reach" in it.getMessage()]
     assert record.levelname == "WARNING"
     assert "if the 3 nodes of job 'job' are not all on this machine" in record.getMessage()

@@ -11,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.listener import bind_listener, loopback_problem
+from rdzv_etcd.group.listener import bind_listener, check_local_addr, loopback_problem
 from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
@@ -29,7 +29,7 @@ def source_towards(family: socket.AddressFamily, beyond: str) -> str | None:
 
 
 def test_it_listens_at_the_address_it_names_and_gives_the_port_back() -> None:
-    listener = bind_listener("127.0.0.1", LOCAL)
+    listener = bind_listener(check_local_addr("127.0.0.1"), LOCAL)
     assert listener.address == "127.0.0.1"
     with socket.create_connection((listener.address, listener.port), timeout=10):
         pass
@@ -56,7 +56,7 @@ def test_one_socket_serves_both_families_if_no_address_was_given() -> None:
 
 @pytest.mark.parametrize("local_addr", ["127.0.0.1", "localhost"])
 def test_it_listens_only_at_the_address_that_was_given(local_addr: str) -> None:
-    listener = bind_listener(local_addr, LOCAL)
+    listener = bind_listener(check_local_addr(local_addr), LOCAL)
     with socket.create_connection((local_addr, listener.port), timeout=10):
         pass
     other = source_towards(socket.AF_INET, "192.0.2.1") or "127.0.0.2"
@@ -67,7 +67,7 @@ def test_it_listens_only_at_the_address_that_was_given(local_addr: str) -> None:
 
 
 def test_its_tcp_store_is_served_there_only() -> None:
-    listener = bind_listener("127.0.0.2", LOCAL)
+    listener = bind_listener(check_local_addr("127.0.0.2"), LOCAL)
     store = serve_tcp_store(listener)
     store.set("key", "value")
     client = TCPStore("127.0.0.2", listener.port, is_master=False)
@@ -81,7 +81,7 @@ def test_a_loopback_address_is_a_problem_if_etcd_is_not_on_this_host() -> None:
     source = source_towards(socket.AF_INET, beyond.host)
     if source is None:
         pytest.skip("no IPv4 route off this host")
-    listener = bind_listener("127.0.0.1", LOCAL)
+    listener = bind_listener(check_local_addr("127.0.0.1"), LOCAL)
     assert loopback_problem(listener, LOCAL) is None
     problem = loopback_problem(listener, (*LOCAL, beyond))
     assert problem is not None
@@ -91,7 +91,7 @@ def test_a_loopback_address_is_a_problem_if_etcd_is_not_on_this_host() -> None:
 
 
 def test_every_listener_has_a_port_of_its_own() -> None:
-    listeners = [bind_listener("127.0.0.1", LOCAL) for _ in range(50)]
+    listeners = [bind_listener(check_local_addr("127.0.0.1"), LOCAL) for _ in range(50)]
     assert len({listener.port for listener in listeners}) == 50
     for listener in listeners:
         listener.close()
@@ -141,11 +141,13 @@ def test_an_unresolvable_endpoint_is_left_to_the_client_to_report() -> None:
         ("224.0.0.1", "nobody can connect"),
         ("fe80::1", "without a scope"),
         ("no-such-host.invalid", "cannot resolve"),
+        ("no..name", "cannot resolve"),
+        ("10.0.0.256", "cannot resolve"),
     ],
 )
 def test_a_local_addr_that_cannot_be_one_is_refused(local_addr: str, reason: str) -> None:
     with pytest.raises(SettingsError, match=reason) as caught:
-        bind_listener(local_addr, LOCAL)
+        check_local_addr(local_addr)
     assert repr(local_addr) in str(caught.value)
 
 
@@ -153,21 +155,21 @@ def test_a_local_addr_behind_address_translation_is_used_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        listener = bind_listener("203.0.113.9", LOCAL)
+        listener = bind_listener(check_local_addr("203.0.113.9"), LOCAL)
     listener.close()
     assert listener.address == "203.0.113.9"
     assert "not an address of this host" in caplog.text
 
 
 def test_a_name_is_published_as_a_name(caplog: pytest.LogCaptureFixture) -> None:
-    listener = bind_listener("localhost", LOCAL)
+    listener = bind_listener(check_local_addr("localhost"), LOCAL)
     listener.close()
     assert listener.address == "localhost"
     assert caplog.records == []
 
 
 def test_detaching_leaves_the_descriptor_to_the_caller() -> None:
-    listener = bind_listener("127.0.0.1", LOCAL)
+    listener = bind_listener(check_local_addr("127.0.0.1"), LOCAL)
     descriptor = listener.detach()
     listener.close()
     os.fstat(descriptor)  # still open

@@ -17,6 +17,11 @@ from rdzv_etcd.settings import Endpoint, parse_endpoints
         ("  ", None, [("localhost", 2379)]),
         ("h1", None, [("h1", 2379)]),
         ("h1:2379,h2:23790", None, [("h1", 2379), ("h2", 23790)]),
+        ("h1:2379, h2:23790", None, [("h1", 2379), ("h2", 23790)]),
+        ("https://h1:2379,\n  https://h2:2379\n", "https", [("h1", 2379), ("h2", 2379)]),
+        ("0.0.0.0:2379", None, [("0.0.0.0", 2379)]),
+        ("nonexistent-none:2379", None, [("nonexistent-none", 2379)]),
+        (None, None, [("localhost", 2379)]),
         (" h1 , h2:1 ", None, [("h1", 2379), ("h2", 1)]),
         ("http://h1", "http", [("h1", 2379)]),
         ("HTTPS://h1:443/", "https", [("h1", 443)]),
@@ -33,7 +38,7 @@ from rdzv_etcd.settings import Endpoint, parse_endpoints
         ("etcd-0.etcd_headless.ns.svc:2379", None, [("etcd-0.etcd_headless.ns.svc", 2379)]),
     ],
 )
-def test_forms(text: str, scheme: str | None, endpoints: list[tuple[str, int]]) -> None:
+def test_forms(text: str | None, scheme: str | None, endpoints: list[tuple[str, int]]) -> None:
     parsed = parse_endpoints(text)
     assert parsed.scheme == scheme
     assert parsed.endpoints == tuple(Endpoint(*endpoint) for endpoint in endpoints)
@@ -45,6 +50,27 @@ def test_forms(text: str, scheme: str | None, endpoints: list[tuple[str, int]]) 
         ("http://h1,https://h2", "mixes http and https"),
         ("2001:db8::1:2379", r"ambiguous: write an IPv6 address in brackets"),
         ("::1", "ambiguous"),
+        ("None", r"invalid host, 'None' \(was a variable not set"),
+        ("None:2379", r"invalid host, 'None' \(was a variable not set"),
+        ("h1:None", r"the port must be .* \(was a variable not set"),
+        ("$ETCD:2379", r"invalid host, '\$ETCD' \(a variable .* not replaced\)"),
+        ("$(ETCD_HOST):2379", "not replaced"),
+        ("{{ host }}:2379", "placeholder that was not replaced"),
+        ("<etcd-host>:2379", "placeholder that was not replaced"),
+        ("h1:$PORT", "port must be .* not replaced"),
+        ("'h1:2379'", "quotes that have become part of the value"),
+        ('"h1:2379"', "quotes that have become part of the value"),
+        ("h1:2379 h2:2379", "separated by commas: write h1:2379,h2:2379$"),
+        ("http://h1:2379 http://h2:2379", "write http://h1:2379,http://h2:2379$"),
+        ("h1:2379\nh2:2379", "write h1:2379,h2:2379$"),
+        ("tcp://h1:2379", "scheme must be http or https; write h1:2379$"),
+        ("grpc://h1:2379/", "scheme must be http or https; write h1:2379$"),
+        ("etcd://h1:2379/my-job", "scheme .* https; write h1:2379, and --rdzv-id=my-job$"),
+        (
+            "etcd://h1:2379/my-job?min_workers=1&max_workers=3",
+            "scheme .* https; write h1:2379, and --rdzv-id=my-job$",
+        ),
+        ("unix:///run/etcd.sock", "scheme must be http or https; write host:port$"),
         ("h1,,h2", "empty entry"),
         ("h1,", "empty entry"),
         ("https:h1:2379", r"write https://h1:2379"),
@@ -62,7 +88,7 @@ def test_forms(text: str, scheme: str | None, endpoints: list[tuple[str, int]]) 
         ("[::1]:", "port must be"),
         (":2379", "has no host"),
         ("http://", "has no host"),
-        ("h 1", "host"),
+        ("h 1", "write h,1$"),
         ("[::1", r"expected \[IPv6 address\]:port"),
         ("[h1]:2379", "expected"),
         ("[::1]2379", "expected"),

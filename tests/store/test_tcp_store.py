@@ -11,7 +11,7 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from rdzv_etcd.group.listener import Listener, bind_listener
+from rdzv_etcd.group.listener import Listener, LocalAddr, bind_listener
 from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 
@@ -19,7 +19,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def listener() -> Listener:
-    return bind_listener("127.0.0.1", (Endpoint("127.0.0.1"),))
+    return bind_listener(LocalAddr("127.0.0.1"), (Endpoint("127.0.0.1"),))
 
 
 def connect(port: int) -> TCPStore:

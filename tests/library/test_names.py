@@ -1,0 +1,102 @@
+"""Nodes whose own name is late in DNS, as that of a pod that has just started, and goes again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rdzv_etcd.settings import hosts
+from tests.library.nodes import LIMIT_S
+from tests.support.leaks import LeakCheck
+from tests.support.servers import EtcdServer
+
+NAME = "node-0.late.example"
+
+_PROGRAM = """
+import sys
+import rdzv_etcd
+
+group = rdzv_etcd.connect(
+    sys.argv[1], job=sys.argv[2], nodes=1, local_addr=sys.argv[3], join_timeout=float(sys.argv[4])
+)
+for _ in range(2):
+    print("joined", group.join().master.address, flush=True)
+    sys.stdin.readline()
+group.leave()
+"""
+
+
+class Resolver:
+    """What a program finds when it looks up names, in a namespace of mounts of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._hosts, switch = folder / "hosts", folder / "nsswitch.conf"
+        switch.write_text("hosts: files\n")
+        self.forget()
+        self._enter = (
+            f"mount --bind {self._hosts} /etc/hosts && mount --bind {switch} /etc/nsswitch.conf"
+        )
+
+    def add(self, name: str) -> None:
+        with self._hosts.open("a") as file:
+            file.write(f"127.0.0.1 {name}\n")
+
+    def forget(self) -> None:
+        self._hosts.write_text("127.0.0.1 localhost\n")
+
+    def run(self, *arguments: str) -> subprocess.Popen[str]:
+        shell = ["unshare", "--mount", "sh", "-c", f'{self._enter} && exec "$@"', "sh"]
+        return subprocess.Popen(
+            [*shell, sys.executable, "-c", _PROGRAM, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def resolver(tmp_path: Path) -> Resolver:
+    return Resolver(tmp_path)
+
+
+def test_a_node_waits_for_its_own_name_and_keeps_it(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, resolver: Resolver
+) -> None:
+    """A pod that is not ready is not in DNS: its later rounds do not depend on that."""
+    with resolver.run(etcd_server.endpoint, job_id, NAME, "600") as node:
+        assert node.stdin
+        assert node.stdout
+        assert node.stderr
+        said = node.stderr.readline()
+        assert f"until this host can resolve its own name, local_addr {NAME}: " in said
+        resolver.add(NAME)
+        assert node.stdout.readline() == f"joined {NAME}\n"
+        resolver.forget()
+        print(file=node.stdin, flush=True)
+        assert node.stdout.readline() == f"joined {NAME}\n"
+        print(file=node.stdin, flush=True)
+        assert node.wait(LIMIT_S) == 0
+
+
+def test_a_name_that_never_comes_ends_the_wait(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, resolver: Resolver
+) -> None:
+    limit_s = hosts.FIRST_LINE_S + 2
+    with resolver.run(etcd_server.endpoint, job_id, NAME, str(limit_s)) as node:
+        _, errors = node.communicate(timeout=LIMIT_S)
+    assert "until this host can resolve its own name" in errors
+    assert f"local_addr is '{NAME}', which this host cannot resolve within {limit_s:g} s" in errors
+
+
+@pytest.mark.parametrize("name", ["no..name", "10.0.0.256"])
+def test_what_can_be_no_name_is_not_waited_for(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, resolver: Resolver, name: str
+) -> None:
+    with resolver.run(etcd_server.endpoint, job_id, name, "600") as node:
+        _, errors = node.communicate(timeout=LIMIT_S)
+    assert f"local_addr is '{name}', which this host cannot resolve" in errors
+    assert "waiting" not in errors
