@@ -1,4 +1,6 @@
-"""What is on the screens when a job hangs: docs/troubleshooting.md, quoted from real hosts.
+"""What agents log and commands print, as the documents quote it, on real hosts.
+
+Knows docs/troubleshooting.md and what docs/running.md says that an agent logs.
 
 Each test is one way in which people fail, through real torchrun at its default log level, on hosts
 of their own, with an etcd that has TLS and users. It waits until every line that the document
@@ -30,7 +32,9 @@ from tests.torchrun.fork_server import ForkServers
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+_DOCUMENTS = [
+    Path(__file__).parents[2] / "docs" / name for name in ("troubleshooting.md", "running.md")
+]
 _LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
 _NAMES = ("gpu-01", "gpu-02", "gpu-03")
 _JOB = "my-job"
@@ -41,8 +45,8 @@ _NOBODYS = "02:00:00:00:00:99"
 
 
 def quoted(name: str) -> list[str]:
-    """The lines that the document quotes for a test, in the block below its mark."""
-    text = _DOCUMENT.read_text()
+    """The lines that a document quotes for a test, in the block below its mark."""
+    text = "\n".join(document.read_text() for document in _DOCUMENTS)
     found = re.search(rf"<!-- hang: {name} -->.*?```text\n(.*?)```", text, re.DOTALL)
     assert found is not None, name
     lines = [line.strip() for line in found[1].splitlines()]
@@ -298,6 +302,24 @@ def test_etcd_without_an_answer(stage: Stage) -> None:
         stage.shows_what_the_document_quotes()
     finally:
         stage.site.bridge.heal()
+
+
+def test_what_an_agent_logs(stage: Stage) -> None:
+    """A node is killed, etcd is silent for a while, and the node that is left alone works on."""
+    conf = "last_call_timeout=60"
+    left, drained, killed = (stage.start(host, nnodes="1:3", conf=conf) for host in _NAMES)
+    stage.agents.wait_for_world([left, drained, killed], size=3)
+    killed.kill()
+    stage.agents.wait_for_world([left, drained], size=2)
+    stage.site.bridge.black_hole()
+    try:
+        stage.wait_for(left, "has not answered for")
+    finally:
+        stage.site.bridge.heal()
+    stage.wait_for(left, "answers again")
+    drained.terminate()
+    stage.agents.wait_for_world([left], size=1)
+    stage.shows_what_the_document_quotes()
 
 
 def test_two_launchers_on_one_host(stage: Stage) -> None:
