@@ -18,6 +18,10 @@ MOST_MISTAKES = 3
 """A node that was wrong this often within that time accuses nobody: it is the one that hears
 badly."""
 
+LONGEST_ROOM_S = 0.3
+"""By then each member can answer an accusation."""
+_ROOM_PER_MEMBER_S = 0.005
+
 
 def ring_after(members: Sequence[str], node_id: str) -> tuple[str, ...]:
     """The others in the order in which this node watches them: the next ranks first."""
@@ -30,6 +34,13 @@ def ring_after(members: Sequence[str], node_id: str) -> tuple[str, ...]:
 def ring_in_slice(ranks: Mapping[str, int], node_id: str) -> tuple[str, ...]:
     """The same in a large world, of which this node knows one slice."""
     return ring_after(sorted(ranks, key=lambda member: ranks[member]), node_id)
+
+
+def room_for_a_world_s(size: int) -> float:
+    """How long after a world of this size was formed its members begin to look after each other:
+    while many are still being told of it, and while agents exchange their ranks, there are better
+    things to do."""
+    return min(LONGEST_ROOM_S, size * _ROOM_PER_MEMBER_S)
 
 
 @dataclass(slots=True)

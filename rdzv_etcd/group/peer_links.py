@@ -15,12 +15,14 @@ from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.core.peer_ring import (
+    LONGEST_ROOM_S,
     follows_loss,
     how_gone,
     how_silent,
     names_dead,
     ring_after,
     ring_in_slice,
+    room_for_a_world_s,
 )
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.group.backoff import Backoff
@@ -31,9 +33,6 @@ from rdzv_etcd.peers.api import Answer, Contact, End, Peer, PeerNetwork
 
 _PAUSE_S = 1.0
 _RETRY_S = 5.0
-_ROOM_FOR_A_WORLD_S = 0.3
-"""Workers are started, and agents exchange their ranks; meanwhile the neighbour in the world before
-is watched."""
 _STALE_S = 0.5
 """What was seen longer ago, because etcd took so long, says of no node that it is silent."""
 
@@ -54,6 +53,8 @@ class PeerLinks:
         """Members of the present ring that were found to be gone, by whomever."""
         self._follows_loss = False
         """Whether the world before ended because members were lost."""
+        self._ring_since_s = 0.0
+        """When the present ring was made."""
         self._doubts: dict[str, float] = {}
         """Members without presence, and when to look whether they have put it back."""
         self._backoff = Backoff(context.session.renewal_period_s)
@@ -107,6 +108,7 @@ class PeerLinks:
         self._peer_watch.keep_only(ring)
         self._warned.intersection_update(ring)
         self._gone.clear()
+        self._ring_since_s = context.clock.now_s()
         self._follows_loss = follows_loss(member.record, context.control.view.change)
         self._doubts.clear()
         watching = self._begin(ring)
@@ -120,7 +122,8 @@ class PeerLinks:
                 if await self._are_back():
                     await end_task(watching)
                     watching = self._begin(ring)
-            await context.clock.sleep(_ROOM_FOR_A_WORLD_S)
+            record = member.record  # meanwhile the neighbour in the world before is watched
+            await context.clock.sleep(room_for_a_world_s(0 if record is None else record.size))
         finally:
             await end_task(watching)
 
@@ -254,6 +257,10 @@ class PeerLinks:
         """Whether this node may say anything; else wait until it may, or for a while. Raises
         EtcdError."""
         context, clock = self._context, self._context.clock
+        answers_s = self._ring_since_s + LONGEST_ROOM_S
+        if evidence is not Evidence.GONE and clock.now_s() < answers_s:
+            await clock.sleep(answers_s - clock.now_s())
+            return False
         mistaken = await self._witness.next_mistake()
         if mistaken is not None:
             self._distrust(mistaken)
@@ -293,7 +300,7 @@ class PeerLinks:
         now_s = self._context.clock.now_s()
         back = False
         for node_id in [node for node, at_s in self._doubts.items() if at_s <= now_s]:
-            self._doubts[node_id] = now_s + _RETRY_S
+            self._doubts[node_id] = now_s + _PAUSE_S
             try:
                 place = await self._witness.read(node_id)
             except EtcdError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.names import names_apart
+from rdzv_etcd.core.peer_ring import room_for_a_world_s
 from rdzv_etcd.core.steps import Recovery, decide_recovery
 from rdzv_etcd.errors import EtcdError, StateCorruptError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind, KeyValue
@@ -23,8 +24,6 @@ from rdzv_etcd.schema.values import encode_node
 from rdzv_etcd.text import shown
 
 _RETRY_S = 1.0
-_ROOM_FOR_THE_FIRST_WORLD_S = 0.3
-"""Workers are started, and agents exchange their ranks."""
 
 
 async def watch_own(context: NodeContext, member: Member) -> None:
@@ -42,7 +41,8 @@ async def watch_own(context: NodeContext, member: Member) -> None:
             until_s, when=lambda: member.phase is Phase.MEMBER
         ):
             pass
-        until_s = min(until_s, context.clock.now_s() + _ROOM_FOR_THE_FIRST_WORLD_S)
+        size = 0 if member.record is None else member.record.size
+        until_s = min(until_s, context.clock.now_s() + room_for_a_world_s(size))
     await context.clock.sleep(max(0.0, until_s - context.clock.now_s()))
     backoff = Backoff(context.session.renewal_period_s)
     while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -80,6 +81,32 @@ def test_a_killed_process_is_told_at_once(slice_nodes: int) -> None:
         await job.until_works([name for name in "abcd" if name != victim], limit_s=2.0)
 
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, slice_nodes=slice_nodes)
+
+
+@pytest.mark.parametrize("one_way_s", [0.001, 0.02])
+@pytest.mark.parametrize("names", ["ab", "abcdefgh"])
+def test_a_process_that_is_killed_soon_after_its_world_was_formed_is_told_at_once(
+    names: str, one_way_s: float
+) -> None:
+    """Members begin to look after each other 5 ms after that for each of them, and have a link
+    some round trips to etcd later. Who dies before that is only missed with its lease."""
+
+    async def scenario(job: SimJob, after_s: float) -> None:
+        job.start_all(names, delay_s=one_way_s)
+        await job.until(lambda: all(node.worlds for node in job.nodes.values()), "a world")
+        await job.pass_time(after_s)
+        job.kill(job.loop.rng.choice(names))
+        assert await told_after_s(job) < TOLD_S + 16 * one_way_s
+
+    first_link_s = 0.005 * len(names) + 2 * 6 * one_way_s + 0.01
+    for after_s in (first_link_s, first_link_s + 0.02, 0.3, 0.35):
+        simulate(
+            partial(scenario, after_s=after_s),
+            range(5),
+            min_nodes=2,
+            max_nodes=len(names),
+            peer_links=True,
+        )
 
 
 def test_a_killed_leader_is_told_at_once() -> None:
