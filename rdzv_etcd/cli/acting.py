@@ -1,6 +1,6 @@
-"""Commands that change a job from outside: ``close``, ``reset`` and ``gc``.
+"""Commands that change a job from outside: ``close`` and ``reset``.
 
-Each asks, or takes ``--yes``, and is one guarded transaction (``gc``: one for some keys at a time).
+Each asks, or takes ``--yes``, and writes in guarded transactions.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import getpass
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import connected, jobs_under
+from rdzv_etcd.cli.job_view import connected
 from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
@@ -34,7 +34,6 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
 _REASON = 500
-_JOBS = 10_000
 
 
 def operator() -> str:
@@ -154,38 +153,48 @@ def reset(
     target: Target,
     as_json: bool,
 ) -> int:
-    """Remove all keys of JOB, so that its id is as if never used; not while nodes are there.
+    """Delete all keys of JOB, as if the id had never been used. Refused while nodes are present.
 
-    Its epochs begin again, too: checkpoints of earlier runs may have higher ones.
+    Its epochs also begin again: checkpoints of earlier runs may have higher ones.
 
     \b
     Exit code: 0 they are gone, 1 they are not, 3 etcd cannot be asked.
     """
     settings = target.settings(target.job(job))
-    removed = asyncio.run(_reset(settings, force, yes))
+    removed, others = asyncio.run(_reset(settings, force, yes))
     if as_json:
-        output.show_json("reset", {"job": settings.job_id, "removed": removed})
+        fields = {"job": settings.job_id, "removed": removed, "left_alone": len(others)}
+        output.show_json("reset", fields)
     else:
         output.say(f"job {settings.job_id!r}: {removed} keys removed")
+    if others:
+        output.warn(
+            f"rdzv-etcd: left alone {len(others)} keys below this job's that are not its own, the "
+            f"first {others[0].decode(errors='replace')}: another job's etcd_prefix seems to be "
+            "below this job's keys"
+        )
     return output.DONE
 
 
-async def _reset(settings: Settings, force: bool, yes: bool) -> int:
+async def _reset(settings: Settings, force: bool, yes: bool) -> tuple[int, list[bytes]]:
+    """Return how many keys were removed, and those below the job's path that are not its own."""
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         # In pages: a job's store may be large.
-        found = (await read_pages(etcd, keys.all, keys_only=True)).kvs
+        below = (await read_pages(etcd, keys.below, keys_only=True)).kvs
+        found = [kv for kv in below if keys.owns(kv.key)]
+        others = [kv.key for kv in below if not keys.owns(kv.key)]
         living = [kv for kv in found if kv.key in keys.nodes and kv.lease_id]
         if living and not force:
             raise _living(keys, living)
         if not found:
-            return 0
+            return 0, others
         output.confirm(f"remove {len(found)} keys of job {settings.job_id!r}?", yes=yes)
-        result = await etcd.txn(inspect_requests.remove_all(keys, force=force), repeatable=True)
-        if not result.succeeded:
-            again = (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
-            raise _living(keys, again)
-        return len(found)
+        for txn in inspect_requests.remove_job(keys, [kv.key for kv in found], force=force):
+            if not (await etcd.txn(txn, repeatable=True)).succeeded:
+                again = (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
+                raise _living(keys, again)
+        return len(found), others
 
 
 def _living(keys: JobKeys, living: Sequence[KeyValue]) -> RefusedError:
@@ -194,78 +203,3 @@ def _living(keys: JobKeys, living: Sequence[KeyValue]) -> RefusedError:
         f"not done: nodes of job {keys.job_id!r} are there ({names}): end them, or close the job "
         f"(rdzv-etcd close {keys.job_id}), and wait until they have gone; or add --force"
     )
-
-
-# --- gc -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Leftovers:
-    """Keys of a dead job that no lease will remove."""
-
-    keys: JobKeys
-    found: tuple[KeyValue, ...]
-
-
-@click.command()
-@click.option("--delete", is_flag=True, help="Remove them; without this they are only listed.")
-@yes_option
-@common
-def gc(*, delete: bool, yes: bool, target: Target, as_json: bool) -> int:
-    """Find keys that no lease will ever remove, in jobs that have no node and no round.
-
-    This library writes none; a program or person that wrote under its prefix may have.
-
-    \b
-    Exit code: 0 done, 1 some could not be removed, 3 etcd cannot be asked.
-    """
-    settings = target.settings()
-    found, removed = asyncio.run(_gc(settings, delete, yes))
-    if as_json:
-        jobs = [{"job": each.keys.job_id, "keys": len(each.found)} for each in found]
-        output.show_json("gc", {"jobs": jobs, "deleted": removed})
-    elif not found:
-        output.say(f"nothing is left over under {settings.prefix}")
-    else:
-        rows = [
-            (each.keys.job_id, len(each.found), each.found[0].key.decode(errors="replace"))
-            for each in found
-        ]
-        output.console().print(output.table(("JOB", "KEYS", "FIRST"), rows))
-        output.say(f"{removed} keys removed" if delete else "nothing removed: add --delete")
-    total = sum(len(each.found) for each in found)
-    return output.NOT_DONE if delete and removed < total else output.DONE
-
-
-async def _gc(settings: Settings, delete: bool, yes: bool) -> tuple[list[Leftovers], int]:
-    removed = 0
-    async with connected(settings) as etcd:
-        jobs, _ = await jobs_under(etcd, settings.prefix, _JOBS)
-        every = [await _leftovers(etcd, JobKeys(settings.prefix, job)) for job in jobs]
-        found = [each for each in every if each.found]
-        if not delete or not found:
-            return found, 0
-        total = sum(len(each.found) for each in found)
-        output.confirm(f"remove {total} keys of {len(found)} jobs?", yes=yes)
-        for each in found:
-            removed += await _remove(etcd, each)
-    return found, removed
-
-
-async def _leftovers(etcd: Etcd, keys: JobKeys) -> Leftovers:
-    found = (await read_pages(etcd, keys.all, keys_only=True)).kvs
-    lives = any(
-        kv.lease_id and (kv.key in keys.nodes or kv.key in (keys.round, keys.leader))
-        for kv in found
-    )
-    return Leftovers(keys, () if lives else tuple(kv for kv in found if not kv.lease_id))
-
-
-async def _remove(etcd: Etcd, leftovers: Leftovers) -> int:
-    removed, step = 0, inspect_requests.KEYS_PER_TXN
-    for at in range(0, len(leftovers.found), step):
-        part = leftovers.found[at : at + step]
-        txn = inspect_requests.remove_leftovers(leftovers.keys, part)
-        if (await etcd.txn(txn)).succeeded:
-            removed += len(part)
-    return removed

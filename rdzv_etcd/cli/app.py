@@ -30,7 +30,6 @@ _PLACES = {
     "drain": "drain",
     "evict": "evict",
     "reset": "acting",
-    "gc": "acting",
     "serve": "serve",
     "demo": "demo",
 }

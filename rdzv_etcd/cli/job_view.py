@@ -216,6 +216,21 @@ async def places_of(etcd: Etcd, keys: JobKeys, most: int) -> list[str]:
     return places
 
 
+async def entangled_with(etcd: Etcd, keys: JobKeys) -> list[str]:
+    """Say which other jobs' keys are below this one's, or the other way round: an ``etcd_prefix``
+    is below a job's keys then. Some ten small reads. Raises EtcdError.
+    """
+    told = []
+    for part in requests.between_parts(keys):
+        key = await _first(etcd, requests.page(part, 1, keys_only=True))
+        if key is not None:
+            told.append(f"{key.decode(errors='replace')} is below job {keys.job_id!r}")
+    for job in requests.jobs_above(keys.prefix):
+        if await _first(etcd, requests.page(job.control, 1, keys_only=True)) is not None:
+            told.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
+    return told
+
+
 async def _first(etcd: Etcd, request: Get) -> bytes | None:
     got = await etcd.get(request)
     return got.kvs[0].key if got.kvs else None

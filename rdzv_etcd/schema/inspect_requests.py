@@ -11,10 +11,11 @@ from urllib.parse import unquote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import (
+    OPS_PER_TXN,
     Compare,
     Delete,
     Get,
-    KeyValue,
+    Op,
     Put,
     Relation,
     Target,
@@ -23,8 +24,6 @@ from rdzv_etcd.etcd.api import (
 )
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
-KEYS_PER_TXN = 40
-"""Each of them takes a guard and a deletion; see :data:`rdzv_etcd.etcd.api.OPS_PER_TXN`."""
 _PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"gate", b"nodes", b"ranks", b"store"})
 
 
@@ -65,6 +64,26 @@ def beyond(prefix: str, key: bytes) -> KeyRange:
     return KeyRange(prefix_end(rest.start + segment + slash), rest.end)
 
 
+def between_parts(keys: JobKeys) -> list[KeyRange]:
+    """Ranges below a job's root in which it has no key: what is there is another job's."""
+    parts = sorted(
+        (*keys.per_round, keys.control, keys.nodes, keys.gates), key=lambda part: part.start
+    )
+    starts = (keys.below.start, *(part.end for part in parts))
+    ends = (*(part.start for part in parts), keys.below.end)
+    return [KeyRange(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def jobs_above(prefix: str) -> list[JobKeys]:
+    """The jobs below whose root a prefix would be, if they exist."""
+    parts = prefix.rstrip("/").split("/")
+    return [
+        JobKeys("/".join(parts[:at]), unquote(parts[at]))
+        for at in range(1, len(parts))
+        if parts[at]
+    ]
+
+
 def place_of(keys: JobKeys, key: bytes) -> str | None:
     """Return the prefix under which a key is one of a job of this id, if it is."""
     parts = key.split(b"/")
@@ -102,28 +121,17 @@ def may_write(keys: JobKeys) -> Txn:
     return Txn((never,), (Put(key, b""), Put(keys.round, b"")))
 
 
-def remove_all(keys: JobKeys, *, force: bool) -> Txn:
-    """Delete all keys of a job; without ``force`` only if no node is there."""
+def remove_job(keys: JobKeys, found: Sequence[bytes], *, force: bool) -> list[Txn]:
+    """Delete a job's keys, of which ``found`` were read; without ``force`` only if no node is
+    there. What is below the job's root and no part of it stays."""
     guards = () if force else (_nobody_there(keys),)
-    everything_of_it = Delete(keys.all.start, keys.all.end)
-    return Txn(guards, (everything_of_it,), (page(keys.nodes, 1, keys_only=True),))
-
-
-def remove_leftovers(keys: JobKeys, leftovers: Sequence[KeyValue]) -> Txn:
-    """Delete keys that no lease will remove, if they are as they were read and the job is still
-    over."""
-    same = (
-        guard
-        for kv in leftovers
-        for guard in (Compare(kv.key, Target.MOD, Relation.EQUAL, kv.mod_revision),)
-    )
-    guards = (
-        _nobody_there(keys),
-        Compare(keys.round, Target.LEASE, Relation.EQUAL, 0),
-        Compare(keys.leader, Target.LEASE, Relation.EQUAL, 0),
-        *same,
-    )
-    return Txn(guards, tuple(Delete(kv.key) for kv in leftovers))
+    ranges = keys.per_round
+    ops: list[Op] = [Delete(each.start, each.end) for each in ranges]
+    ops += [
+        Delete(key) for key in found if keys.owns(key) and not any(key in each for each in ranges)
+    ]
+    steps = [ops[at : at + OPS_PER_TXN] for at in range(0, len(ops), OPS_PER_TXN)]
+    return [Txn(guards, tuple(step), (page(keys.nodes, 1, keys_only=True),)) for step in steps]
 
 
 def _nobody_there(keys: JobKeys) -> Compare:

@@ -146,23 +146,26 @@ class JobKeys:
 
     # -- per round --------------------------------------------------------------------------------
 
+    # What is deleted as a range is no wider than rounds' numbers: a job whose prefix is below this
+    # job's root (another team's, called like a segment of these paths) keeps its keys.
+
     def audit(self, round_number: int, run: str) -> bytes:
         return self.root + b"audit/" + _round(round_number) + b"/" + _segment(run)
 
     @property
     def audits(self) -> KeyRange:
-        return _range(self.root + b"audit/")
+        return self._rounds(b"audit/")
 
     def store(self, round_number: int, run: str) -> KeyRange:
         """The range of a round's store; a store key is ``store(r, run).start + key``."""
-        return _range(self.stores.start + _round(round_number) + b"/" + _segment(run) + b"/")
+        return _range(self.root + b"store/" + _round(round_number) + b"/" + _segment(run) + b"/")
 
     @property
     def ranks(self) -> KeyRange:
-        return _range(self.root + b"ranks/")
+        return self._rounds(b"ranks/")
 
     def ranks_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.ranks.start, self.root + b"ranks/" + _round(round_number))
+        return self._rounds(b"ranks/", round_number)
 
     def editions(self, round_number: int) -> KeyRange:
         """All attempts to publish the ranks of a round."""
@@ -176,28 +179,48 @@ class JobKeys:
 
     @property
     def stores(self) -> KeyRange:
-        return _range(self.root + b"store/")
+        return self._rounds(b"store/")
 
     def stores_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.stores.start, self.stores.start + _round(round_number))
+        return self._rounds(b"store/", round_number)
 
     def exchange(self, round_number: int, run: str) -> KeyRange:
         """The range of what the members of a round give each other: a second store of it."""
         return self.store(round_number, f"{run} exchange")
 
     def barrier(self, round_number: int, name: str) -> KeyRange:
-        return _range(self.barriers.start + _round(round_number) + b"/" + _segment(name) + b"/")
+        return _range(self.root + b"barrier/" + _round(round_number) + b"/" + _segment(name) + b"/")
 
     @property
     def barriers(self) -> KeyRange:
-        return _range(self.root + b"barrier/")
+        return self._rounds(b"barrier/")
 
     def barriers_before(self, round_number: int) -> KeyRange:
-        return KeyRange(self.barriers.start, self.root + b"barrier/" + _round(round_number))
+        return self._rounds(b"barrier/", round_number)
+
+    def _rounds(self, family: bytes, before: int | None = None) -> KeyRange:
+        """The keys of all rounds in a family of keys, or of those before one."""
+        start = self.root + family
+        end = start + (b":" if before is None else _round(before))  # ":" follows "9"
+        return KeyRange(start + b"0", end)
+
+    # -- all of it ---------------------------------------------------------------------------------
 
     @property
-    def all(self) -> KeyRange:
+    def below(self) -> KeyRange:
+        """All keys below :attr:`root`, be they this job's or not: see :meth:`owns`."""
         return _range(self.root)
+
+    @property
+    def per_round(self) -> tuple[KeyRange, ...]:
+        return (self.audits, self.barriers, self.ranks, self.stores)
+
+    def owns(self, key: bytes) -> bool:
+        """Whether a key is one of this job's: another job's prefix may be below :attr:`root`."""
+        if any(key in each for each in self.per_round):
+            return True
+        parts = (self.drains, self.control, self.nodes, self.gates)
+        return any(key in part and b"/" not in key[len(part.start) :] for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

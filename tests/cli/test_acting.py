@@ -6,7 +6,6 @@ import asyncio
 import os
 import pty
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -49,7 +48,7 @@ def act(cli: Run, etcd_server: EtcdServer) -> Run:
     return run
 
 
-_CHANGING = [("close",), ("reset",), ("drain", "one"), ("evict", "one"), ("gc", "--delete")]
+_CHANGING = [("close",), ("reset",), ("drain", "one"), ("evict", "one")]
 
 
 @pytest.mark.parametrize("words", _CHANGING)
@@ -61,10 +60,9 @@ def test_nothing_is_changed_where_nobody_can_be_asked(
     if words[0] in ("close", "drain", "evict"):
         plant_elsewhere(etcd_server, keys, words[0])
     command, *more = words
-    job = () if command == "gc" else (job_id,)
     conf = f"--conf=etcd_prefix={keys.prefix}"
     before = etcd_server.keys(keys.root)
-    done = run_alone(command, *job, *more, conf, "--endpoint", etcd_server.endpoint)
+    done = run_alone(command, job_id, *more, conf, "--endpoint", etcd_server.endpoint)
     assert done.code == 1, done
     assert "--yes" in done.err
     assert etcd_server.keys(keys.root) == before
@@ -180,10 +178,9 @@ def test_all_of_it_works_as_a_user_of_the_prefix_only(
         assert all(world.wait_over(60) for world in worlds)
     assert act("reset", job_id).code == 0
     assert not auth_etcd.keys(JobKeys(PREFIX, job_id).root)
-    assert act("gc").code == 0
 
 
-# --- reset and gc ---------------------------------------------------------------------------------
+# --- reset ----------------------------------------------------------------------------------------
 
 
 def test_a_job_with_living_nodes_is_not_reset(
@@ -204,27 +201,38 @@ def test_a_job_with_living_nodes_is_not_reset(
     assert act("reset", job_id, "--yes", "--json").json["reset"]["removed"] == 0
 
 
-def test_what_no_lease_will_remove_is_found_and_removed(
-    fresh_etcd: Callable[..., EtcdServer], cli: Run
+def test_only_what_is_a_job_s_own_is_removed(
+    etcd_server: EtcdServer, job_id: str, act: Run
 ) -> None:
-    server = fresh_etcd()
-    dead, living = JobKeys(PREFIX, "dead"), JobKeys(PREFIX, "living")
-    for number in range(100):  # more than one transaction's
-        server.gateway.put(dead.audit(number, "run"), b"left")
-    server.gateway.put(dead.node("stranger"), b"left")
-    plant_node(server, "living", "one~1~a")
-    server.gateway.put(living.audit(1, "run"), b"of a job that lives")
-    before = server.keys()
-    words = ("gc", "--json", "--endpoint", server.endpoint)
-    listed = cli(*words)
-    assert listed.code == 0
-    assert listed.json["gc"] == {"jobs": [{"job": "dead", "keys": 101}], "deleted": 0}
-    assert server.keys() == before
-    done = cli(*words, "--delete", "--yes")
-    assert (done.code, done.json["gc"]["deleted"]) == (0, 101)
-    assert not server.keys(dead.root)
-    assert len(server.keys(living.root)) == 2
-    assert "nothing is left over" in cli("gc", "--endpoint", server.endpoint).out
+    """A team has taken the job's path for its prefix, and one of its jobs is called like a part."""
+    keys = JobKeys(PREFIX, job_id)
+    prefix = keys.root.decode().rstrip("/")
+    own = [keys.node("stranger"), keys.gate("host"), keys.ended, keys.drain("one~1~a")]
+    own += [keys.audit(number, "run") for number in range(200)]  # more than a transaction takes
+    own += [keys.node(f"stray{number}") for number in range(200)]
+    own += [keys.store(3, "run").start + b"k/a/b", keys.barrier(3, "x").start + b"done"]
+    theirs = [JobKeys(prefix, name).round for name in ("team", "store", "ctl", "nodes", "barrier")]
+    for key in (*own, *theirs):
+        etcd_server.gateway.put(key, b"x")
+    done = act("reset", job_id, "--yes", "--json")
+    assert (done.code, done.json["reset"]) == (
+        0,
+        {"job": job_id, "removed": len(own), "left_alone": len(theirs)},
+    )
+    assert "another job's etcd_prefix" in done.err
+    assert sorted(etcd_server.keys(keys.root)) == sorted(theirs)
+
+
+def test_a_prefix_below_a_job_is_named(etcd_server: EtcdServer, job_id: str, act: Run) -> None:
+    keys = JobKeys(PREFIX, job_id)
+    prefix = keys.root.decode().rstrip("/")
+    plant_node(etcd_server, job_id, "one~1~a")
+    plant_round(etcd_server, job_id, ["one~1~a"])
+    assert "are mixed" not in act("doctor", job_id).out
+    etcd_server.gateway.put(JobKeys(prefix, "team").round, b"x", lease(etcd_server))
+    assert f"{prefix}/team/ctl/round is below job '{job_id}'" in act("doctor", job_id).out
+    below = act("doctor", "team", f"--conf=etcd_prefix={prefix}").out
+    assert f"etcd_prefix={prefix} is below job '{job_id}'" in below
 
 
 # --- evict ----------------------------------------------------------------------------------------

@@ -96,4 +96,3 @@ def test_keys_that_are_no_job_s_are_passed_over(
     done = cli("status", "--json", "--endpoint", server.endpoint)
     assert {job["job"] for job in done.json["jobs"]["jobs"]} == {"%FF", "x" * 100_000}
     assert is_harmless(cli("status", "--endpoint", server.endpoint).out)
-    assert cli("gc", "--endpoint", server.endpoint).code == 0

@@ -64,7 +64,7 @@ def test_everything_deleted_under_living_nodes_restarts_nothing() -> None:
         await job.until_works("abc")
         spare = job.start("d")
         await job.pass_time(2 * TTL_S)
-        everything = job.keys.all
+        everything = job.keys.below
         job.server.apply(Txn((), (Delete(everything.start, everything.end),)), "operator")
         await job.pass_time(5 * TTL_S)
         assert job.works("abc"), job.tell()

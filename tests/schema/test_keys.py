@@ -47,7 +47,7 @@ def ranges(keys: JobKeys) -> list[KeyRange]:
         keys.barrier(3, "a/b"),
         keys.barriers,
         keys.barriers_before(7),
-        keys.all,
+        keys.below,
     ]
 
 
@@ -71,18 +71,18 @@ def overlap(one: KeyRange, other: KeyRange) -> bool:
 def test_no_two_jobs_share_a_key(one: str, other: str) -> None:
     assume(one != other)
     mine, theirs = JobKeys("/p", one), JobKeys("/p", other)
-    assert not overlap(mine.all, theirs.all)
+    assert not overlap(mine.below, theirs.below)
     for each in ranges(theirs):
-        assert not overlap(mine.all, each)
-    assert not any(key in mine.all for key in singles(theirs))
+        assert not overlap(mine.below, each)
+    assert not any(key in mine.below for key in singles(theirs))
 
 
 @given(JOB_IDS)
 def test_everything_is_under_the_jobs_root_which_is_one_segment(job_id: str) -> None:
     keys = JobKeys("/p/", job_id)
     for each in ranges(keys):
-        assert keys.all.start <= each.start < each.end <= keys.all.end
-    assert all(key in keys.all for key in singles(keys))
+        assert keys.below.start <= each.start < each.end <= keys.below.end
+    assert all(key in keys.below for key in singles(keys))
     assert keys.root.count(b"/") == 3
     assert keys.root.startswith(b"/p/")
 
@@ -95,7 +95,7 @@ def test_the_job_id_can_be_read_back(job_id: str) -> None:
 
 def test_a_job_id_that_is_not_valid_text_works_too() -> None:
     odd = JobKeys("/p", "job\udcff")  # what the command line makes of the byte ff
-    assert not overlap(odd.all, JobKeys("/p", "jobÿ").all)
+    assert not overlap(odd.below, JobKeys("/p", "jobÿ").below)
 
 
 def test_an_empty_job_id_is_refused() -> None:

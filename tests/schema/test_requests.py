@@ -91,7 +91,7 @@ class Store:
         return set(nodes.present)
 
     def all_keys(self) -> set[bytes]:
-        keys = self.keys.all
+        keys = self.keys.below
         return {kv.key for kv in self.read(Get(keys.start, keys.end)).kvs}
 
     def arrive(self, name: str, session: int, arrived_for: int | None = None) -> TxnResult:
@@ -582,7 +582,7 @@ def test_views_built_from_a_read_and_from_the_watch_are_the_same() -> None:
             job = (await etcd.grant(60, lease_id=JOB_LEASE)).lease_id
             control = control_from(keys, await etcd.get(requests.read_control(keys)))
             nodes = nodes_from(keys, await etcd.get(requests.read_nodes(keys)), 0.0)
-            watch = etcd.watch(keys.all.start, keys.all.end, start_revision=server.revision + 1)
+            watch = etcd.watch(keys.below.start, keys.below.end, start_revision=server.revision + 1)
             await etcd.txn(requests.arrive(keys, info("a"), session, 0))
             await etcd.txn(requests.arrive(keys, info("b"), session, 0))
             now = control_from(keys, await etcd.get(requests.read_control(keys)))

@@ -31,6 +31,9 @@ from tests.sim.promises import Promises
 from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
 
+_PARTS = {b"audit", b"barrier", b"ctl", b"gate", b"nodes", b"ranks", b"store"}
+"""What follows the root of a job in its keys' paths."""
+
 COUNTER = "steps"
 """The store key that simulated agents count on."""
 
@@ -58,6 +61,8 @@ class Commits:
         self.changes: list[tuple[float, Change]] = []
         self.writers = {OPERATOR, FOREIGN}
         """Who may write under this job's keys."""
+        self.below: set[bytes] = set()
+        """The roots of other jobs, whose prefix is below this one's."""
         self.lost_s: float | None = None
         """When etcd lost data last."""
         self.unsure_s: float | None = None
@@ -159,7 +164,9 @@ class Commits:
     def _take(self, applied: Applied, event: Event) -> None:
         keys, state, kv = self._keys, self._state, event.kv
         put = event.kind is EventKind.PUT
-        if kv.key.startswith(keys.root):
+        if any(_is_under(root, kv.key) for root in self.below):
+            return  # that job's own history has it
+        if _is_under(keys.root, kv.key):
             self._demand(
                 not applied.source or applied.source in self.writers,
                 Invariant.OTHERS,
@@ -337,3 +344,9 @@ class Commits:
                 if here is not None and not (back and here.info.arrived_for > record.number):
                     state.nodes[node_id] = replace(here, seated=True)
         state.round, state.round_revision = record, revision
+
+
+def _is_under(root: bytes, key: bytes) -> bool:
+    """Whether a key is one of the job with that root; a job may be called like a part of another,
+    and be below it."""
+    return key.startswith(root) and key[len(root) :].split(b"/")[0] in _PARTS

@@ -60,6 +60,7 @@ class History:
         self.go_back = self._commits.go_back
         self.lose_all = self._commits.lose_all
         self.writers = self._commits.writers
+        self.below = self._commits.below
         self.note_jump = self._state.note_jump
 
     @property

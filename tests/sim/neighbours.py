@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+from rdzv_etcd.schema.keys import JobKeys
 from tests.sim.stage import Part, Stage
 from tests.sim.world import REQUEST_TIMEOUT_S, SimJob
 
 NAMES = "xy"
+BELOW = ("team", "store", "barrier", "ranks", "audit")
 CONVERGES_S = 150.0
 
 
@@ -15,10 +19,16 @@ class Neighbour(Part):
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         job = stage.job
+        job_id, prefix = f"{job.settings.job_id}s", job.settings.prefix  # begins with its letters
+        rng = random.Random(f"neighbour {job.loop.seed}")
+        if rng.random() < 0.5:  # a team's prefix that is below the job, as if it were its own
+            job_id, prefix = rng.choice(BELOW), job.keys.root.decode().rstrip("/")
+            job.history.below.add(JobKeys(prefix, job_id).root)
         self._other = SimJob(
             job.loop,
             job.server,
-            job_id=f"{job.settings.job_id}s",  # its keys begin with the same letters
+            job_id=job_id,
+            prefix=prefix,
             min_nodes=2,
             max_nodes=2,
             timing=job.settings.timing,

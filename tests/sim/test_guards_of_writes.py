@@ -23,7 +23,7 @@ from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
 from tests.sim.matching import noted, puts
 from tests.sim.test_guards import assert_noticed, restores, works_one_after_the_other
-from tests.sim.test_mutants import on, without_guard
+from tests.sim.test_mutants import on, whole_families, without_guard
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
 
 # A life that fails is cut short, with coroutines under way.
@@ -322,6 +322,28 @@ def deletes_all_that_begins_alike(original: Any, keys: JobKeys, *args: Any) -> T
     txn: Txn = original(keys, *args)
     start = keys.root.rstrip(b"/")
     return replace(txn, success=(Delete(start, prefix_end(start)),))
+
+
+def test_a_job_whose_prefix_is_below_another_job() -> None:
+    """A team's prefix is another job's path, and its job is called like a part of that."""
+
+    async def scenario(job: SimJob) -> None:
+        prefix = job.keys.root.decode().rstrip("/")
+        other = SimJob(
+            job.loop, job.server, job_id="store", prefix=prefix, min_nodes=1, max_nodes=1
+        )
+        job.history.below.add(other.keys.root)
+        other.start("x")
+        await other.until_works("x")
+        job.start("a")
+        await job.until_works("a")
+        await job.leave("a")
+        await job.pass_time(1.0)
+        other.history.check()
+        assert other.works("x")
+        assert other.nodes["x"].joins == 1
+
+    assert_noticed(scenario, JobKeys, "_rounds", whole_families, Invariant.OTHERS, max_nodes=1)
 
 
 def test_a_job_whose_id_begins_like_another_one() -> None:

@@ -21,7 +21,7 @@ from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Drain, Loss
 from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
-from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.group import (
     barrier,
     drafting,
@@ -39,6 +39,7 @@ from rdzv_etcd.group import (
 )
 from rdzv_etcd.kv import writes
 from rdzv_etcd.schema import barrier_requests, health_requests, requests
+from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import SimulationError
@@ -253,6 +254,11 @@ def gives_anew(original: Any, self: Any, turn: int, *args: Any) -> Any:
     return original(self, turn, *args)
 
 
+def whole_families(original: Any, self: JobKeys, family: bytes, *before: int) -> KeyRange:
+    start, part = self.root + family, original(self, family, *before)
+    return KeyRange(start, part.end if before else prefix_end(start))
+
+
 async def asks_its_session(
     original: Any, etcd: Any, keys: Any, clock: Any, node_id: str, reason: str
 ) -> bool:
@@ -338,6 +344,8 @@ MUTANTS = [
            kinds=("interrupted_calls", "lose_the_tail", "restore_a_backup")),
     Mutant("what a node is asked goes with its session", faults_operator, "request_drain",
            asks_its_session, (I.ASKED,), kinds=("ask_to_leave",)),
+    Mutant("what is below a job's keys is taken for its own", JobKeys, "_rounds",
+           whole_families, (I.OTHERS,), kinds=("neighbour",)),
     Mutant("a leave ends with the call that began it", ending.Ending, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip

@@ -187,6 +187,7 @@ class SimJob:
         server: MemoryEtcd,
         *,
         job_id: str = "job",
+        prefix: str = "/rdzv_etcd",
         min_nodes: int = 1,
         max_nodes: int = 4,
         node_unit: int = 1,
@@ -205,6 +206,7 @@ class SimJob:
         self.settings = Settings(
             job_id,
             JobSettings(min_nodes, max_nodes, node_unit),
+            prefix=prefix,
             connection=Connection(request_timeout_s=REQUEST_TIMEOUT_S),
             timing=timing,
             after_end=after_end,

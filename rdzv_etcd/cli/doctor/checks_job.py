@@ -50,6 +50,15 @@ def is_there(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def entangled(facts: Facts) -> Iterator[Finding]:
+    """A prefix below the keys of a job."""
+    for text in facts.entangled:
+        yield warn(
+            f"two jobs' keys are mixed: {text}",
+            "give them prefixes (etcd_prefix) of which none is below a job of the other",
+        )
+
+
 def also_waits(facts: Facts) -> Iterator[Finding]:
     """Nodes of one job that cannot find each other: under another prefix, or by another id."""
     view = facts.view
@@ -195,6 +204,7 @@ def _place(view: JobView | None, node_id: str) -> tuple[str, int]:
 CHECKS: tuple[Check, ...] = (
     default_id,
     is_there,
+    entangled,
     also_waits,
     same_settings,
     strangers,

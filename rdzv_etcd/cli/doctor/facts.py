@@ -114,6 +114,8 @@ class Facts:
     view_error: RdzvEtcdError | None = None
     elsewhere: tuple[str, ...] = ()
     """Other prefixes under which there is a job of this id."""
+    entangled: tuple[str, ...] = ()
+    """Which other job's keys are below this one's, or the other way round."""
     similar: tuple[str, ...] = ()
     """Jobs under the same prefix that wait for nodes, too, and are spelt nearly the same."""
     peers: Mapping[str, str] = field(default_factory=dict)

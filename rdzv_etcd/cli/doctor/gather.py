@@ -18,7 +18,7 @@ from importlib import metadata
 
 from rdzv_etcd.cli.doctor.facts import EndpointFacts, Facts, HostFacts, Pages, PythonFacts
 from rdzv_etcd.cli.doctor.pages import read_pages
-from rdzv_etcd.cli.job_view import JobView, jobs_under, places_of, read_job
+from rdzv_etcd.cli.job_view import JobView, entangled_with, jobs_under, places_of, read_job
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.embedded.addresses import own_addresses
@@ -154,6 +154,8 @@ async def _listen(etcd: Etcd, facts: Facts, listen_s: float) -> Facts:
 
 async def _job(etcd: Etcd, facts: Facts) -> Facts:
     keys = JobKeys(facts.settings.prefix, facts.settings.job_id)
+    with contextlib.suppress(EtcdError):  # most users may not look above their prefix
+        facts = replace(facts, entangled=tuple(await entangled_with(etcd, keys)))
     try:
         view = await read_job(etcd, keys, closely=True)
     except (EtcdError, StateCorruptError) as error:
