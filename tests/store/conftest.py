@@ -84,7 +84,7 @@ def place(backing: EtcdServer | None, job_id: str) -> Iterator[Place]:
         lease_id = loop_thread.run(etcd.grant(600)).lease_id
         yield Place(loop_thread, etcd, job.store(1, "run"), lease_id)
         assert loop_thread.run(etcd.revoke(lease_id))
-        left = loop_thread.run(etcd.get(Get(job.below.start, job.all.end, keys_only=True)))
+        left = loop_thread.run(etcd.get(Get(job.below.start, job.below.end, keys_only=True)))
         assert left.kvs == ()
 
 
