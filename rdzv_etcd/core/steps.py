@@ -205,11 +205,11 @@ def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
 def waiting_count(
     control: Control, world: Round | None, evicted: bool, closure: Closure | None = None
 ) -> int:
-    """How many nodes wait, as torch's agent asks: above zero means "stop and re-join".
+    """Whether to stop and to re-join, as torch's agent asks: above zero if so.
 
-    ``world`` is the round that the node works in, its epoch fixed (``None``: none). Above zero as
-    well when a member was lost, when a newer round was formed without this node, and when the job
-    failed.
+    ``world`` is the round that the node works in, its epoch fixed (``None``: none). The number is
+    what the change names of those who waited or were lost; 1 when a newer round was formed without
+    this node, and when the job failed.
     ``closure`` is how the node saw its job end: it outlives the marker, and a new run's rounds are
     no concern of a node that is still finishing the old one.
     """

@@ -330,11 +330,13 @@ class Group:
         return None if drain is None else why_drained(drain, self.node_id)
 
     def waiting_count(self) -> int:
-        """How many nodes wait for a re-rendezvous, as torch's agent asks: above zero means to stop
-        working and to join again. :attr:`World.over` is the same question without the number.
+        """Whether to stop working and to join again, as torch's agent asks: a flag, above zero if
+        so. :attr:`World.over` is the same question.
 
-        Also above zero when a member was lost, when the others went on without this node, and when
-        the job failed; zero when it was finished. Answers from memory: never blocks, never raises,
+        It is above zero when nodes wait that would be taken in, when a member was lost, when the
+        others went on without this node, and when the job failed; zero when it was finished. The
+        number is that of the nodes which waited or were lost when the world ended, at least 1; it
+        does not change while more arrive. Answers from memory: never blocks, never raises,
         whatever state etcd is in, but for :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked
         child, which knows nothing of the job.
         """

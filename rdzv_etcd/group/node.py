@@ -112,7 +112,7 @@ class Node:
         return bool(self._tasks) and self._leadership.is_mine
 
     def waiting_count(self) -> int:
-        """How many nodes wait for a re-rendezvous; from memory, never raises or blocks."""
+        """Above zero if this node is to join again; from memory, never raises or blocks."""
         member = self._member
         if member.failure is not None and not member.is_finishing:
             return 1  # who joins again is told

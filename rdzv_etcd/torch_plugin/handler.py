@@ -144,8 +144,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
         )
 
     def num_nodes_waiting(self) -> int:
-        """From memory: never blocks, and never raises, whatever state etcd is in; in a forked child
-        it is refused.
+        """A flag, see :meth:`rdzv_etcd.Group.waiting_count`: who arrives later is not counted.
+
+        From memory: never blocks, and never raises, whatever state etcd is in; in a forked child it
+        is refused.
 
         A node that was drained begins to leave here; its own workers stop a second later.
         """

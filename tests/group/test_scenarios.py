@@ -97,6 +97,24 @@ def test_a_newcomer_is_taken_into_a_running_job_and_survivors_keep_their_ranks()
     simulate(scenario, min_nodes=2, max_nodes=4)
 
 
+def test_the_waiting_count_is_that_of_the_moment_at_which_the_world_ended() -> None:
+    """It is a flag: who arrives later changes nothing."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        for node in nodes:
+            node.stops_in_s = 5.0
+        job.start("c")
+        await job.until(lambda: all(node.node.waiting_count() for node in nodes), "it is over")
+        job.start("d")
+        await job.pass_time(2.0)
+        assert [node.node.waiting_count() for node in nodes] == [1, 1]
+        await job.until_works("abcd")
+
+    simulate(scenario, min_nodes=2, max_nodes=4)
+
+
 def test_rank_keys_order_the_ranks() -> None:
     async def scenario(job: SimJob) -> None:
         for name, key in (("a", "node10"), ("b", "node9"), ("c", "node1")):
