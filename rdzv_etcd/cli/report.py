@@ -42,8 +42,8 @@ class Row:
     node_id: str
     rank: int | None
     state: str
-    """One of: works, arrived, coming back, spare, expelled, left, lost, stranger, idle, finishing,
-    gone, corrupt."""
+    """One of: works, finished, arrived, coming back, spare, expelled, left, lost, stranger, idle,
+    finishing, gone, corrupt."""
     why: str = ""
     address: str = ""
     heard: LeaseLeft | None = None
@@ -301,6 +301,8 @@ def _states(view: JobView, settings: JobSettings, census: Census) -> Mapping[str
         states[node_id] = ("left", reason)
     for node_id in census.expected:
         states[node_id] = ("coming back", "") if is_over else ("works", "")
+    for node_id in census.finished:
+        states[node_id] = ("finished", "waits for the others")
     for presence in census.returning:
         states[presence.info.node_id] = ("arrived", "")
     for presence in census.newcomers:

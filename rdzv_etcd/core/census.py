@@ -35,6 +35,8 @@ class Census:
     """Live non-members that are not waiting (expelled, of a closed run, or unplaced)."""
     unplaced: tuple[str, ...] = ()
     """Those of the idle that may be members: not all members of the formed round are known."""
+    finished: tuple[str, ...] = ()
+    """Nodes whose work is done, members and others: none of them comes to the next round."""
 
     @property
     def pool(self) -> tuple[Presence, ...]:
@@ -51,7 +53,9 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
     expected: list[str] = []
     absent: list[str] = []
     leaving: dict[str, str] = {}
-    for node_id in members:
+    finished = tuple(node_id for node_id, here in nodes.present.items() if _has_finished(here))
+    done = set(finished)
+    for node_id in (each for each in members if each not in done):
         presence = nodes.present.get(node_id)
         reason = nodes.left.get(node_id) if presence is None else presence.info.leaving
         if reason is not None:
@@ -66,7 +70,7 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
     strangers: list[Presence] = []
     idle: list[str] = []
     unplaced: list[str] = []
-    seated = set(members)
+    seated = {*members, *done}
     expelled = set() if record is None else set(record.expelled)
     # Whoever has not asked again may be one of them, at work or on its way back.
     some_unknown = (
@@ -105,7 +109,12 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
         tuple(strangers),
         tuple(idle),
         tuple(unplaced),
+        finished,
     )
+
+
+def _has_finished(presence: Presence) -> bool:
+    return presence.info.finished and presence.info.leaving is None
 
 
 def _arrival(presence: Presence) -> tuple[int, str]:

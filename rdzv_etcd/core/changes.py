@@ -59,7 +59,7 @@ def decide_change(
     may_return: list[float] = []
     for node_id in census.absent:
         until_s = lost_from_s(nodes, node_id, trust_absence_s, round_trip_s)
-        if census.unplaced and is_unknown(node_id):
+        if (census.unplaced or census.finished) and is_unknown(node_id):
             until_s = max(until_s, unknown_until_s)
         if now_s < until_s:
             may_return.append(until_s)

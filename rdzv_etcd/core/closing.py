@@ -10,7 +10,7 @@ from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, left_because
 from rdzv_etcd.core.names import display_names
 from rdzv_etcd.core.ranks import assign_ranks
-from rdzv_etcd.core.wait_text import needed
+from rdzv_etcd.core.wait_text import finished_text, needed
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -27,6 +27,8 @@ class Close:
     reason: str
     heirs: tuple[str, ...] = ()
     """See :attr:`~rdzv_etcd.core.model.Round.heirs`."""
+    finished: tuple[str, ...] = ()
+    """Nodes that are there and have finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def _missing(census: Census, control: Control, nodes: Nodes) -> str:
     if census.strangers:
         strangers = [presence.info.node_id for presence in census.strangers]
         parts.append(f"not counting {display_names(strangers)} (other settings)")
+    parts += finished_text(census)
     return "".join(f", {part}" for part in parts)
 
 
@@ -154,6 +157,7 @@ def _close(control: Control, census: Census, size: int, reason: str) -> Close:
         census.expected + census.idle,
         reason,
         heirs if here.isdisjoint(heirs) else (),
+        census.finished,
     )
 
 

@@ -42,6 +42,8 @@ class Role(Enum):
     """It waits for the next world, which has a seat for it."""
     SPARE = "spare"
     """It waits, and there is no seat for it."""
+    FINISHED = "finished"
+    """Its work is done: it waits for the others to finish, and is in no further world."""
     LEAVING = "leaving"
     """It has said good-bye."""
     STRANGER = "stranger"
@@ -231,6 +233,7 @@ def _nodes(
     roles |= {presence.info.node_id: Role.WAITER for presence in census.newcomers}
     roles |= {presence.info.node_id: Role.STRANGER for presence in census.strangers}
     roles |= dict.fromkeys(spares, Role.SPARE)
+    roles |= dict.fromkeys(census.finished, Role.FINISHED)
 
     def role(info: NodeInfo) -> Role:
         return Role.LEAVING if info.leaving is not None else roles.get(info.node_id, Role.IDLE)

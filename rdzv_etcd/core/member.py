@@ -50,8 +50,8 @@ class Member:
     info: NodeInfo | None = None
     """The presence as last written or about to be."""
     arrived_with: int = 0
-    """The session that carries its presence; if it has another one: arrive again, or as a member
-    put the presence back."""
+    """The session that carries its presence as :attr:`info` has it; if it has another one, or
+    :attr:`info` is another: arrive again, or as a member put the presence back."""
     arrived_under: int = 0
     """The revision of the round record at the last arrival."""
     record: Round | None = None
@@ -133,6 +133,11 @@ class Member:
         that hangs would lead for good, and a job of other settings waits for a leader's end."""
         takes_part = self.phase in (Phase.WAITING, Phase.MEMBER) and not self.evicted
         return takes_part and self.closure is None
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether its work in its world is done, and it has told the others."""
+        return self.info is not None and self.info.finished
 
     @property
     def is_finishing(self) -> bool:
@@ -313,6 +318,12 @@ class Member:
     def plan_to_close(self, by_s: float) -> None:
         """Have the round closed by then (on the clock), if this node leads and it can be."""
         self.closes_by_s = by_s
+
+    def finish(self) -> None:
+        """Note that this member's work is done; its presence is put again, and tells the others."""
+        if self.info is not None:
+            self.info = replace(self.info, finished=True)
+            self.forget_arrival()
 
     def give_up(self) -> NodeInfo | None:
         """Take no part until the next join; return what this node was known by."""

@@ -51,6 +51,9 @@ class NodeInfo:
     """Why it has joined again, if it was its own doing: how its worker failed, for people."""
     lease_ttl_s: int = 0
     """How long its lease lives; 0: not known."""
+    finished: bool = False
+    """Whether its work in its world is done: it stays until the others have finished too, and is in
+    no other world."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,10 @@ def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None
 
 def others_reason(member: Member, control: Control) -> WorldChange | None:
     """Why the world that this node works in is over, if that is not of its own making and nothing
-    that all were meant to do."""
+    that all were meant to do; of a node that has finished only the job's failure is told."""
     why = why_over(member, control, member.epoch)
+    if member.has_finished and not isinstance(why, Failed):
+        return None
     return None if isinstance(why, MovedOn | Finished) else why
 
 

@@ -180,7 +180,9 @@ def working_step(member: Member, control: Control, session: int) -> WorkingStep:
     lacks = not is_there or control.round is None
     if lacks or member.may_lack_slice(control) or control.is_behind(record):
         return WorkingStep.REPAIR
-    return WorkingStep.WORK
+    # Any other member joins again by itself: one that has finished must notice that it is out.
+    moved_on = member.has_finished and not control.holds(record)
+    return WorkingStep.REPAIR if moved_on else WorkingStep.WORK
 
 
 def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:

@@ -123,10 +123,19 @@ def tell_arrived(
 
 
 def _not_counted(census: Census) -> list[str]:
-    if not census.strangers:
+    parts = finished_text(census)
+    if census.strangers:
+        strangers = [presence.info.node_id for presence in census.strangers]
+        parts.append(f"not counting {display_names(strangers)}, started with other settings")
+    return parts
+
+
+def finished_text(census: Census) -> list[str]:
+    """Name the nodes that have finished, if there are any: the next round does without them."""
+    if not census.finished:
         return []
-    strangers = [presence.info.node_id for presence in census.strangers]
-    return [f"not counting {display_names(strangers)}, started with other settings"]
+    verb = "has" if len(census.finished) == 1 else "have"
+    return [f"{display_names(census.finished)} {verb} finished and will not rejoin"]
 
 
 def _where_others_are(

@@ -93,7 +93,7 @@ class Drafting:
             master_port=master.port,
             job_lease=formed.job_lease if formed is not None else await self._job_lease.get(),
             epoch_base=epoch_base,
-            expelled=decision.expelled,
+            expelled=decision.expelled + decision.finished,  # neither asks for a seat
             slices=slices,
             heirs=decision.heirs,
             began_as=None if origin == run else origin,

@@ -51,6 +51,9 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.limits import MAX_REASON
 from rdzv_etcd.text import shown
 
+_FINISH_TOGETHER_S = 1.0
+"""Members usually finish within this time of each other; then that need not be written."""
+
 
 class Node:
     """One participant of one job; at most one join at a time."""
@@ -151,6 +154,11 @@ class Node:
         return why_over(member, self.control, member.epoch)
 
     @property
+    def has_finished(self) -> bool:
+        """Whether this member's work is done: see :meth:`finish_work`."""
+        return self._member.has_finished
+
+    @property
     def has_left(self) -> bool:
         return self._member.phase is Phase.GONE
 
@@ -180,6 +188,13 @@ class Node:
             if change is not None:
                 return change
             await self._context.wakeup.wait(when=lambda: self.change_of(seat) is not None)
+
+    async def closed(self) -> Closure:
+        """Wait until the job is closed, and return how; raises as :meth:`changed`."""
+        while (closure := self.closure()) is None:
+            self.check_not_gone()
+            await self._context.wakeup.wait(when=lambda: self.closure() is not None or self.is_gone)
+        return closure
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         member = self._member
@@ -329,6 +344,18 @@ class Node:
             raise draining.drained_error(
                 self._context.settings.job_id, member.node_id, member.drain
             )
+
+    async def finish_work(self, seat: Seat) -> None:
+        """Note that this member's work in that world is done, though perhaps not the others'; from
+        now on nobody waits for it. Returns at once."""
+        self.attend(self._tell_finished(seat), "finished")
+
+    async def _tell_finished(self, seat: Seat) -> None:
+        await self._context.clock.sleep(_FINISH_TOGETHER_S)
+        member = self._member
+        if member.works_in(seat.epoch) and member.closure is None:
+            member.finish()
+            self._context.wakeup.notify()  # the repair puts its presence again
 
     async def be_drained(self, reason: str) -> None:
         """Leave at the next safe point; a join that waits ends at once. Idempotent."""

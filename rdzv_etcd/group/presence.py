@@ -83,8 +83,8 @@ async def _check(context: NodeContext, member: Member) -> None:
             return
         # If etcd went back, what a waiting node said at an earlier arrival may be there again.
         arrived = member.info if member.phase is Phase.WAITING else None
-        place = await _read_own(context)
-        if _is_own(place, session, arrived):
+        place = await read_own(context)
+        if is_own(place, session, arrived):
             return
         if member.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
             member.forget_arrival()
@@ -126,17 +126,13 @@ def _should_be_there(member: Member) -> bool:
     return waits or member.phase is Phase.MEMBER
 
 
-async def is_present(context: NodeContext, session: int) -> bool:
-    """Tell whether this node's presence is there, on that session. Raises EtcdError."""
-    return _is_own(await _read_own(context), session)
-
-
-async def _read_own(context: NodeContext) -> KeyValue | None:
+async def read_own(context: NodeContext) -> KeyValue | None:
+    """Read what stands in the place of this node's presence. Raises EtcdError."""
     read = requests.read_presence(context.keys, context.identity.node_id)
     return next(iter((await context.etcd.get(read)).kvs), None)
 
 
-def _is_own(place: KeyValue | None, session: int, info: NodeInfo | None = None) -> bool:
+def is_own(place: KeyValue | None, session: int, info: NodeInfo | None = None) -> bool:
     """Whether it is this node's presence on that session, and as ``info`` says if that is given."""
     if place is None or place.lease_id != session:
         return False

@@ -16,7 +16,7 @@ from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.group import job_lease
 from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.group.presence import is_present
+from rdzv_etcd.group.presence import is_own, read_own
 from rdzv_etcd.schema import requests
 
 
@@ -65,7 +65,7 @@ class Repair:
             recovery = decide_recovery(control, record, member.node_id)
             if recovery is Recovery.REJOIN:
                 member.evict()
-                context.log.say(f"round {record.number} went on without this node: re-joining")
+                context.log.say(f"the others left round {record.number} without this node")
                 context.wakeup.notify()
                 return
             if control.is_behind(record):
@@ -90,9 +90,10 @@ class Repair:
                     member.slice_of(record),
                     presence_revision=max((kv.mod_revision for kv in there.kvs), default=0),
                 )
-            if await self._write(txn, session):
+            if await self._write(txn, session, info):
                 member.note_slice_there(control)
-                context.log.say(f"back in round {record.number} ({recovery.value})")
+                if not info.finished:
+                    context.log.say(f"back in round {record.number} ({recovery.value})")
         await context.control.refresh()
 
     async def _record(self, control: Control, record: Round, info: NodeInfo, session: int) -> Txn:
@@ -106,7 +107,7 @@ class Repair:
             slice_=self._member.slice_of(record),
         )
 
-    async def _write(self, txn: Txn, session: int) -> bool:
+    async def _write(self, txn: Txn, session: int, info: NodeInfo) -> bool:
         context = self._context
         try:
             result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
@@ -118,9 +119,12 @@ class Repair:
             # Refused, because things have changed meanwhile, or because this very write had been
             # applied before and its answer was lost; or there was nothing to put back but the
             # record, and another member was first.
-            if not await is_present(context, session):
+            place = await read_own(context)
+            if not is_own(place, session):
                 context.session.lost(session)  # it carries nothing: start afresh
                 await context.etcd.revoke(session)
                 return False
+            if info.finished and not is_own(place, session, info):
+                return False  # the others do not know it yet
         self._member.note_presence(session)
         return True

@@ -60,7 +60,7 @@ class RoundStore:
     Those that wait for other members (``get``, ``multi_get``, ``wait``) give up when
     the world is over, with :class:`~rdzv_etcd.errors.WorldOverError`, or
     :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed: what they wait for may never
-    come. ``even_if_over=True`` lets them wait on.
+    come. With ``even_if_over=True`` they wait until the job is closed.
     """
 
     def __init__(

@@ -281,6 +281,15 @@ def when_over(world: World, callback: Callable[[WorldChange | None], None]) -> N
     part.begin(_until_over(part.node, seat), lambda: callback(part.node.change_of(seat)))
 
 
+def note_finished(world: World) -> None:
+    """Tell the others that this member's work in the world is done and that no world has to wait
+    for it any more, unless they finish at the same time. Returns at once; what happens in the world
+    later does not concern its work. For launchers that wait for the others to finish."""
+    part = world._part
+    part.refuse_in_child()
+    part.begin(part.node.finish_work(world._seat))
+
+
 async def _until_over(node: Node, seat: Seat) -> None:
     with suppress(RendezvousFailedError):
         await node.over(seat)

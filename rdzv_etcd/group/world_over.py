@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.core.names import display_name
-from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.core.over import WorldChange, end_of
 from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import (
     EtcdError,
@@ -39,6 +39,13 @@ async def until_over(node: Node, seat: Seat, what: str) -> RendezvousFailedError
     return _over(what, seat, change)
 
 
+async def until_closed(node: Node, what: str) -> WorldClosedError:
+    """Wait until the job is closed, whatever becomes of the world before; raises as
+    :func:`until_over`."""
+    closure = await node.closed()
+    return _closed(what, node.context.settings.job_id, closure, end_of(closure))
+
+
 async def unless_over(
     node: Node,
     seat: Seat,
@@ -52,14 +59,13 @@ async def unless_over(
 
     What the others have done before it was over still counts: ``last_look`` is the same without the
     wait, and raises StoreTimeoutError if it is not done. Without one, the work gets a second more.
-    ``even_if_over``: it goes on, whatever becomes of the world.
+    ``even_if_over``: it continues in a world that is over, until the job is closed.
     Raises what the work raises, WorldOverError (a WorldClosedError if the job was closed), and
     RendezvousFailedError if this node leaves, or cannot go on.
     """
     working = asyncio.ensure_future(work())
-    if even_if_over:
-        return await _alone(node, what, working)
-    over = asyncio.ensure_future(until_over(node, seat, what))
+    end = until_closed(node, what) if even_if_over else until_over(node, seat, what)
+    over = asyncio.ensure_future(end)
     try:
         await first_of(node, what, working, over)
         if not working.done():
@@ -77,16 +83,6 @@ async def unless_over(
         await asyncio.gather(working, over, return_exceptions=True)
 
 
-async def _alone(node: Node, what: str, working: asyncio.Future[T]) -> T:
-    try:
-        await first_of(node, what, working)
-        return working.result()
-    finally:
-        if not working.done():
-            working.cancel()
-            await asyncio.wait({working})
-
-
 async def first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
     """Wait until one of them is done; tell at WARNING that this node waits for ``what``, if it
     does for long."""
@@ -95,7 +91,8 @@ async def first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
     while True:
         waited_s = context.clock.now_s() - began_s
         if lines.is_due(waited_s):
-            context.log.warn(f"waiting {waited_s:.0f} s for {what}")
+            awaited = "the others to finish: its own work is done" if node.has_finished else what
+            context.log.warn(f"waiting {waited_s:.0f} s for {awaited}")
         done, _ = await asyncio.wait(
             tasks, return_when=asyncio.FIRST_COMPLETED, timeout=lines.next_s - waited_s
         )

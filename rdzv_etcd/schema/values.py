@@ -101,6 +101,8 @@ def encode_node(info: NodeInfo) -> bytes:
         fields["because"] = shown(info.because)
     if info.lease_ttl_s:
         fields["lease_ttl"] = info.lease_ttl_s
+    if info.finished:
+        fields["finished"] = True
     return encode(fields, lambda f: _node(info.node_id, f))
 
 
@@ -123,6 +125,7 @@ def _node(node_id: str, f: Fields) -> NodeInfo:
         f.whole("round_trip_ms", 0, most=_MAX_ROUND_TRIP_MS),
         f.optional_text("because") or "",
         f.whole("lease_ttl", 0, most=_MAX_TTL_S),
+        f.flag("finished") if f.has("finished") else False,
     )
 
 

@@ -1,31 +1,44 @@
-"""The store that torch's agent uses between a rendezvous and the start of its workers.
+"""The store that torch's agent uses beside its workers: before they start, and after they end.
 
-A member can die after it arrived and before its lease runs out: then a round is formed with it, and
-torch's agents wait for what it would have written (``_assign_worker_ranks``) until the store's
-timeout, 300 s, and fail. They look at ``num_nodes_waiting()`` only once their workers run. So when
-the round is known to be over, this store answers such a wait in the lost member's place; the agent
-starts its workers, looks, and re-joins at once. What the answer says does not matter then.
+**Before.** A member can die after it arrived and before its lease runs out: then a round is formed
+with it, and torch's agents wait for what it would have written (``_assign_worker_ranks``) until the
+store's timeout, 300 s, and fail. They look at ``num_nodes_waiting()`` only once their workers run.
+So when the round is known to be over, this store answers such a wait in the lost member's place;
+the agent starts its workers, looks, and re-joins at once. What the answer says does not matter
+then.
 
-Knows the names that torch's agent uses (``SimpleElasticAgent._assign_worker_ranks``, torch 2.5 to
-2.13); a wait under any other name ends as in any store.
+**After.** An agent whose workers have succeeded waits for all others in torch's exit barrier, for
+300 s. It does not look at ``num_nodes_waiting()`` any more and will not join again: the others are
+told so, and do not wait for it. Its own wait ends when the job is closed, whatever world the others
+are in by then.
+
+Knows the names that torch's agent uses (``SimpleElasticAgent._assign_worker_ranks`` and
+``_exit_barrier``, torch 2.5 to 2.13); a wait under any other name ends as in any store.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
-from rdzv_etcd.errors import WorldOverError
-from rdzv_etcd.group.world import World
+from rdzv_etcd.errors import JobClosedError, StoreTimeoutError, WorldOverError
+from rdzv_etcd.group.world import World, note_finished
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
+_FINISHED = "torchelastic/agent/terminal_state/num_members"
+_ALL_FINISHED = "torchelastic/agent/terminal_state/last_member"
+
+_log = logging.getLogger("rdzv_etcd")
 
 
 class AgentStore(EtcdStore):
-    """An :class:`EtcdStore` in which no agent waits for a member that is known to be lost."""
+    """An :class:`EtcdStore` in which no agent waits for a member that is known to be lost, and that
+    tells the others when this agent's workers have finished."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.store)
@@ -36,6 +49,32 @@ class AgentStore(EtcdStore):
         if key == f"{_ROLE_INFO}{self._world.rank}":
             self._own_info = json.loads(value)
         super().set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        if key == _FINISHED:
+            note_finished(self._world)
+        return super().add(key, amount)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """As :meth:`EtcdStore.wait`; torch's exit barrier also ends when the job is closed."""
+        if list(keys) == [_ALL_FINISHED]:
+            self._do(self._wait_for_the_others, timeout)
+        else:
+            super().wait(keys, timeout)
+
+    def _wait_for_the_others(self, limit_s: float | None) -> None:
+        try:
+            self._world.store.wait([_ALL_FINISHED], limit_s, even_if_over=True)
+        except JobClosedError:
+            pass  # nobody else will finish; how it was closed is in the log
+        except StoreTimeoutError:
+            if not self._world.over:
+                raise
+            _log.warning(
+                "%d s after this node's workers have finished, other nodes still work in another "
+                "world; this node waits no longer",
+                limit_s,
+            )
 
     def get(self, key: str) -> bytes:
         """As :meth:`EtcdStore.get`; see the module for the exception."""

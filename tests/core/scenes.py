@@ -131,6 +131,13 @@ class Scene:
             self._present[name] = replace(presence, info=info)
         return self
 
+    def finished(self, words: str) -> Scene:
+        """Nodes whose work in their world is done."""
+        for name in names(words):
+            presence = self._present[name]
+            self._present[name] = replace(presence, info=replace(presence.info, finished=True))
+        return self
+
     def changed(self, lost: str = "", waiters: str = "") -> Scene:
         """The leader has published a change of the formed round."""
         record = self.control.round

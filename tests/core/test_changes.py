@@ -46,6 +46,15 @@ def test_a_change_is_published_once() -> None:
         (Scene(2, 4, members="a b", expelled="x").new("x"), ("x", {})),
         (Scene(2, 4, members="a b").new("x", settings=JobSettings(1, 9)), None),
         (Scene(2, 4, members="a b").new("d").leaving("d"), None),
+        (Scene(1, 4, members="a b c").finished("a"), None),
+        (Scene(1, 4, members="a b c").finished("a b c"), None),
+        (Scene(1, 4, members="a b c").finished("a").back("b"), ("b", {})),
+        (Scene(1, 4, members="a b c").finished("a").gone("b"), ("", {"b": EXPIRED})),
+        (Scene(1, 4, members="a b c").finished("a").gone("a"), ("", {"a": EXPIRED})),
+        (Scene(1, 4, members="a b c").finished("a").new("d"), None),  # no larger without a
+        (Scene(1, 4, members="a b c").finished("a").new("d e"), ("d e", {})),
+        (Scene(1, 4, members="b c", expelled="a").new("a", arrived_for=4).finished("a"), None),
+        (Scene(1, 4, members="b c").new("a", arrived_for=4).finished("a"), None),
     ],
 )
 def test_losses_returns_and_growth_are_published(

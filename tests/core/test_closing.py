@@ -98,6 +98,36 @@ def test_when_every_live_member_is_back_only_the_settle_time_is_waited() -> None
     assert scene.closed_world(NOW_S + 0.1) == "a b"
 
 
+def test_a_member_that_has_finished_is_not_waited_for() -> None:
+    """Nor does it get a seat, then or later; what the others wait for says so."""
+    scene = Scene(1, 4, members="a b c").changed(waiters="b").finished("a").back("b")
+    decision = scene.close()
+    assert isinstance(decision, KeepWaiting)
+    assert decision.until_s == scene.opened_s + REJOIN_S
+    assert "waiting for c, a has finished and will not rejoin" in decision.reason
+    decision = scene.back("c", NOW_S - 1).close()
+    assert isinstance(decision, Close)
+    assert [node.node_id for node in decision.world] == ["c", "b"]
+    assert (decision.expelled, decision.finished) == ((), ("a",))
+
+    later = Scene(1, 4, members="c b", at=6, expelled="a").new("a", arrived_for=5).finished("a")
+    assert later.changed(waiters="b").back("b c").closed_world() == "c b"
+
+
+def test_those_that_have_finished_make_no_world_large_enough() -> None:
+    scene = Scene(2, 4, members="a b").changed(waiters="b").finished("a").back("b")
+    assert scene.waits_until(NOW_S + 1e6) is None
+    assert scene.new("c").closed_world() == "b c"  # rank 0 is a survivor's that still works
+
+
+def test_a_newcomer_begins_where_all_survivors_have_finished() -> None:
+    """As nobody will come who has more; nor are those that have finished heirs to rank 0."""
+    decision = Scene(1, 4, members="a b").changed("b").gone("b").finished("a").new("c").close()
+    assert isinstance(decision, Close)
+    assert [node.node_id for node in decision.world] == ["c"]
+    assert decision.heirs == ()
+
+
 def test_the_settle_time_begins_again_with_each_arrival() -> None:
     scene = Scene(2, 4, members="a b c").changed("c").gone("c").back("a b", NOW_S - 0.1)
     assert scene.new("d", NOW_S).waits_until() == NOW_S + SETTLE_S

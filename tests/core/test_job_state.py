@@ -60,6 +60,17 @@ def test_before_the_first_world_others_will_come_to_fill_a_unit() -> None:
     assert state_of(Scene(2, 4, 2).new("a")).spares == ()
 
 
+def test_a_member_that_has_finished_is_neither_at_work_nor_waiting() -> None:
+    healthy = state_of(Scene(1, 2, members="a b").finished("a").new("c"))
+    assert healthy.stage is Stage.WORKING
+    assert roles(healthy) == {"a": Role.FINISHED, "b": Role.MEMBER, "c": Role.WAITER}
+    over = state_of(Scene(1, 2, members="a b").finished("a").changed(waiters="b").back("b"))
+    assert roles(over) == {"a": Role.FINISHED, "b": Role.RETURNING}
+    assert over.waiting == ("b",)
+    later = Scene(1, 2, members="b", at=6, expelled="a").new("a", arrived_for=5).finished("a")
+    assert roles(state_of(later)) == {"a": Role.FINISHED, "b": Role.MEMBER}
+
+
 def test_a_world_that_is_over() -> None:
     gone = Accusation("a", "its process is gone", is_certain=True)
     scene = Scene(1, 4, members="a b c d").gone("b").accused("b", gone, 0.1).back("a")

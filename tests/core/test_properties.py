@@ -54,6 +54,7 @@ def scenes(draw: st.DrawFn) -> tuple[Control, Nodes, JobSettings]:
             OTHER if draw(st.integers(0, 9)) == 0 else settings,
             rank_key,
             "bye" if draw(st.integers(0, 9)) == 0 else None,
+            finished=draw(st.integers(0, 9)) == 0,
         )
         present[node_id] = Presence(info, 10 + index, 40 + index, draw(st.floats(0, 100)))
     change = None
@@ -77,6 +78,7 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
     ids = [node.node_id for node in decision.world]
     size = len(ids)
     assert len(set(ids)) == size
+    assert not any(node.finished for node in decision.world)
     assert settings.min_nodes <= size <= settings.max_nodes
     assert size % settings.node_unit == 0
     record = control.formed

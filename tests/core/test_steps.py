@@ -250,6 +250,25 @@ def test_a_member_repairs_what_etcd_has_lost() -> None:
     assert me.beside() is WorkingStep.WORK
 
 
+def test_a_member_that_has_finished_says_so_and_notices_that_it_is_left_behind() -> None:
+    me = a_member()
+    me.member.finish()
+    assert me.beside() is WorkingStep.REPAIR  # its presence does not say so yet
+    back = me.member.plan_return()
+    assert back is not None
+    assert back.finished
+    me.member.note_presence(SESSION)
+    assert me.beside() is WorkingStep.WORK
+    me.sees("a", at=2)
+    assert me.beside() is WorkingStep.REPAIR
+    assert me.member.record is not None
+    assert decide_recovery(me.control, me.member.record, "me") is Recovery.REJOIN
+    me.member.evict()
+    assert me.beside() is WorkingStep.WORK
+    me.joins()
+    assert not me.member.has_finished
+
+
 def test_a_member_repairs_a_record_older_than_its_own() -> None:
     me = Story().joins().arrives().sees("a me", at=4)
     me.enters()

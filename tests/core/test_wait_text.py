@@ -48,6 +48,14 @@ def test_who_is_missing_since_the_last_round_is_named() -> None:
     )
 
 
+def test_who_has_finished_is_named_but_not_as_missing() -> None:
+    scene = Scene(3, 4, members="a b c").changed().finished("a").back("b", NOW_S)
+    assert round_line(scene) == (
+        "for round 6: 1 of 3 to 4 nodes (b); missing since round 5: c (host-c, not back yet); "
+        "a has finished and will not rejoin"
+    )
+
+
 def test_a_peers_long_reason_leaves_room_for_the_others() -> None:
     scene = Scene(4, 4, members="a b c d").changed("c d").gone("c d").back("a b", NOW_S)
     control = scene.control

@@ -71,6 +71,7 @@ class Life(Part):
         if self._plan.kinds:
             await self._afterwards.meet()
             await self._afterwards.keep_step()
+            await self._afterwards.finish_early()
         await self._afterwards.end()
         if self._plan.comes_back:
             if "lose_data_between_runs" in self._plan.kinds:

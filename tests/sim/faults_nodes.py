@@ -207,5 +207,11 @@ class NodeFaults(Part):
         if node.alive:
             self._job.crash(node.name)
 
+    def finish_early(self) -> None:
+        """A member's workers finish before the others'."""
+        members = self._job.members_now()
+        if len(members) > 1:
+            self._stage.later(self._job.finish_early(self._rng.choice(members).name))
+
     def start_a_stranger(self) -> None:
         self._stage.stranger()

@@ -26,6 +26,7 @@ class Invariant(Enum):
     STALE = "nobody acts on a round that it knows to be over"
     UNDISTURBED = "no restart without need"
     SURVIVORS = "survivors come first"
+    UNAWAITED = "nobody waits for a member that has finished"
     ENDED = "what has ended stays ended"
     NEW_STORE = "a round's store begins empty"
     KEPT = "nobody deletes what a living round needs"

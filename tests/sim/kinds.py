@@ -26,6 +26,7 @@ NODES = (
     "report_dead",
     "die_at_work",
     "stall",
+    "finish_early",
 )
 """See :mod:`tests.sim.faults_nodes`."""
 

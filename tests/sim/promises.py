@@ -223,7 +223,7 @@ class Promises:
         expected = [
             node_id
             for node_id in before.members
-            if node_id in self._state.nodes and self._state.nodes[node_id].info.leaving is None
+            if node_id in self._state.nodes and _comes_back(self._state.nodes[node_id].info)
         ]
         opened_s = self._state.opened_s
         waited = opened_s is not None and at_s - opened_s >= self._rejoin_timeout_s
@@ -310,3 +310,7 @@ class Promises:
             Invariant.KEPT,
             f"{applied.source} deleted {key!r}, but {sorted(self._state.nodes)} are there",
         )
+
+
+def _comes_back(info: NodeInfo) -> bool:
+    return info.leaving is None and not info.finished

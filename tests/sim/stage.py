@@ -37,7 +37,7 @@ class Stage:
 
     def newcomer(self) -> None:
         """Start one more node, unless there are more than enough."""
-        if len(self.alive()) < self.plan.max_nodes + 2:
+        if len(self.at_work()) < self.plan.max_nodes + 2:
             self._serial += 1
             node = self.job.start(
                 f"n{self._serial}",
@@ -69,6 +69,10 @@ class Stage:
 
     def alive(self) -> list[SimNode]:
         return [node for node in self.job.nodes.values() if node.alive]
+
+    def at_work(self) -> list[SimNode]:
+        """Those that work, or want to."""
+        return [node for node in self.alive() if not node.is_done]
 
     def some(self) -> list[SimNode]:
         """One or two nodes."""

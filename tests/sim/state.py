@@ -166,7 +166,7 @@ class State:
     def waits(self, node_id: str) -> bool:
         """Whether a present node waits for the next round."""
         here, before = self.nodes[node_id], self.round
-        if here.info.leaving is not None or self.works_on(node_id):
+        if here.info.leaving is not None or here.info.finished or self.works_on(node_id):
             return False
         if before is None:
             return here.info.arrived_for <= 1 and here.mod_revision > self.ended_revision

@@ -245,6 +245,19 @@ def two_or_more(what: Any) -> bool:
     return bool(what.max_nodes > 1)
 
 
+def waits_for_the_finished(original: Any, control: Any, *rest: Any) -> Any:
+    census = original(control, *rest)
+    members = set(() if control.formed is None else control.formed.members)
+    awaited = tuple(node_id for node_id in census.finished if node_id in members)
+    return replace(census, expected=census.expected + awaited)
+
+
+def seats_the_finished(original: Any, control: Any, nodes: Any, *rest: Any) -> Any:
+    census = original(control, nodes, *rest)
+    seated = tuple(nodes.present[node_id] for node_id in census.finished)
+    return replace(census, newcomers=census.newcomers + seated)
+
+
 async def gives_up(original: Any, self: Any, error: Exception) -> None:
     raise error
 
@@ -303,6 +316,12 @@ MUTANTS = [
     Mutant("a living member is declared lost", leading, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
     Mutant("who works on is seated", closing, "take_census", seats_the_absent, (I.SEATS,)),
+    Mutant("a member that has finished is waited for", closing, "take_census",
+           waits_for_the_finished, (I.UNAWAITED,), kinds=("finish_early",)),
+    Mutant("a node that has finished is seated", closing, "take_census", seats_the_finished,
+           (I.SEATS,), kinds=("finish_early",)),
+    Mutant("nobody is told that a member has finished", member.Member, "finish",
+           returns(None), (I.UNAWAITED,), kinds=("finish_early",)),
     Mutant("free seats stay empty", closing, "take_census", leaves_some_out,
            (I.SEATS, I.CONVERGENCE)),
     Mutant("an add is sent again blindly", writes.OnceWriter, "apply", retries_blindly,

@@ -27,6 +27,8 @@ from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
 CONVERGE_S = 150.0
 CALM_S = 40.0
 IN_STEP_S = 120.0
+TOLD_AFTER_S = 2.0
+"""After this time all know that a member has finished."""
 HEARD_S = 5.0
 """Within this time everybody who is not cut off has heard of a round."""
 
@@ -53,14 +55,14 @@ class Afterwards(Part):
         for node in self._stage.alive():
             self._heal_link(node)
             node.hurry.set()
-            if node.is_stranger:
+            if node.is_stranger or node.is_done:  # its agent waits for so long only
                 self._stage.later(job.leave(node.name))
         self._healed_s = job.loop.time()
         if self._plan.works:
             self.replace_ended()
             await self._stage.all_done()
         await self._obey()
-        while len(self._stage.alive()) < self._stage.least():
+        while len(self._stage.at_work()) < self._stage.least():
             self._stage.newcomer()
 
     async def _obey(self) -> None:
@@ -104,7 +106,7 @@ class Afterwards(Part):
                 node.alive = False
                 self._stage.later(self._job.leave(node.name))
                 self._stage.newcomer()
-        while len(self._stage.alive()) < self._stage.least():
+        while len(self._stage.at_work()) < self._stage.least():
             self._stage.newcomer()
 
     def _check_error(self, node: SimNode) -> None:
@@ -153,7 +155,7 @@ class Afterwards(Part):
             self._job.history.demand(not dead, Invariant.TASKS, f"{node.name}: {dead} ended")
 
     def _converged(self) -> bool:
-        alive = self._stage.alive()
+        alive = self._stage.at_work()
         unit = self._plan.node_unit
         size = min(self._plan.max_nodes, len(alive)) // unit * unit
         working = [node for node in alive if node.is_working]
@@ -235,6 +237,31 @@ class Afterwards(Part):
             f"all {len(calls)} pass two barriers more, and do two exchanges: {goals}",
             IN_STEP_S,
         )
+
+    async def finish_early(self) -> None:
+        """A member finishes before the others. Nothing moves for that; when one of the others joins
+        again, none of them waits for it."""
+        members = self._job.members_now()
+        unit = self._plan.node_unit
+        left = (len(self._stage.at_work()) - 1) // unit * unit
+        if "finish_early" not in self._plan.kinds or len(members) < 2:
+            return
+        if left < self._stage.least():
+            return
+        done, fails = self._rng.sample(members, 2)
+        joins = {node.name: node.joins for node in members}
+        await self._job.finish_early(done.name)
+        await asyncio.sleep(TOLD_AFTER_S)
+        await self._demand(
+            Invariant.UNDISTURBED,
+            lambda: {node.name: node.joins for node in members} == joins,
+            "nobody joins again because a member has finished",
+        )
+        await self._job.join_again(fails.name)
+        await self._demand(
+            Invariant.UNAWAITED, self._converged, f"the others go on without {done.name}", HEARD_S
+        )
+        await self.converge()
 
     async def end(self) -> None:
         job = self._job

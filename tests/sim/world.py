@@ -36,7 +36,7 @@ from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
 from tests.sim.interruptions import INTERRUPTED_AFTER_S
 from tests.sim.invariants import Invariant
-from tests.sim.work import Work
+from tests.sim.work import EXIT_LIMIT_S, Work
 
 TTL_S = 10
 TICK_S = 0.5
@@ -89,7 +89,9 @@ class SimNode:
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: its agent stops its workers at once, also if it has begun."""
     finished: bool = False
-    """Whether its job was closed because it is done."""
+    """Whether its job was closed because it is done, or its agent waits for that no longer."""
+    is_done: bool = False
+    """Whether its workers have finished before the others': its agent only waits for those."""
     world: Seat | None = None
     """The world it works in; ``None`` while it waits."""
     worlds: list[Seat] = field(default_factory=list)
@@ -137,6 +139,19 @@ class SimNode:
         except RdzvEtcdError as error:
             self.error, self.ended_s = error, self.loop.time()
             self.history.note(self.loop.time(), f"{self.name} ends: {error}")
+
+    async def wait_for_the_others(self) -> None:
+        """What torch's agent does when its workers have finished."""
+        world, self.world = self.world, None
+        assert world is not None
+        try:
+            await self.node.finish_work(world)
+            await wait_for(self.node.closed(), EXIT_LIMIT_S)
+        except TimeoutError:
+            pass
+        except RdzvEtcdError as error:
+            self.history.note(self.loop.time(), f"{self.name}, which has finished: {error}")
+        self.finished = True
 
     async def _work(self, world: Seat) -> None:
         """Work until the round is over or the job is done."""
@@ -295,6 +310,17 @@ class SimJob:
         await asyncio.wait({node.agent})
         node.because = because
         node.agent = self.on(node, node.run())
+
+    async def finish_early(self, name: str) -> None:
+        """Let the workers of a member finish while the others still work."""
+        node = self.nodes[name]
+        assert node.agent is not None
+        node.agent.cancel()
+        await asyncio.wait({node.agent})
+        if node.alive and node.world is not None and not node.is_done:
+            self.history.note(self.loop.time(), f"{name} has finished")
+            node.is_done = True
+            node.agent = self.on(node, node.wait_for_the_others())
 
     def on(self, node: SimNode, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something as part of a node: a crash stops it."""

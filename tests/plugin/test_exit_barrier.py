@@ -1,0 +1,136 @@
+"""torch's exit barrier: an agent whose workers have finished waits for the others' there. They do
+not wait for it, and it waits for nothing that will not come."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
+from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.utils import store as store_util
+
+from tests.library.nodes import LIMIT_S, at_once, wait_until
+from tests.plugin.handlers import handlers, join_all, leave
+from tests.plugin.test_shutdown import child_failure, shut_down_after
+from tests.support.leaks import LeakCheck, job_root
+from tests.support.servers import EtcdServer
+
+FOREVER = {"rejoin_timeout": 100_000}
+"""Whoever waits for a finished member waits longer than a test."""
+
+
+def exit_barrier(info: RendezvousInfo, limit_s: float = LIMIT_S) -> None:
+    """What torch's agent does when its workers have succeeded (``_exit_barrier``)."""
+    store_util.barrier(info.store, info.world_size, _TERMINAL_STATE_SYNC_ID, limit_s)
+
+
+def finished(server: EtcdServer, job_id: str) -> int:
+    """How many nodes have told the others that they have finished."""
+    presences = server.keys(job_root(job_id) + b"nodes/").values()
+    return sum(json.loads(value).get("finished", False) for value in presences)
+
+
+def test_who_finish_together_wait_for_nobody_and_write_nothing(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "3", 3) as made:
+        at_once([partial(exit_barrier, info) for info in join_all(made)])
+        assert at_once([handler.shutdown for handler in made]) == [True] * 3
+
+
+def test_the_others_form_a_world_without_a_member_that_has_finished(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """At once when they are back; it waits for them, and ends when the job does."""
+    with (
+        handlers(etcd_server, job_id, "1:3", 3, **FOREVER) as made,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        infos = join_all(made)
+        first = next(one for one in range(3) if infos[one].rank == 0)
+        done, others = made[first], [each for each in made if each is not made[first]]
+        waiting = pool.submit(exit_barrier, infos[first])
+        wait_until("the others know", lambda: finished(etcd_server, job_id) == 1)
+        assert [other.num_nodes_waiting() for other in others] == [0, 0]
+        for _ in range(2):
+            again = join_all(others)
+            assert {info.world_size for info in again} == {2}
+            assert {info.rank for info in again} == {0, 1}
+        assert not waiting.done()
+        at_once([partial(exit_barrier, info) for info in again])
+        assert all(at_once([other.shutdown for other in others]))
+        waiting.result(LIMIT_S)
+        assert done.shutdown()
+
+
+def test_a_finished_member_hears_that_the_job_has_failed(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    with handlers(etcd_server, job_id, "2", 2) as (done, failing), ThreadPoolExecutor(2) as pool:
+        info, other = join_all([done, failing])
+        waiting = pool.submit(exit_barrier, info)
+        also = pool.submit(other.store.get, "what nobody sets")
+        assert shut_down_after(failing, child_failure())
+        waiting.result(LIMIT_S)
+        with pytest.raises(dist.DistStoreError, match="what nobody sets"):
+            also.result(LIMIT_S)
+        assert done.is_closed()
+        assert done.shutdown()
+
+
+@pytest.mark.parametrize("succeeds", [True, False], ids=["it finishes", "it fails"])
+def test_whatever_waits_in_the_agents_store_ends_with_the_job(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, succeeds: bool
+) -> None:
+    with handlers(etcd_server, job_id, "2", 2) as (waits, ends), ThreadPoolExecutor(2) as pool:
+        info, _ = join_all([waits, ends])
+        waiting: list[Future[object]] = [
+            pool.submit(info.store.get, "nobody sets"),
+            pool.submit(info.store.wait, ["nobody sets"]),
+        ]
+        assert shut_down_after(ends, None if succeeds else child_failure())
+        for each in waiting:
+            with pytest.raises(dist.DistStoreError, match="was closed by"):
+                each.result(LIMIT_S)
+
+
+def test_a_finished_member_waits_no_longer_than_torch_wants(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its own world that is an error, as in any store. Once the others are in another one it is
+    none, and its end is not the job's."""
+    with handlers(etcd_server, job_id, "1:2", 2, **FOREVER) as (done, working):
+        info, _ = join_all([done, working])
+        with pytest.raises(dist.DistStoreError, match="terminal_state/last_member"):
+            exit_barrier(info, 0.5)
+        wait_until("the other knows", lambda: finished(etcd_server, job_id) == 1)
+        assert working.next_rendezvous().world_size == 1
+        caplog.set_level(logging.WARNING, "rdzv_etcd")
+        with store_util.store_timeout(info.store, 0.5):
+            info.store.wait([f"{_TERMINAL_STATE_SYNC_ID}/last_member"])
+        assert "still work in another world" in caplog.text
+        assert not done.shutdown()
+        assert not working.is_closed()
+        assert working.num_nodes_waiting() == 0
+        assert working.shutdown()
+
+
+def test_who_has_finished_and_joins_again_takes_part_again(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """torch's agents do not, but a launcher may."""
+    with handlers(etcd_server, job_id, "2", 2, **FOREVER) as made, ThreadPoolExecutor(1) as pool:
+        info, _ = join_all(made)
+        waiting = pool.submit(exit_barrier, info, 3.0)
+        wait_until("the other knows", lambda: finished(etcd_server, job_id) == 1)
+        with pytest.raises(dist.DistStoreError):
+            waiting.result(LIMIT_S)
+        assert {again.world_size for again in join_all(made)} == {2}
+        assert finished(etcd_server, job_id) == 0
+        for handler in made:
+            leave(handler)
