@@ -220,5 +220,5 @@ def _show(recoveries: list[Recovery], last: Step) -> None:
         for each in recoveries
     ]
     columns = ("WHAT HAPPENED", "NODES", "NEW WORLD AFTER", "TRAINS AFTER", "STEPS DONE AGAIN")
-    output.console().print(output.table(columns, rows))
+    output.console().print(output.table(columns, rows), soft_wrap=True)
     output.say(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")

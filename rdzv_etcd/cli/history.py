@@ -216,7 +216,7 @@ def _show(settings: Settings, control: Control, notes: Sequence[Note]) -> None:
         columns = ("ROUND", "WHEN", "NODES", "FORMED IN", "CLOSED BECAUSE", "LAST TO ARRIVE")
         rows = list(map(_row, notes))
         output.console().print(
-            output.table((*columns, "ENDED THE ROUND BEFORE"), rows), soft_wrap=False
+            output.table((*columns, "ENDED THE ROUND BEFORE"), rows), soft_wrap=True
         )
     for refusal in dict.fromkeys(note.refused for note in notes if note.refused is not None):
         output.say(_refusal_text(refusal))

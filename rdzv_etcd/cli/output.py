@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import sys
@@ -17,7 +18,6 @@ from contextlib import contextmanager
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rdzv_etcd.cli import signals
@@ -37,6 +37,9 @@ BAD_USAGE = 64
 _WIDTH_OF_A_FILE = 200
 _CELL = 120
 """Characters of one cell: a line is for people."""
+_GAP = "  "
+_BELOW = "    "
+_NARROWEST = 20
 
 
 class RefusedError(RdzvEtcdError):
@@ -49,14 +52,18 @@ class _Lines(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
+def _is_wide() -> bool:
+    """Whether lines may be as long as they are: a file or pipe has no width."""
+    return not sys.stdout.isatty() and "COLUMNS" not in os.environ
+
+
 def console() -> Console:
-    """Where lines and tables go. A file or pipe has no width: tables are not squeezed there."""
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    """Where lines and tables go."""
     return _Lines(
         markup=False,
         highlight=False,
         emoji=False,
-        width=_WIDTH_OF_A_FILE if wide else None,
+        width=_WIDTH_OF_A_FILE if _is_wide() else None,
     )
 
 
@@ -98,14 +105,53 @@ def line(value: object, style: str = "") -> Text:
     return Text(shown(value, LINE), style)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object | Text]]) -> Table:
-    """Make a table; a cell that is no :class:`Text` is made one."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        made.add_row(*(item if isinstance(item, Text) else cell(item) for item in row))
-    return made
+def table(columns: Sequence[str], rows: Sequence[Sequence[object | Text]]) -> Text:
+    """Lay out a table; print it with ``soft_wrap``. A cell that is no :class:`Text` is made one.
+
+    No column is squeezed. The last one is a sentence: where the terminal is too narrow for it, it
+    is on lines of its own below its row, and so are the columns before it that do not fit.
+    """
+    width = None if _is_wide() else console().width
+    cells = [
+        [each if isinstance(each, Text) else cell(each) for each in row[:-1]]
+        + [row[-1] if isinstance(row[-1], Text) else line(row[-1])]
+        for row in rows
+    ]
+    widths = [
+        max(each.cell_len for each in column)
+        for column in zip(map(Text, columns), *cells, strict=True)
+    ]
+    ends = [sum(widths[: at + 1]) + len(_GAP) * at for at in range(len(columns))]
+    kept = max(1, sum(width is None or end <= width for end in ends[:-1]))
+    room = math.inf if width is None else width - ends[-2] - len(_GAP)
+    with_last = kept == len(columns) - 1 and len(columns[-1]) <= room
+    heads = [Text(each, "bold") for each in columns]
+    lines = [_row(heads[: len(heads) if with_last else kept], widths)]
+    for row in cells:
+        is_inline = with_last and row[-1].cell_len <= room
+        lines.append(_row(row[: len(row) if is_inline else kept], widths))
+        below = [] if is_inline else list(zip(columns[kept:], row[kept:], strict=True))
+        said = [
+            Text.assemble(f"{head.lower()}: " if head else "", each)
+            for head, each in below
+            if each.plain not in ("", "-")
+        ]
+        if said and width is not None:
+            text = Text("; ").join(said)
+            for part in text.wrap(console(), max(_NARROWEST, width - len(_BELOW))):
+                part.rstrip()
+                lines.append(Text.assemble(_BELOW, part))
+    return Text("\n").join(lines)
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    row = Text()
+    for at, each in enumerate(cells):
+        row.append_text(each)
+        if at + 1 < len(cells):
+            row.append(" " * (widths[at] - each.cell_len) + _GAP)
+    row.rstrip()
+    return row
 
 
 def show_json(kind: str, fields: Mapping[str, object]) -> None:

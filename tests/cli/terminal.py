@@ -18,15 +18,15 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """``rdzv-etcd`` with these words, on a terminal of 200 columns; killed at the end."""
+    """``rdzv-etcd`` with these words, on a terminal of so many columns; killed at the end."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, columns: int = 200) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
             os.environ.pop("COLUMNS", None)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where tests run in background
             os.execv(sys.executable, [sys.executable, "-m", "rdzv_etcd", *words])
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
         self._raw = b""
         self._code: int | None = None
 
