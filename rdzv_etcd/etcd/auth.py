@@ -17,7 +17,6 @@ from rdzv_etcd.etcd.channels import Metadata
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import Server
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.secrets import read_again
 
@@ -79,10 +78,9 @@ class Authenticator:
         try:
             self._credentials = read_again(cast(Credentials, self._credentials))
         except SettingsError as error:
-            with errors_only_told:
-                _log.warning(
-                    "logging in to etcd with the user and password that were read before: %s", error
-                )
+            _log.warning(
+                "logging in to etcd with the user and password that were read before: %s", error
+            )
         return cast(Credentials, self._credentials)
 
     async def _authenticate(self, server: Server, limit_s: float) -> Metadata:

@@ -17,7 +17,6 @@ from rdzv_etcd.etcd.faults import AttemptError, Verdict, told, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import ClosedError
-from rdzv_etcd.log_errors import errors_only_told
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -68,13 +67,11 @@ class KeepAlive:
         error, stale = failed.fault.error, failed.fault.verdict is Verdict.STALE_TOKEN
         if isinstance(error, EtcdRefusedError) and not stale and not self._refused:
             self._refused = True
-            with errors_only_told:
-                _log.warning(
-                    "%s refuses to renew this node's lease, which expires unless this is mended: "
-                    "%s",
-                    failed.endpoint,
-                    error,
-                )
+            _log.warning(
+                "%s refuses to renew this node's lease, which expires unless this is mended: %s",
+                failed.endpoint,
+                error,
+            )
 
     async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
         limit_s = min(self._failover.attempt_limit_s(retry.KEEP_ALIVE), deadline.remaining_s())

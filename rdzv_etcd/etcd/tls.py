@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from rdzv_etcd.errors import EtcdTlsError, SettingsError
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.settings.connection import Tls
 from rdzv_etcd.settings.secrets import read_file
 
@@ -59,8 +58,7 @@ class TlsFiles:
             try:
                 self._credentials = channel_credentials(self._tls)
             except EtcdTlsError as error:
-                with errors_only_told:
-                    _log.warning("TLS still uses the files as they were before: %s", error)
+                _log.warning("TLS still uses the files as they were before: %s", error)
         return self._credentials
 
 

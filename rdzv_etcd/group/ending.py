@@ -11,7 +11,6 @@ from typing import Any
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.latch import Latch
-from rdzv_etcd.log_errors import errors_only_told
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -48,8 +47,7 @@ class Ending:
         done.wait(None)
         self._hold.release()  # it is; if it was the last one, its thread ends
         if self._working is None:
-            with errors_only_told:
-                _log.warning("the library's thread had been stopped: what is left in etcd expires")
+            _log.warning("the library's thread had been stopped: what is left in etcd expires")
         elif self._working.done() and not self._working.cancelled():
             error = self._working.exception()
             if error is not None:

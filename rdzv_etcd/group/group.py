@@ -437,8 +437,8 @@ class Group:
         Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
         that if this node was about to form the first round. Idempotent, and waits for one that is
         under way; if it is interrupted, the node leaves all the same. Never raises because etcd is
-        away (then the lease expires by itself). On the library's own thread, where a logging
-        handler or a ``__del__`` method may find itself, it does not wait until that is done.
+        away (then the lease expires by itself). On the library's own thread, where a ``__del__``
+        method or a callback may run, it does not wait until that is done.
         """
         self._note_change()
         self._gate.abandon()

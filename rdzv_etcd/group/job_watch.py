@@ -30,7 +30,6 @@ from rdzv_etcd.etcd.api import Etcd, GetResult, WatchBatch
 from rdzv_etcd.group.pages import read_pages, with_members, within
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.group.wakeup import Wakeup
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import control_after, control_from, nodes_after, nodes_from
 from rdzv_etcd.schema.keys import JobKeys
@@ -275,8 +274,7 @@ class JobWatch:
         self._told = problem
 
     def _warn(self, text: str) -> None:
-        with errors_only_told:
-            _log.warning("%s", shown(f"[{self._keys.job_id}] watching the job: {text}", LINE))
+        _log.warning("%s", shown(f"[{self._keys.job_id}] watching the job: {text}", LINE))
 
 
 def job_from(

@@ -18,7 +18,7 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.settings.hosts import Place, is_loopback, is_ours, wait_for_name
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rdzv_etcd")
 
 _Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 

@@ -11,11 +11,10 @@ from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.latch import Latch
-from rdzv_etcd.log_errors import errors_only_told
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rdzv_etcd")
 
 
 class _Interruption:
@@ -106,5 +105,4 @@ class LoopCall(Generic[T]):
             return
         error = self.task.exception()
         if error is not None:
-            with errors_only_told:
-                _log.error("the interrupted call %r failed", self.coro, exc_info=error)
+            _log.error("the interrupted call %r failed", self.coro, exc_info=error)

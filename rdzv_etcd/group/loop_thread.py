@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError, TaskFailedError
 from rdzv_etcd.group.loop_call import LoopCall, what_interrupted
-from rdzv_etcd.log_errors import errors_only_told
+from rdzv_etcd.log_thread import LogThread
 from rdzv_etcd.process import process_id
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rdzv_etcd")
 
 CANCEL_GRACE_S = 2.0
 """How long an interrupted or timed-out call waits for its cancelled coroutine to tidy up."""
@@ -82,6 +82,8 @@ class LoopHold:
             thread.stop()
         elif not thread.holds:  # and nobody gets another one
             thread.join()
+        else:
+            thread.log.flush()
 
     def release_after(
         self,
@@ -100,8 +102,7 @@ class LoopHold:
         try:
             await last_work()
         except RdzvEtcdError as error:
-            with errors_only_told:
-                _log.info("the last work for a released LoopHold failed: %s", error)
+            _log.info("the last work for a released LoopHold failed: %s", error)
         finally:
             if self._give_up():
                 self._thread.end()
@@ -199,6 +200,7 @@ class LoopHold:
             call.wait(CANCEL_GRACE_S)
             if not call.has_outcome:
                 raise TimeoutError(f"not done within {timeout_s} s")
+        thread.log.flush()  # what it was about is in the log before what its caller logs next
         return thread.result(call)
 
     async def call(self, coro: Coroutine[Any, Any, T]) -> T:
@@ -239,8 +241,7 @@ class LoopHold:
 def _own_thread_error() -> MisuseError:
     return MisuseError(
         f"this call was made on the library's own thread {THREAD_NAME!r}, which does the work that "
-        "it waits for: by a logging handler, a __del__ method or a callback. Make it on another "
-        "thread"
+        "it waits for: by a __del__ method or a callback. Make it on another thread"
     )
 
 
@@ -284,6 +285,7 @@ class _LoopThread:
         """Who is told if the thread fails."""
         self._failure: BaseException | None = None
         # Not the program's policy's: peers and metrics rely on what this one does.
+        self.log = LogThread()
         self._loop = asyncio.SelectorEventLoop()
         self._calls: set[LoopCall[Any]] = set()
         self._stop_wanted = False
@@ -346,6 +348,7 @@ class _LoopThread:
     def join(self) -> None:
         """Wait until the thread has ended, as it is about to."""
         self._thread.join()
+        self.log.join()
 
     def end(self) -> None:
         """Stop the loop from its own thread, which ends by itself."""
@@ -375,6 +378,7 @@ class _LoopThread:
         call.open()
 
     def _main(self) -> None:
+        self.log.serve()
         asyncio.set_event_loop(self._loop)
         try:
             self._run_until(self._over)
@@ -392,6 +396,7 @@ class _LoopThread:
             with contextlib.suppress(KeyError):
                 while True:
                     self._abandon(self._calls.pop())
+            self.log.end()
 
     def _run_until(self, done: asyncio.Future[Any]) -> None:
         """Let the loop run, whatever is raised in it, and whoever stops it.
@@ -406,14 +411,12 @@ class _LoopThread:
             try:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
-                with errors_only_told:
-                    _log.exception(
-                        "%s was raised on the library's own thread %r, by a logging handler or a "
-                        "callback: it ends what it was raised in, and neither the thread nor the "
-                        "program",
-                        type(error).__name__,
-                        THREAD_NAME,
-                    )
+                _log.exception(
+                    "%s was raised on the library's own thread %r, by a callback: it ends what it "
+                    "was raised in, and neither the thread nor the program",
+                    type(error).__name__,
+                    THREAD_NAME,
+                )
 
     def _fail(self, error: BaseException) -> None:
         """Tell everybody who holds this thread that it ends by itself; who comes gets another."""
@@ -421,8 +424,7 @@ class _LoopThread:
         with _state.lock:
             if _state.current is self:
                 _state.current = None
-        with errors_only_told:
-            _log.error("the library's own thread %r has failed", THREAD_NAME, exc_info=error)
+        _log.error("the library's own thread %r has failed", THREAD_NAME, exc_info=error)
         for tell in tuple(self.to_tell.values()):
             tell(error)
 
@@ -437,8 +439,7 @@ class _LoopThread:
             self._run_until(waiting)
             _, pending = waiting.result()
         for task in pending:
-            with errors_only_told:
-                _log.error("gave up task %s: it did not end when cancelled", task.get_name())
+            _log.error("gave up task %s: it did not end when cancelled", task.get_name())
 
 
 class _State:

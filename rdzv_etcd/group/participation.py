@@ -29,7 +29,6 @@ from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.loop_call import what_interrupted
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.node import Node
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.process import process_id
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.text import shown
@@ -126,8 +125,7 @@ class Participation:
             except BaseException as error:  # it is told of, and ends nothing
                 if not (isinstance(error, Exception) or self.loop_thread.is_current):
                     raise  # at once, in the thread of who asked for it: that one's signal or exit
-                with errors_only_told:
-                    _log.exception("what was to be called when this node has left raised")
+                _log.exception("what was to be called when this node has left raised")
 
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.

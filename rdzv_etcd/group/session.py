@@ -14,7 +14,6 @@ from rdzv_etcd.core.wait_text import LineTimes
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.group.wakeup import Wakeup
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.metrics import Recorder
 
 _log = logging.getLogger("rdzv_etcd")
@@ -219,8 +218,7 @@ class Session:
                 left_s = await self._etcd.keep_alive(lease_id, timeout_s=self.reply_limit_s())
             except EtcdError as error:
                 if not self._failures:
-                    with errors_only_told:
-                        _log.info("etcd does not answer; the work goes on (%s)", error)
+                    _log.info("etcd does not answer; the work goes on (%s)", error)
                 self._failures += 1
                 self._recorder.etcd_silent()
                 self._tell_silence(error)
@@ -232,8 +230,7 @@ class Session:
                 silent_s = self._clock.now_s() - self._last_contact_s
                 self._tell(f"etcd answers again, after {silent_s:.0f} s")
             elif self._failures:
-                with errors_only_told:
-                    _log.info("etcd answers again")
+                _log.info("etcd answers again")
             self._silence_lines = LineTimes()
             self._failures = 0
             self._last_reply_s = self._clock.now_s() - began_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.text import LINE, shown
 
 _log = logging.getLogger("rdzv_etcd")
@@ -27,8 +26,7 @@ class StatusLog:
         if text != self._last:
             self._last = text
             level = logging.WARNING if warn else logging.INFO
-            with errors_only_told:
-                _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE), extra=self._extra(text))
+            _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE), extra=self._extra(text))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
@@ -37,15 +35,13 @@ class StatusLog:
     def error(self, text: str) -> None:
         """Log at ERROR, in as many lines as ``text`` has, which nobody else has written."""
         # Not cut: what matters of a stack is its end.
-        with errors_only_told:
-            _log.error("%s%s", self._prefix, text, extra={**self._names, "rdzv_text": text})
+        _log.error("%s%s", self._prefix, text, extra={**self._names, "rdzv_text": text})
 
     def fail(self, text: str, error: BaseException) -> None:
         """Log at ERROR, with the traceback."""
         text = f"{text}: {error!r}"
         line = shown(f"{self._prefix}{text}", LINE)
-        with errors_only_told:
-            _log.error("%s", line, exc_info=error, extra=self._extra(text))
+        _log.error("%s", line, exc_info=error, extra=self._extra(text))
 
     def _extra(self, text: str) -> dict[str, object]:
         """What is in the line, for formatters that keep it apart."""

@@ -18,7 +18,6 @@ from typing import Any
 from prometheus_client import start_http_server, write_to_textfile
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.log_errors import errors_only_told
 from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
 from rdzv_etcd.settings import Settings
 
@@ -45,8 +44,7 @@ class Outputs:
             self._port = Port(recorder, settings.metrics_port, same_interface_as)
             # A port that the kernel chose must be visible at torchrun's default log level.
             level = logging.WARNING if settings.metrics_port == 0 else logging.INFO
-            with errors_only_told:
-                _log.log(level, "%s metrics at port %d, path /metrics", job, self._port.number)
+            _log.log(level, "%s metrics at port %d, path /metrics", job, self._port.number)
         if settings.metrics_file is not None:
             try:
                 self._file = TextFile(recorder, settings.metrics_file, job)
@@ -104,13 +102,12 @@ class TextFile:
         self._ending = True
         self._news.set()
         if not await asyncio.to_thread(self._ended.wait, _END_LIMIT_S):
-            with errors_only_told:
-                _log.warning(
-                    "%s %s may lack the last metrics: its file system has not answered for %g s",
-                    self._job,
-                    self._path,
-                    _END_LIMIT_S,
-                )
+            _log.warning(
+                "%s %s may lack the last metrics: its file system has not answered for %g s",
+                self._job,
+                self._path,
+                _END_LIMIT_S,
+            )
 
     def _refused(self, why: str) -> SettingsError:
         return SettingsError(f"metrics_file={str(self._path)!r} cannot be written: {why}")
@@ -138,8 +135,7 @@ class TextFile:
     def _complain(self, error: OSError | None) -> None:
         text = "" if error is None else error.strerror or str(error)
         if text and text != self._logged:
-            with errors_only_told:
-                _log.warning("%s the metrics in %s are old ones: %s", self._job, self._path, text)
+            _log.warning("%s the metrics in %s are old ones: %s", self._job, self._path, text)
         self._logged = text
 
 
@@ -172,5 +168,4 @@ class Port:
 
 def _failed(request: Any, client_address: Any) -> None:  # noqa: ARG001
     """The client has gone, or does not speak HTTP."""
-    with errors_only_told:
-        _log.debug("a request for metrics from %s failed", client_address, exc_info=True)
+    _log.debug("a request for metrics from %s failed", client_address, exc_info=True)

@@ -79,20 +79,20 @@ def when_entered(node: Node, call: Callable[[], object]) -> Iterator[None]:
     its join has not returned yet."""
     asked: list[object] = []
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            has_entered = node.phase is Phase.MEMBER and ": rank " in record.getMessage()
-            if has_entered and not asked:
-                asked.append(call())
+    def watch(record: logging.LogRecord) -> bool:
+        has_entered = node.phase is Phase.MEMBER and ": rank " in record.getMessage()
+        if has_entered and not asked:
+            asked.append(call())
+        return True
 
-    log, handler = logging.getLogger("rdzv_etcd"), Handler()
+    log = logging.getLogger("rdzv_etcd")
     level = log.level
     log.setLevel(logging.INFO)
-    log.addHandler(handler)
+    log.filters.insert(0, watch)  # before the line goes to the thread that writes it
     try:
         yield
     finally:
-        log.removeHandler(handler)
+        log.removeFilter(watch)
         log.setLevel(level)
 
 
@@ -120,12 +120,14 @@ class RemoteError(Exception):
 class RemoteNode:
     """A node in a process of its own (see ``remote_node.py``); one command at a time."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], log: int | None = None) -> None:
+        """``log``: a descriptor to which it writes its log lines of level INFO and above."""
         program = Path(__file__).with_name("remote_node.py")
         self.process = subprocess.Popen(
-            [sys.executable, program, json.dumps(options)],
+            [sys.executable, program, json.dumps(options), *([] if log is None else ["log"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
             text=True,
         )
         self._node_id = ""

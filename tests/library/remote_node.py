@@ -6,6 +6,7 @@ When its input ends, the program just ends, as a launcher's would: leaving is th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -66,6 +67,8 @@ class Remote:
 
 
 def main() -> None:
+    if "log" in sys.argv:
+        logging.basicConfig(level=logging.INFO)
     remote = Remote(Group(settings_from_config(environ=os.environ, **json.loads(sys.argv[1]))))
     answer({"result": remote.group.node_id})
     for line in sys.stdin:

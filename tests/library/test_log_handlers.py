@@ -1,44 +1,76 @@
-"""A program's logging handlers and filters that fail on the library's thread."""
+"""A program's logging handlers and filters that raise, block, or call the library."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from rdzv_etcd import Left, log_errors
-from rdzv_etcd.group.loop_thread import THREAD_NAME
-from tests.library.nodes import LIMIT_S, groups, join_all, node_settings
+from rdzv_etcd import Left
+from rdzv_etcd.log_thread import THREAD_NAME
+from tests.library.nodes import (
+    LIMIT_S,
+    RemoteNode,
+    at_once,
+    groups,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
-
-class BrokenFilterError(Exception):
-    """What the tests' filter and handler raise, as a rule."""
+LOG = logging.getLogger("rdzv_etcd")
 
 
-class BrokenFilter(logging.Filter):
-    def __init__(self, raised: type[BaseException]) -> None:
+class Filter(logging.Filter):
+    """Does something with each of the library's own lines."""
+
+    def __init__(self, act: Callable[[logging.LogRecord], None]) -> None:
         super().__init__()
-        self.raised = raised
+        self._act = act
 
     def filter(self, record: logging.LogRecord) -> bool:
         if threading.current_thread().name == THREAD_NAME:
-            raise self.raised(record.getMessage())
+            self._act(record)
         return True
 
 
-class BrokenHandler(logging.Handler):
-    def __init__(self, broken: BrokenFilter) -> None:
+class Handler(logging.Handler):
+    def __init__(self, like: Filter) -> None:
         super().__init__()
-        self.broken = broken
+        self._like = like
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.broken.filter(record)
+        self._like.filter(record)
 
 
-@pytest.mark.parametrize("raised", [BrokenFilterError, SystemExit, KeyboardInterrupt])
+@contextmanager
+def each_line(where: str, act: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Have ``act`` called with each line of the library's thread, by a handler or a filter."""
+    a_filter, level = Filter(act), LOG.level
+    handler = Handler(a_filter)
+    LOG.setLevel(logging.INFO)
+    if where == "handler":
+        LOG.addHandler(handler)
+    else:
+        LOG.addFilter(a_filter)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.removeFilter(a_filter)
+        LOG.setLevel(level)
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["handler", "filter"])
 def test_a_node_goes_on_although_its_logging_fails(
     leak_check: LeakCheck,
@@ -47,34 +79,91 @@ def test_a_node_goes_on_although_its_logging_fails(
     where: str,
     raised: type[BaseException],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is told once, on standard error."""
-    monkeypatch.setattr(log_errors, "_told", set())
-    broken = BrokenFilter(raised)
-    log, handler = logging.getLogger("rdzv_etcd"), BrokenHandler(broken)
-    log.setLevel(logging.INFO)
+    def fail(record: logging.LogRecord) -> None:
+        raise raised("by the program")
+
     with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
         worlds = join_all(nodes)
-        if where == "handler":
-            log.addHandler(handler)
-        else:
-            log.addFilter(broken)
-        try:
+        with each_line(where, fail):
             nodes[1].leave("has to go")
             assert worlds[0].wait_over(LIMIT_S)
             assert worlds[0].change == Left({nodes[1].node_id: "has to go"})
             assert nodes[0].join().size == 1
-        finally:
-            log.removeHandler(handler)
-            log.removeFilter(broken)
-    assert capsys.readouterr().err.count("a logging handler or filter raised") == 1
+    assert f"{raised.__name__}: by the program" in capsys.readouterr().err
 
 
-def test_what_ends_a_program_goes_on_in_its_main_thread(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("where", ["handler", "filter"])
+def test_a_node_goes_on_although_its_logging_blocks(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, where: str
 ) -> None:
-    """There it may be what a signal's handler raised."""
-    with pytest.raises(KeyboardInterrupt), log_errors.errors_only_told:
-        raise KeyboardInterrupt
-    assert capsys.readouterr().err == ""
+    may_go_on, lines = threading.Event(), list[str]()
+
+    def block(record: logging.LogRecord) -> None:
+        assert may_go_on.wait(LIMIT_S)
+        lines.append(record.getMessage())
+
+    with each_line(where, block):
+        with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
+            worlds = join_all(nodes)
+            nodes[1].leave("has to go")
+            assert worlds[0].wait_over(LIMIT_S)
+            assert nodes[0].join().size == 1
+            nodes[0].leave()
+        assert lines == []
+        may_go_on.set()
+        for thread in threading.enumerate():
+            if thread.name == THREAD_NAME:
+                thread.join(LIMIT_S)
+    assert [line for line in lines if "has to go" in line]
+
+
+def test_a_handler_may_call_the_library(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    """Also what blocks: the lines are not written on the thread that does the work."""
+    counts = list[int]()
+    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
+        worlds = join_all(nodes)
+
+        def count(record: logging.LogRecord) -> None:
+            counts.append(worlds[0].store.add("lines", 1))
+
+        with each_line("handler", count):
+            nodes[1].leave("has to go")
+            wait_until("a line", lambda: counts)
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """The reading and the writing end of a pipe that takes nothing more."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, b"\n" * 512)
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    yield reading, writing
+    os.close(writing)
+    os.close(reading)
+
+
+def test_a_member_whose_standard_error_nobody_reads_takes_part_in_the_next_world(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, full_pipe: tuple[int, int]
+) -> None:
+    reading, writing = full_pipe
+    settings = node_settings(etcd_server, job_id, "2")
+    with RemoteNode(node_options(etcd_server, job_id, "2"), log=writing) as remote:
+        with groups(settings, 1) as (here,):
+            at_once([partial(remote.call, "join"), here.join])
+            here.leave("has to go")
+        assert remote.call("wait_over", LIMIT_S)
+        with groups(settings, 1) as (here,):
+            at_once([partial(remote.call, "join"), here.join])
+            read = b""
+            while b"has to go" not in read:
+                read += os.read(reading, 4096)
+            here.leave()
+        remote.finish()

@@ -1,0 +1,152 @@
+"""Writes the log lines of one thread on another, so that a blocked log does not block the first.
+
+A logging handler may block for minutes: nobody reads the pipe, a terminal was stopped with Ctrl-S,
+a log driver is slow. The thread that renews a node's lease must not wait for that. Knows threads
+and logging; knows nothing of the library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+from queue import SimpleQueue
+
+from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import process_id
+
+LINES_KEPT = 1000
+"""At most this many lines wait to be written; further ones are dropped and counted."""
+FLUSH_S = 1.0
+"""How long a caller waits at most until the lines before its own are written."""
+
+THREAD_NAME = "rdzv-etcd log"
+
+_LOGGERS = ("rdzv_etcd", "asyncio")
+"""Those through which the library's thread logs."""
+
+_here = threading.local()
+_unfinished: set[LogThread] = set()
+_reporter = logging.NullHandler()
+
+
+class LogThread:
+    """Writes what is logged on the thread that calls :meth:`serve`; starts with the first line.
+
+    The lines are written in their order, as if they were logged on that thread. A handler or filter
+    that raises is reported as :mod:`logging` reports its own (``logging.raiseExceptions``).
+    """
+
+    def __init__(self) -> None:
+        self._process = process_id()
+        # Its put() neither blocks nor takes a lock that an interrupted thread could keep.
+        self._queue: SimpleQueue[logging.LogRecord | Latch | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last_flush: Latch | None = None
+        # Each number has one writer: the served thread, or the log thread.
+        self._taken = 0
+        self._dropped = 0
+        self._written = 0
+        self._reported = 0
+
+    # -- on the served thread ---------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """From now on, write what is logged on the calling thread."""
+        for name in _LOGGERS:
+            filters = logging.getLogger(name).filters
+            if _take not in filters:
+                filters.insert(0, _take)  # before those of the program, which may block or raise
+        _here.log_thread = self
+
+    def take(self, record: logging.LogRecord) -> bool:
+        """Take a line, unless this process is a forked child, which has no such thread."""
+        if self._process != process_id():
+            return False
+        if self._taken - self._written >= LINES_KEPT:
+            self._dropped += 1
+            return True
+        self._taken += 1
+        self._queue.put(record)
+        if self._thread is None:
+            self._start()
+        return True
+
+    def end(self) -> None:
+        """Let the log thread end once all is written. Does not block."""
+        self._queue.put(None)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._write, name=THREAD_NAME, daemon=True)
+        _unfinished.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many threads: tried again with the next line
+            self._thread = None
+
+    # -- on other threads -------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Block until the lines so far are written, for at most ``FLUSH_S``; not at all while an
+        earlier call's lines are not, because a handler is blocked then."""
+        if self._written == self._taken or not self._can_wait():
+            return
+        if self._last_flush is None or self._last_flush.is_open:
+            self._last_flush = latch = Latch()
+            self._queue.put(latch)
+            latch.wait(FLUSH_S)
+
+    def join(self) -> None:
+        """After :meth:`end`: block until all is written, for at most ``FLUSH_S``."""
+        if self._thread is not None and self._can_wait():
+            self._thread.join(FLUSH_S)
+
+    def _can_wait(self) -> bool:
+        return self._process == process_id() and threading.current_thread() is not self._thread
+
+    # -- on the log thread ------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, Latch):
+                item.open()
+            else:
+                _handle(item)
+                self._written += 1
+            del item  # its traceback keeps what its frames have
+            unreported = self._dropped - self._reported
+            if unreported and (self._queue.empty() or unreported >= LINES_KEPT):
+                self._report(unreported)
+        if self._dropped > self._reported:
+            self._report(self._dropped - self._reported)
+        _unfinished.discard(self)
+
+    def _report(self, count: int) -> None:
+        self._reported += count
+        lines = "1 log line was" if count == 1 else f"{count} log lines were"
+        text = f"{lines} dropped: the log did not take {LINES_KEPT} earlier ones in time"
+        place = (logging.WARNING, __file__, 0, text, (), None)
+        _handle(logging.getLogger(_LOGGERS[0]).makeRecord(_LOGGERS[0], *place))
+
+
+def _take(record: logging.LogRecord) -> bool:
+    """A filter of the loggers: ``False`` if this thread's lines are written on another one."""
+    log_thread: LogThread | None = getattr(_here, "log_thread", None)
+    return log_thread is None or not log_thread.take(record)
+
+
+def _handle(record: logging.LogRecord) -> None:
+    try:
+        logging.getLogger(record.name).handle(record)
+    except BaseException:  # noqa: BLE001 - the program's own handler, and this thread only writes
+        with contextlib.suppress(Exception):  # standard error may be closed, or blocked, too
+            _reporter.handleError(record)
+
+
+def _at_exit() -> None:
+    for log_thread in tuple(_unfinished):
+        log_thread.join()
+
+
+atexit.register(_at_exit)
