@@ -27,7 +27,12 @@ from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.drain import Departure
 from rdzv_etcd.torch_plugin.elastic_events import record
 from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
-from rdzv_etcd.torch_plugin.launches import Launch, begin_launch, note_launch
+from rdzv_etcd.torch_plugin.launches import (
+    Launch,
+    begin_launch,
+    check_log_folder,
+    note_launch,
+)
 from rdzv_etcd.torch_plugin.logs import follow_torch
 from rdzv_etcd.torch_plugin.signals import AgentSignals
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
@@ -314,6 +319,7 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
             config=params.config,
             environ=full_environment(),
         )
+        check_log_folder(params.run_id)
     show(settings.log)
     for name in WITHOUT_MEANING.keys() & params.config.keys():
         _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])

@@ -87,9 +87,9 @@ def outcome_of(error: BaseException | None) -> Outcome:
     """Tell from the exception in flight during ``shutdown()`` how the agent ended.
 
     ``launch_agent`` calls ``shutdown()`` in a ``finally``: no exception means that the workers are
-    done; ``ChildFailedError`` that they failed and no restart is left. Both close the job. A node
-    that could not take part (a rendezvous error) or was told to stop just leaves: the others may
-    well go on without it.
+    done; ``ChildFailedError`` that they failed and no restart is left. Both close the job. Anything
+    else is this node's own trouble - it could not take part, its program is missing, its disk is
+    full, it was told to stop - and it just leaves: the others may well do without it.
     """
     if error is None:
         return Outcome(True, True, "the workers have finished")
@@ -98,7 +98,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
     if isinstance(error, RendezvousError) or is_missing_result(error):
         return Outcome(False, False, "could not take part")
     if isinstance(error, Exception) and not isinstance(error, SignalException):
-        return Outcome(True, False, f"the agent failed: {type(error).__name__}: {error}")
+        return Outcome(False, False, f"its agent failed: {type(error).__name__}: {error}")
     return Outcome(False, False, f"was told to stop ({what_interrupted(error)})")
 
 

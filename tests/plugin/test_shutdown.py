@@ -83,8 +83,14 @@ def test_failed_workers_close_the_job_for_everybody(
 
 @pytest.mark.parametrize(
     "error",
-    [RendezvousTimeoutError("too few"), SignalException("stop", 15), KeyboardInterrupt()],  # type: ignore[arg-type]
-    ids=["rendezvous-error", "SIGTERM", "ctrl-c"],
+    [
+        RendezvousTimeoutError("too few"),
+        SignalException("stop", 15),  # type: ignore[arg-type]
+        KeyboardInterrupt(),
+        FileNotFoundError(2, "No such file or directory", "train"),
+        RuntimeError("the agent does not know its workers any more"),
+    ],
+    ids=["rendezvous-error", "SIGTERM", "ctrl-c", "no-program", "agent-failed"],
 )
 def test_who_could_not_go_on_leaves_without_closing(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, error: BaseException

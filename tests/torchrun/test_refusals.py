@@ -56,6 +56,16 @@ def test_misspelt_key(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("run_id", ["team/job", "j" * 250], ids=["slash", "long"])
+def test_a_job_id_that_torch_cannot_name_its_log_folder_after(
+    etcd: EtcdServer, agents: Agents, tmp_path: Path, run_id: str
+) -> None:
+    job = Job(etcd.target, tmp_path, nnodes="1", run_id=run_id)
+    refused(agents, job, "torch cannot create its log folder.*give a.*--rdzv-id")
+    assert not etcd.keys()
+
+
+@pytest.mark.slow
 def test_min_above_max(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """torchrun itself refuses this, before the backend is asked."""
     refused(agents, Job(etcd.target, tmp_path, nnodes="3:2"), "min.*max|AssertionError|3:2")
