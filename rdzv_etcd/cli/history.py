@@ -17,17 +17,16 @@ from pathlib import Path
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import connected
+from rdzv_etcd.cli.job_view import JobView, connected, read_job
 from rdzv_etcd.cli.options import Target, common
-from rdzv_etcd.cli.report import closed_text
-from rdzv_etcd.core.model import Control, reason_to_leave
+from rdzv_etcd.cli.report import how_it_ended, report_on
+from rdzv_etcd.core.model import Control
 from rdzv_etcd.core.names import display_name
+from rdzv_etcd.core.over import Left, Lost, lost_and_left
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.group.pages import read_pages
-from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import read_control
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
@@ -53,6 +52,8 @@ class Note:
     wall_s: float | None = None
     lost: Mapping[str, str] = field(default_factory=dict)
     """Who was lost before it, and how."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """Who left before it, and why."""
     back: tuple[str, ...] = ()
     """Who was waiting when the round before it was ended."""
     lost_after_s: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +91,8 @@ def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None
     """
     settings = target.settings(target.job(job))
     draw = None if plot is None else _plotter(plot)
-    control, notes = asyncio.run(_read(settings))
+    view, notes = asyncio.run(_read(settings))
+    control = view.control
     if as_json:
         ended = [
             {
@@ -105,12 +107,12 @@ def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None
         rounds = [note_fields(note) for note in notes]
         output.show_json("history", {"job": settings.job_id, "rounds": rounds, "ended": ended})
     else:
-        _show(settings, control, notes)
+        _show(view, notes)
     if draw is not None:
         sys.stdout.flush()  # what was read is shown, however long the picture takes
         with output.telling_if_slow(f"drawing {len(notes)} rounds: {plot}"):
             draw(settings.job_id, control, notes)
-    return output.DONE if notes or control.ended else output.CLOSED_OR_UNKNOWN
+    return output.CLOSED_OR_UNKNOWN if view.is_empty and not notes else output.DONE
 
 
 def _plotter(path: Path) -> Callable[[str, Control, Sequence[Note]], None]:
@@ -138,13 +140,13 @@ def _plotter(path: Path) -> Callable[[str, Control, Sequence[Note]], None]:
     return draw
 
 
-async def _read(settings: Settings) -> tuple[Control, list[Note]]:
+async def _read(settings: Settings) -> tuple[JobView, list[Note]]:
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
-        control = control_from(keys, await etcd.get(read_control(keys)))
+        view = await read_job(etcd, keys)
         found = (await read_pages(etcd, keys.audits)).kvs
     notes = [note for note in map(read_note, found) if note is not None]
-    return control, sorted(notes, key=lambda note: note.revision)
+    return view, sorted(notes, key=lambda note: note.revision)
 
 
 def read_note(kv: KeyValue) -> Note | None:
@@ -157,6 +159,8 @@ def read_note(kv: KeyValue) -> Note | None:
     if number is None:
         return None
     change = _mapping(raw, "change")
+    gone = {name: str(how) for name, how in _mapping(change, "lost").items()}
+    lost, left = lost_and_left(gone)
     latencies = _mapping(change, "lost_after_s")
     size = _number(raw, "size")
     return Note(
@@ -170,7 +174,8 @@ def read_note(kv: KeyValue) -> Note | None:
         _text(raw, "last_arrival"),
         _number(raw, "last_arrival_after_s"),
         _number(raw, "wall_s"),
-        {name: str(how) for name, how in _mapping(change, "lost").items()},
+        lost,
+        left,
         _names(change, "waiters"),
         {name: after_s for name in latencies if (after_s := _number(latencies, name)) is not None},
         {name: str(why) for name, why in _mapping(raw, "came_back").items()},
@@ -208,9 +213,11 @@ def _mapping(raw: Mapping[str, object], name: str) -> Mapping[str, object]:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def _show(settings: Settings, control: Control, notes: Sequence[Note]) -> None:
-    if not notes and not control.ended:
-        output.say(f"nothing is known of job {settings.job_id!r} under {settings.prefix}")
+def _show(view: JobView, notes: Sequence[Note]) -> None:
+    ended = how_it_ended(view)
+    if not notes and not ended:
+        report = report_on(view)
+        output.say(f"no round of job {view.job!r} is known: {report.state.value} {report.headline}")
         return
     if notes:
         columns = ("ROUND", "WHEN", "NODES", "FORMED IN", "CLOSED BECAUSE", "LAST TO ARRIVE")
@@ -223,8 +230,8 @@ def _show(settings: Settings, control: Control, notes: Sequence[Note]) -> None:
     pattern = what_repeats(notes)
     if pattern:
         output.say(f"! {pattern}", "yellow")
-    if control.ended:
-        output.say(closed_text(control))
+    if ended:
+        output.say(ended)
 
 
 def _row(note: Note) -> tuple[object, ...]:
@@ -256,11 +263,10 @@ def what_ended(note: Note) -> str:
     """What ended the round before this one."""
     parts = []
     for node_id, how in note.lost.items():
-        reason = reason_to_leave(how)
-        word = f"lost ({shown(how)})" if reason is None else f"left ({shown(reason)})"
         after_s = note.lost_after_s.get(node_id)
         told = "" if after_s is None else f", told {output.duration(after_s)} after its end"
-        parts.append(f"{display_name(node_id)} {word}{told}")
+        parts.append(f"{Lost({node_id: shown(how)})}{told}")
+    parts += [str(Left({node_id: why})) for node_id, why in note.left.items()]
     for node_id, why in note.back_because.items():
         parts.append(f"{display_name(node_id)} came back ({shown(why)})")
     silent = [node_id for node_id in note.back if node_id not in note.back_because]
@@ -271,10 +277,10 @@ def what_ended(note: Note) -> str:
 
 def what_repeats(notes: Sequence[Note]) -> str:
     """Say so if most of the rounds ended in the same way: then there is one cause to look for."""
-    later = [note for note in notes if note.lost or note.back]
+    later = [note for note in notes if note.lost or note.left or note.back]
     if len(later) < _OFTEN:
         return ""
-    by_return = [note for note in later if note.back and not note.lost]
+    by_return = [note for note in later if note.back and not (note.lost or note.left)]
     if 2 * len(by_return) > len(later):
         told = [why for note in by_return for why in note.back_because.values()]
         if told:
@@ -307,6 +313,7 @@ def note_fields(note: Note) -> dict[str, object]:
         "last_arrival": note.last_arrival or None,
         "last_arrival_after_s": note.last_arrival_after_s,
         "lost": dict(note.lost),
+        "left": dict(note.left),
         "back": list(note.back),
         "lost_after_s": dict(note.lost_after_s),
         "back_because": dict(note.back_because),

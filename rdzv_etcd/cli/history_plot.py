@@ -28,7 +28,7 @@ from matplotlib.transforms import Bbox
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.history import Note, what_ended, when
-from rdzv_etcd.core.model import Closure, reason_to_leave
+from rdzv_etcd.core.model import Closure
 from rdzv_etcd.text import shown
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -128,9 +128,9 @@ def finding(job: str, found: Sequence[Stretch], last_s: float) -> str:
 
 def _kind(note: Note) -> str | None:
     """What ended the world before; a round that lost several nodes may name but one of them."""
-    if any(reason_to_leave(how) is None for how in note.lost.values()):
-        return "losses"
     if note.lost:
+        return "losses"
+    if note.left:
         return "nodes that left"
     return "nodes that came" if note.back else None
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.core.draining import asked_to_leave
+from rdzv_etcd.core.job_state import JobState, is_gone, job_state
 from rdzv_etcd.core.model import Control, Drain, GateFailures, Nodes
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
@@ -70,6 +71,19 @@ class JobView:
     """What is known of them, by node id."""
     gates: Gates = Gates()
     """Empty if it was not asked for."""
+    formed_at: int = 0
+    """etcd's revision when the last round was formed of which it has an audit; 0: there is none, or
+    there is a record that tells more."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its last run is over though nobody closed it."""
+        return not self.count and is_gone(self.control, self.nodes, self.formed_at)
+
+    @property
+    def state(self) -> JobState:
+        """What it is, as far as its nodes were looked at."""
+        return job_state(self.job, self.control, self.nodes)
 
     @property
     def job(self) -> str:
@@ -91,7 +105,8 @@ class JobView:
     def is_empty(self) -> bool:
         """Whether nothing tells of a job."""
         control = self.control
-        return not (control.round or control.leader or control.ended or self.count)
+        known = control.round or control.leader or control.ended or self.count
+        return not (known or self.is_gone)
 
 
 @asynccontextmanager
@@ -123,6 +138,9 @@ async def read_job(
     if view.is_complete:
         again = await with_members(etcd, keys, again)
     view = replace(view, control=again)
+    if again.round is None and not view.count:
+        audits = (await read_pages(etcd, keys.audits, keys_only=True)).kvs
+        view = replace(view, formed_at=max((kv.mod_revision for kv in audits), default=0))
     if closely and isinstance(etcd, InspectingClient):
         view = replace(view, gates=await _gates(etcd, keys))
         if len(view.leases) <= _ASKED_LEASES:

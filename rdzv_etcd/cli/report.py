@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdzv_etcd.cli.job_view import Gate, JobView
 from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago, duration
-from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.gate import must_cool_down
-from rdzv_etcd.core.job_state import settings_of, spares_in
-from rdzv_etcd.core.model import Change, Control, Round
+from rdzv_etcd.core.job_state import JobState, NodeState, Role, Stage, settings_of
+from rdzv_etcd.core.model import Control, Round, reason_to_leave
 from rdzv_etcd.core.names import display_name, is_unknown
+from rdzv_etcd.core.over import change_text
 from rdzv_etcd.core.wait_text import kept_out, needed
 from rdzv_etcd.etcd.inspection import LeaseLeft
 from rdzv_etcd.settings import JobSettings
@@ -28,6 +28,8 @@ class State(Enum):
     WORKS = "works"
     WAITS = "waits"
     CLOSED = "closed"
+    GONE = "gone"
+    """All its nodes died, or left, and nobody closed it."""
     UNKNOWN = "unknown"
 
     @property
@@ -79,72 +81,74 @@ def report_on(view: JobView) -> Report:
 
 
 def _judged(view: JobView) -> Report:
-    control = view.control
-    settings = settings_of(view.control, view.nodes)
-    if settings is None:
+    control, state = view.control, view.state
+    if state.settings is None:
         return _without_nodes(view)
-    census = take_census(control, view.nodes, settings)
-    rows = tuple(_rows(view, settings, census)) if view.is_complete else ()
+    rows = tuple(_rows(view, state)) if view.is_complete else ()
     formed, change = control.formed, control.open_change
-    if control.closure is not None and not census.newcomers:
-        return Report(view.job, State.CLOSED, closed_text(control), rows=rows)
+    newcomers = [node for node in state.nodes if node.role in (Role.WAITER, Role.SPARE)]
+    if control.closure is not None and not newcomers:
+        return Report(view.job, State.CLOSED, how_it_ended(view), rows=rows)
     if formed is not None and change is None and (view.count or not view.is_complete):
-        return _working(view, formed, rows)
-    return _waiting(view, settings, census, rows)
+        return _working(view, state, formed, rows)
+    return _waiting(view, state, state.settings, rows)
+
+
+def how_it_ended(view: JobView) -> str:
+    """How the last run ended; empty if it has not, or there was none."""
+    if view.is_gone:
+        return "all its nodes died or left, and nobody closed it"
+    return (
+        "" if view.control.closure is None and not view.control.ended else closed_text(view.control)
+    )
 
 
 def closed_text(control: Control) -> str:
-    """How the last run ended."""
-    closure = control.closure
-    if closure is None and control.ended:
-        closure = control.ended[-1].closure
-    if closure is None:
-        return "has not ended"
+    """How the last run that was closed ended."""
+    closure = control.closure or control.ended[-1].closure
     how = "finished" if closure.succeeded else "failed"
     by = display_name(closure.by)
     return f"{how}: closed by {by} {ago(closure.wall_s)}: {shown(closure.reason)}"
 
 
 def _without_nodes(view: JobView) -> Report:
+    if view.is_gone:
+        see = f"see rdzv-etcd history {shown(view.job)}"
+        return Report(view.job, State.GONE, how_it_ended(view), next_step=see)
     if view.control.ended:
-        text = f"{closed_text(view.control)} (its record is gone)"
-        return Report(view.job, State.CLOSED, text)
+        return Report(view.job, State.CLOSED, how_it_ended(view))
     if not view.is_complete:  # and their settings would be the leader's
         text = f"for a leader: {view.count} nodes are there, and none of them leads yet"
         return Report(view.job, State.WAITS, text, next_step="ask again; --all lists the nodes")
     corrupt = tuple(_corrupt(view))
     if corrupt:
-        text = f"unknown: {len(corrupt)} keys are there, and no node has written any of them"
+        text = f"{len(corrupt)} keys are there, and no node has written any of them"
         return Report(view.job, State.UNKNOWN, text, rows=corrupt)
-    text = f"unknown: etcd has no node, no round and no end of it under {view.keys.prefix}"
-    hint = (
-        "is the id (--rdzv-id) spelt as the agents have it, and is it their etcd, and their "
-        "etcd_prefix?"
-    )
+    text = f"nothing is recorded for it under {view.keys.prefix}"
+    hint = "check that --rdzv-id, --rdzv-endpoint and etcd_prefix match the agents'"
     return Report(view.job, State.UNKNOWN, text, next_step=hint)
 
 
-def _working(view: JobView, formed: Round, rows: tuple[Row, ...]) -> Report:
-    size = formed.size
+def _working(view: JobView, state: JobState, formed: Round, rows: tuple[Row, ...]) -> Report:
     head = (
-        f"round {formed.number}, {size} of {needed(formed.settings)} nodes, master "
-        f"{formed.master_address}:{formed.master_port}, epoch {view.control.epoch}"
+        f"round {formed.number}, {formed.size} of {needed(formed.settings)} nodes, master "
+        f"{formed.master_address}:{formed.master_port}, epoch {state.epoch}"
     )
     details = []
     if not rows and view.count:
         details.append(f"{view.count} nodes are there; --all lists them")
-    missing = [row.node_id for row in rows if row.state == "lost"]
-    if missing:
-        details.append(f"not declared lost yet: {some(missing)}")
-    spares = [row.node_id for row in rows if row.state == "spare"]
-    if spares:
-        details.append(f"spares: {some(spares)}")
+    if state.missing and rows:
+        details.append(f"not declared lost yet: {some(list(state.missing))}")
+    if state.spares:
+        details.append(f"spares: {some(state.spares)}")
     return Report(view.job, State.WORKS, head, tuple(details), rows)
 
 
-def _waiting(view: JobView, settings: JobSettings, census: Census, rows: tuple[Row, ...]) -> Report:
+def _waiting(
+    view: JobView, state: JobState, settings: JobSettings, rows: tuple[Row, ...]
+) -> Report:
     control = view.control
-    here = len(census.pool) if view.is_complete else view.count
+    here = len(state.waiting) if view.is_complete else view.count
     head = f"for round {control.next_number}: {here} of {needed(settings)} nodes"
     details = []
     change, formed = control.open_change, control.formed
@@ -152,15 +156,16 @@ def _waiting(view: JobView, settings: JobSettings, census: Census, rows: tuple[R
         details.append(f"round {change.round} ended: {change_text(change)}")
     elif formed is not None:
         details.append(
-            f"round {formed.number} is formed, but none of its nodes is there: its keys go with "
-            "their lease"
+            f"round {formed.number} was formed, but all its nodes are gone; its keys will expire "
+            "with their leases"
         )
-    elif control.closure is not None or control.ended:
+    elif control.ended:
         details.append(f"the last run {closed_text(control)}")
-    clocks = [it.info.clock_us for it in census.newcomers if it.info.clock_us]
+    infos = [view.nodes.present[node_id].info for node_id in state.waiting]
+    clocks = [info.clock_us for info in infos if info.clock_us]
     if clocks and formed is None:
         details.append(f"the first of them came {ago(min(clocks) / 1e6)}")
-    gone = [row for row in rows if row.state in ("lost", "left")]
+    gone = [row.node_id for row in rows if row.state in ("lost", "left")]
     late = [row.node_id for row in rows if row.state == "coming back"]
     strangers = [row.node_id for row in rows if row.state == "stranger"]
     if late:
@@ -218,34 +223,13 @@ def _first(words: Sequence[str]) -> str:
     return ", ".join(words[:_NAMED_IN_LINE]) + (f" and {more} more" if more > 0 else "")
 
 
-def _what_helps(view: JobView, settings: JobSettings, here: int, gone: list[Row]) -> str:
+def _what_helps(view: JobView, settings: JobSettings, here: int, gone: list[str]) -> str:
     short = settings.min_nodes - here
     if short <= 0:
         return ""
     one = "a node" if short == 1 else f"{short} nodes"
-    names = some([row.node_id for row in gone])
-    instead = f" instead of {names}" if names else ""
+    instead = f" instead of {some(gone)}" if gone else ""
     return f"start {one}{instead} with --rdzv-id={shown(view.job)}, or end the job"
-
-
-def change_text(change: Change) -> str:
-    """Why a round is over."""
-    parts = [f"{display_name(node)} lost ({shown(how)})" for node, how in change.lost.items()]
-    parts = parts[:_NAMED_IN_LINE] + (
-        [f"{len(parts) - _NAMED_IN_LINE} more lost"] if len(parts) > _NAMED_IN_LINE else []
-    )
-    if change.waiters:
-        parts.append(_who_waits(change))
-    if change.unnamed:
-        parts.append(f"{change.unnamed} more")
-    return ", ".join(parts)
-
-
-def _who_waits(change: Change) -> str:
-    told = [node for node in change.waiters if node in change.because][:_NAMED_IN_LINE]
-    back = [f"{display_name(node)} came back ({shown(change.because[node])})" for node in told]
-    others = [node for node in change.waiters if node not in told]
-    return ", ".join([*back, *([f"{some(others)} waiting"] if others else [])])
 
 
 def some(node_ids: Sequence[str]) -> str:
@@ -256,68 +240,65 @@ def some(node_ids: Sequence[str]) -> str:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def _rows(view: JobView, settings: JobSettings, census: Census) -> Iterator[Row]:
-    control = view.control
-    record = control.round
-    members = record.members if record is not None else ()
-    states = _states(view, settings, census)
-    seen = set()
-    ranks = {node_id: rank for rank, node_id in enumerate(members)}
-    for node_id in (*members, *view.nodes.present, *view.nodes.accused):
-        if node_id in seen or is_unknown(node_id):
+def _rows(view: JobView, state: JobState) -> Iterator[Row]:
+    there = {node.node_id: node for node in state.nodes}
+    ranks = {node_id: rank for rank, node_id in enumerate(state.members)}
+    for node_id in dict.fromkeys((*state.members, *there)):
+        if is_unknown(node_id):
             continue
-        seen.add(node_id)
-        state, why = states.get(node_id, ("idle", ""))
-        presence = view.nodes.present.get(node_id)
+        node = there.get(node_id)
+        word, why = _what_it_is(view, state, node_id, node)
         yield Row(
             node_id,
             ranks.get(node_id),
-            state,
+            word,
             why,
-            "" if presence is None else presence.info.address,
-            view.left.get(node_id) if presence is not None else None,
-            control.leader is not None and control.leader.node_id == node_id,
+            "" if node is None else node.address,
+            view.left.get(node_id) if node is not None else None,
+            state.leader == node_id,
             leaves(view, node_id),
         )
-    yield from (row for row in _corrupt(view) if row.node_id not in seen)
+    yield from (row for row in _corrupt(view) if row.node_id not in ranks)
+
+
+_WORDS = {
+    Role.MEMBER: "works",
+    Role.RETURNING: "arrived",
+    Role.WAITER: "arrived",
+    Role.SPARE: "spare",
+    Role.FINISHED: "finished",
+    Role.LEAVING: "left",
+    Role.STRANGER: "stranger",
+    Role.IDLE: "idle",
+}
+
+
+def _what_it_is(
+    view: JobView, state: JobState, node_id: str, node: NodeState | None
+) -> tuple[str, str]:
+    """What a node is, in a word, and why, if there is more to say."""
+    record = view.control.round
+    if state.closure is not None and node_id in state.members:
+        return ("gone" if node is None else "finishing"), ""
+    if node is None:
+        how = state.missing.get(node_id, "gone")
+        reason = reason_to_leave(how)
+        return ("lost", how) if reason is None else ("left", reason)
+    info = view.nodes.present[node_id].info
+    if node.role is Role.MEMBER and state.stage is Stage.CHANGING:
+        return "coming back", ""
+    if node.role is Role.IDLE and record is not None and node_id in record.expelled:
+        return "expelled", "did not come back in time"
+    is_full = state.stage is Stage.WORKING and len(state.members) >= info.settings.max_nodes
+    why = {
+        Role.SPARE: "all seats are taken" if is_full else "",
+        Role.FINISHED: "waits for the others",
+        Role.LEAVING: info.leaving or "",
+        Role.STRANGER: f"started with {info.settings}",
+    }
+    return _WORDS[node.role], why.get(node.role, "")
 
 
 def _corrupt(view: JobView) -> Iterator[Row]:
     for node_id, problem in view.nodes.unreadable.items():
         yield Row(node_id, None, "corrupt", problem.problem)
-
-
-def _states(view: JobView, settings: JobSettings, census: Census) -> Mapping[str, tuple[str, str]]:
-    control, nodes = view.control, view.nodes
-    formed, change = control.formed, control.open_change
-    is_over = change is not None
-    lost = {} if change is None else dict(change.lost)
-    states: dict[str, tuple[str, str]] = {}
-    for node_id in nodes.accused:
-        states[node_id] = ("lost", nodes.how_absent(node_id))
-    for node_id in census.absent:
-        states[node_id] = ("lost", lost.get(node_id, nodes.how_absent(node_id)))
-    for node_id, reason in census.leaving.items():
-        states[node_id] = ("left", reason)
-    for node_id in census.expected:
-        states[node_id] = ("coming back", "") if is_over else ("works", "")
-    for node_id in census.finished:
-        states[node_id] = ("finished", "waits for the others")
-    for presence in census.returning:
-        states[presence.info.node_id] = ("arrived", "")
-    for presence in census.newcomers:
-        states[presence.info.node_id] = ("arrived", "")
-    for node_id in spares_in(control, census, settings):
-        full = formed is not None and not is_over and formed.size >= settings.max_nodes
-        states[node_id] = ("spare", "all seats are taken" if full else "")
-    for presence in census.strangers:
-        states[presence.info.node_id] = ("stranger", f"started with {presence.info.settings}")
-    expelled = set() if control.round is None else set(control.round.expelled)
-    for node_id in census.idle:
-        is_expelled = node_id in expelled
-        states[node_id] = ("expelled", "did not come back in time") if is_expelled else ("idle", "")
-    if control.closure is not None:
-        for node_id in () if control.round is None else control.round.members:
-            is_there = node_id in nodes.present
-            states[node_id] = ("finishing", "") if is_there else ("gone", "")
-    return states

@@ -15,6 +15,7 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.core.gate import must_cool_down
 from rdzv_etcd.core.names import names_apart
+from rdzv_etcd.core.over import lost_and_left
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.schema.keys import JobKeys
@@ -37,10 +38,10 @@ _STYLES = {
 @click.option("--all", "every_node", is_flag=True, help="List every node of a very large job.")
 @common
 def status(*, job: str | None, every_node: bool, target: Target, as_json: bool) -> int:
-    """Show how JOB is; without JOB, all jobs under the prefix, a line each.
+    """Show the state of JOB, or one line for each job.
 
     \b
-    Exit code: 0 it works, 1 it waits, 2 it is closed or unknown, 3 etcd cannot be asked.
+    Exit code: 0 it works, 1 it waits, 2 it is closed, gone or unknown, 3 etcd cannot be asked.
     Without JOB: 0, or 3.
     """
     if not (job or target.job_id):
@@ -210,8 +211,10 @@ def as_fields(report: Report, view: JobView | None) -> dict[str, object]:
     change = control.open_change
     fields["change"] = None
     if change is not None:
+        lost, left = lost_and_left(change.lost)
         fields["change"] = {
-            "lost": dict(change.lost),
+            "lost": lost,
+            "left": left,
             "waiters": list(change.waiters),
             "unnamed": change.unnamed,
             "because": dict(change.because),

@@ -185,6 +185,16 @@ def job_state(
     )
 
 
+def is_gone(control: Control, nodes: Nodes, formed_at: int) -> bool:
+    """Whether the last run is over though nobody closed it: all its nodes died, or left, and its
+    keys have expired. ``formed_at``: etcd's revision when the last round was formed of which it
+    has an audit, 0 if it has none."""
+    if control.round is not None or control.leader is not None or nodes.present:
+        return False
+    remembers_a_world = control.epoch_lease != 0 and not control.ended
+    return formed_at > control.ended_revision or remembers_a_world
+
+
 def settings_of(control: Control, nodes: Nodes) -> JobSettings | None:
     """The settings of a job: its world's, or those that a node which arrives for the first one is
     measured against; ``None`` if nobody is there who says them."""

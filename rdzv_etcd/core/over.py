@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -12,8 +12,16 @@ from rdzv_etcd.core.names import display_name, display_names
 from rdzv_etcd.core.steps import waiting_count
 from rdzv_etcd.text import shown
 
+_NAMED = 8
+"""Members that were lost, or left, of which a line says how or why."""
 _TOLD = 3
 """Of how many nodes a line says why they came back."""
+
+
+def _first(parts: Iterable[str]) -> str:
+    named = list(parts)
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return ", ".join(named[:_NAMED]) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,9 @@ class Lost:
     """The nodes that wait for the next round as well."""
 
     def __str__(self) -> str:
-        return ", ".join(f"{display_name(one)} lost ({how})" for one, how in self.members.items())
+        return _first(
+            f"{display_name(one)} lost ({shown(how)})" for one, how in self.members.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class Left:
     """The nodes that wait for the next round as well."""
 
     def __str__(self) -> str:
-        return ", ".join(
+        return _first(
             f"{display_name(one)} {left_because(why)}" for one, why in self.members.items()
         )
 
@@ -138,10 +148,27 @@ def end_of(closure: Closure) -> Finished | Failed:
 
 def change_of(change: Change) -> Lost | Left | Waiting:
     """Say why a world is over, as the leader has published it."""
-    if not change.lost:
-        return Waiting(change.waiters, change.because)
-    left = {node: reason_to_leave(how) for node, how in change.lost.items()}
-    lost = {node: how for node, how in change.lost.items() if left[node] is None}
+    lost, left = lost_and_left(change.lost)
     if lost:
         return Lost(lost, change.waiters)
-    return Left({node: reason or "" for node, reason in left.items()}, change.waiters)
+    if left:
+        return Left(left, change.waiters)
+    return Waiting(change.waiters, change.because)
+
+
+def lost_and_left(gone: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Part the members that a change says are gone: those that were lost, and how, and those that
+    left, and why."""
+    reasons = {node: reason_to_leave(how) for node, how in gone.items()}
+    lost = {node: how for node, how in gone.items() if reasons[node] is None}
+    return lost, {node: reason for node, reason in reasons.items() if reason is not None}
+
+
+def change_text(change: Change) -> str:
+    """Say why a world is over, with all that a change holds."""
+    lost, left = lost_and_left(change.lost)
+    waiting = Waiting(change.waiters, change.because)
+    more = f"{change.unnamed} more" if change.unnamed else ""
+    return ", ".join(
+        part for part in (str(Lost(lost)), str(Left(left)), str(waiting), more) if part
+    )

@@ -16,8 +16,7 @@ from rdzv_etcd.core.leading import Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.core.losses import MemberLoss, losses
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Change, Control, Leader, Nodes, left_because
-from rdzv_etcd.core.names import display_name
-from rdzv_etcd.core.over import Waiting
+from rdzv_etcd.core.over import change_text
 from rdzv_etcd.core.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.errors import (
     EtcdError,
@@ -39,7 +38,6 @@ from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
 from rdzv_etcd.schema.fields import MAX_ROUND
-from rdzv_etcd.text import shown
 
 _RESTS = 3
 """While thousands arrive, deciding at each arrival would take all the time: after a decision the
@@ -295,12 +293,7 @@ class Leadership:
         self._losses = tuple(losses(change, nodes, context.clock.now_s()))
         for loss in self._losses:
             context.recorder.declared_lost(loss.cause, loss.after_s)
-        parts = [f"lost {display_name(node)} ({shown(how)})" for node, how in change.lost.items()]
-        if change.waiters:
-            parts.append(str(Waiting(change.waiters, change.because)))
-        if change.unnamed:
-            parts.append(f"{change.unnamed} more")
-        context.log.say(f"round {change.round} must be re-formed: {', '.join(parts)}")
+        context.log.say(f"round {change.round} must be re-formed: {change_text(change)}")
         return True
 
     async def drop_prepared_leases(self) -> None:

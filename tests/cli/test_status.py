@@ -10,12 +10,19 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.cli.job_view import SHOWN_NODES
-from rdzv_etcd.core.model import GateFailures, NodeInfo, Stranger
+from rdzv_etcd.core.model import Accusation, Change, GateFailures, NodeInfo, Stranger
 from rdzv_etcd.core.rank_slices import cut, slices_for
 from rdzv_etcd.errors import GateError
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.values import encode_gate, encode_node, encode_slice, encode_stranger
+from rdzv_etcd.schema.values import (
+    encode_accusation,
+    encode_change,
+    encode_gate,
+    encode_node,
+    encode_slice,
+    encode_stranger,
+)
 from rdzv_etcd.settings import JobSettings
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
@@ -245,8 +252,61 @@ def test_a_job_that_was_closed(etcd_server: EtcdServer, job_id: str, status: Run
 def test_a_job_that_nobody_knows(job_id: str, status: Run) -> None:
     done = status(job_id)
     assert done.code == 2
-    assert "unknown" in done.out
+    assert "UNKNOWN  nothing is recorded for it under /rdzv_etcd" in done.out
     assert "--rdzv-id" in done.out
+
+
+def test_a_job_whose_nodes_all_died_is_not_unknown(
+    etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
+) -> None:
+    """`history` says the same."""
+    options = node_options(etcd_server, job_id, "1", ended_ttl=600)
+    with RemoteNode(options) as node:
+        node.call("join")
+        node.process.kill()
+        node.process.wait()
+        keys = JobKeys(PREFIX, job_id)
+        for key in (keys.nodes.start, keys.leader, keys.round):  # what goes with its leases
+            etcd_server.gateway.delete_prefix(key)
+    done = status(job_id)
+    assert done.code == 2
+    assert "GONE  all its nodes died or left, and nobody closed it" in done.out
+    assert f"next: see rdzv-etcd history {job_id}" in done.out
+    assert status(job_id, "--json").json["status"]["state"] == "gone"
+    history = cli("history", job_id, "--endpoint", etcd_server.endpoint)
+    assert history.code == 0
+    assert history.out.splitlines()[-1] == "all its nodes died or left, and nobody closed it"
+
+
+def test_who_left_is_not_called_lost(etcd_server: EtcdServer, job_id: str, status: Run) -> None:
+    members = [f"{name}~{pid}~x" for pid, name in enumerate(("one", "two", "three"), 1)]
+    plant_round(etcd_server, job_id, members)
+    plant_node(etcd_server, job_id, members[0])
+    change = Change("run", 1, (), {members[1]: "left: drained: its fan", members[2]: "evicted"})
+    key = JobKeys(PREFIX, job_id).change
+    etcd_server.gateway.put(key, encode_change(change), lease(etcd_server))
+    told = status(job_id, "--json").json["status"]
+    assert told["change"]["lost"] == {members[2]: "evicted"}
+    assert told["change"]["left"] == {members[1]: "drained: its fan"}
+    rows = {row["node"]: (row["state"], row["why"]) for row in told["nodes"]}
+    assert rows[members[1]] == ("left", "drained: its fan")
+    assert rows[members[2]] == ("lost", "evicted")
+    assert "round 1 ended: three lost (evicted), two left: drained: its fan" in status(job_id).out
+
+
+def test_one_that_was_declared_lost_long_ago_is_not_about_to_be(
+    etcd_server: EtcdServer, job_id: str, status: Run
+) -> None:
+    """The next world is at work, and the accusation still stands in the place of its presence."""
+    plant_round(etcd_server, job_id, ["one~1~a"], number=2)
+    plant_node(etcd_server, job_id, "one~1~a", arrived_for=2)
+    accusation = encode_accusation(Accusation("one~1~a", "its process is gone", is_certain=True))
+    key = JobKeys(PREFIX, job_id).node("two~2~b")
+    etcd_server.gateway.put(key, accusation, lease(etcd_server))
+    done = status(job_id)
+    assert done.code == 0
+    assert "not declared lost yet" not in done.out
+    assert "two" not in done.out
 
 
 def test_an_etcd_that_cannot_be_asked(cli: Run, job_id: str) -> None:

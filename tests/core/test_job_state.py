@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.core.job_state import JobState, Role, Stage, job_state
-from rdzv_etcd.core.model import Accusation, Control, Leader, Nodes, Unreadable
+from rdzv_etcd.core.job_state import JobState, Role, Stage, is_gone, job_state
+from rdzv_etcd.core.model import Accusation, Closure, Control, Ended, Leader, Nodes, Unreadable
 from rdzv_etcd.core.over import Lost
 from rdzv_etcd.settings import JobSettings
 from tests.core.scenes import Scene
@@ -26,6 +26,27 @@ def test_a_job_that_is_not_there() -> None:
     state = job_state("job", Control(7), Nodes(7))
     assert (state.stage, state.round, state.members, state.nodes) == (Stage.ABSENT, 0, (), ())
     assert state.settings is None
+
+
+@pytest.mark.parametrize(
+    ("formed_at", "remembers", "ended_at", "gone"),
+    [
+        (0, False, 0, False),  # nothing is known of it
+        (7, False, 0, True),
+        (0, True, 0, True),  # its epochs are remembered, if its rounds are not
+        (7, True, 9, False),  # it was closed
+        (9, True, 7, True),  # a later run was not
+    ],
+)
+def test_a_run_that_nobody_closed(
+    formed_at: int, remembers: bool, ended_at: int, gone: bool
+) -> None:
+    ended = (Ended("run", Closure("a", "done", True, 0.0), 5),) if ended_at else ()
+    control = Control(20, ended=ended, ended_revision=ended_at, epoch_lease=3 if remembers else 0)
+    assert is_gone(control, Nodes(20), formed_at) is gone
+    scene = Scene(1, 4, members="a").gone("a")
+    assert not is_gone(scene.control, scene.nodes, 99)  # its record will expire
+    assert not is_gone(control, Scene(1, 4).new("b").nodes, formed_at)
 
 
 def test_a_first_world_is_being_formed() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.core.member import Member, Phase
+from rdzv_etcd.core.model import Change
 from rdzv_etcd.core.over import (
     Expelled,
     Failed,
@@ -16,6 +17,8 @@ from rdzv_etcd.core.over import (
     MovedOn,
     Waiting,
     WorldChange,
+    change_text,
+    lost_and_left,
     why_over,
 )
 from tests.core.scenes import Scene
@@ -25,6 +28,10 @@ from tests.core.scenes import Scene
     ("change", "sentence"),
     [
         (Lost({"a~1~x": "lease expired", "b~2~y": "?"}), "a lost (lease expired), b lost (?)"),
+        (
+            Lost(dict.fromkeys(map(str, range(10)), "x\n")),
+            ", ".join(f"{one} lost (x\\n)" for one in range(8)) + " and 2 more",
+        ),
         (Left({"a~1~x": "SIGTERM", "b~2~y": "left"}), "a left: SIGTERM, b left"),
         (Waiting(("a~1~x", "b~2~y")), "a, b waiting"),
         (
@@ -44,6 +51,19 @@ from tests.core.scenes import Scene
 )
 def test_it_reads_as_a_sentence(change: WorldChange, sentence: str) -> None:
     assert str(change) == sentence
+
+
+def test_who_left_is_not_called_lost() -> None:
+    gone = {"a~1~x": "lease expired", "b~2~y": "left: drained by me: its fan", "c~3~z": "left"}
+    assert lost_and_left(gone) == (
+        {"a~1~x": "lease expired"},
+        {"b~2~y": "drained by me: its fan", "c~3~z": "left"},
+    )
+    change = Change("run", 5, ("d~4~w",), gone, 2, {"d~4~w": "worker 1 died"})
+    assert change_text(change) == (
+        "a lost (lease expired), b left: drained by me: its fan, c left, "
+        "d came back (worker 1 died), 2 more"
+    )
 
 
 def test_a_member_that_was_itself_declared_lost_is_told_that_the_others_went_on() -> None:
