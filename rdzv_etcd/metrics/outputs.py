@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ class TextFile:
         self._logged = ""
         self._first: list[OSError | None] = []
         """The outcome of the first write, once it is known."""
-        self._begun, self._ended = threading.Event(), threading.Event()
+        self._begun = threading.Event()
+        self._ended: Future[None] = Future()
+        self._ended.set_running_or_notify_cancel()  # nobody can cancel the thread
         if path.exists() and not path.is_file():
             raise self._refused("there is something else than a file")
         threading.Thread(target=self._run, name="rdzv-etcd metrics", daemon=True).start()
@@ -101,7 +104,9 @@ class TextFile:
         """Have it written for the last time, and wait for that, within a limit."""
         self._ending = True
         self._news.set()
-        if not await asyncio.to_thread(self._ended.wait, _END_LIMIT_S):
+        # No executor: at the interpreter's exit there is none any more.
+        await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=_END_LIMIT_S)
+        if not self._ended.done():
             _log.warning(
                 "%s %s may lack the last metrics: its file system has not answered for %g s",
                 self._job,
@@ -123,7 +128,7 @@ class TextFile:
                 self._news.clear()  # first: a change from here on is written next time
                 self._complain(self._write())
         finally:
-            self._ended.set()
+            self._ended.set_result(None)
 
     def _write(self) -> OSError | None:
         try:

@@ -25,7 +25,15 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.metrics.outputs import Outputs, TextFile
 from rdzv_etcd.metrics.prometheus import PrometheusRecorder
 from rdzv_etcd.settings import Settings
-from tests.library.nodes import ALONE, LIMIT_S, join_all, node_settings, wait_until
+from tests.library.nodes import (
+    ALONE,
+    LIMIT_S,
+    RemoteNode,
+    join_all,
+    node_options,
+    node_settings,
+    wait_until,
+)
 from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
 from tests.support.servers import EtcdServer
@@ -191,6 +199,18 @@ def test_the_last_change_is_in_the_file_whenever_it_comes(tmp_path: Path) -> Non
         asyncio.run(file.close())
         text = (tmp_path / "rdzv.prom").read_text()
         assert value(text, "keep_alive_failures_total") == count
+
+
+def test_the_file_is_written_for_the_last_time_when_the_interpreter_exits(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
+) -> None:
+    file, log = tmp_path / "rdzv.prom", tmp_path / "log"
+    options = node_options(etcd_server, job_id, "1", metrics_file=str(file))
+    with log.open("w") as told, RemoteNode(options, log=told.fileno()) as remote:
+        remote.call("join")
+        assert remote.finish() == 0
+    assert "Traceback" not in log.read_text()
+    assert value(file.read_text(), "world_size") == 0
 
 
 def test_who_asks_for_nothing_or_nonsense_disturbs_no_other(
