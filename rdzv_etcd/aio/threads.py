@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.loop_thread import refuse_green_threads
+from rdzv_etcd.threads import begun_in_thread
 
 T = TypeVar("T")
 
@@ -40,31 +39,8 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
         return result
 
     try:
-        return await asyncio.wrap_future(_begun(do_it))
+        return await asyncio.wrap_future(begun_in_thread(do_it, "rdzv-etcd start"))
     except asyncio.CancelledError:
         abandoned.set()
         undo_it()
         raise
-
-
-def _begun(work: Callable[[], T]) -> Future[T]:
-    """Begin it in a thread that the interpreter does not wait for at its end, as it does for those
-    of an executor."""
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # nobody can cancel it any more
-    context = contextvars.copy_context()
-    threading.Thread(
-        target=context.run, args=(_do, work, outcome), name="rdzv-etcd start", daemon=True
-    ).start()
-    return outcome
-
-
-def _do(work: Callable[[], T], outcome: Future[T]) -> None:
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001 - it is the caller who gets it
-        outcome.set_exception(error)
-        # The error's traceback keeps this frame, which must not keep the error in its turn.
-        del outcome
-    else:
-        outcome.set_result(result)

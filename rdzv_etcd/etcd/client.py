@@ -6,6 +6,7 @@ know what the keys mean. Everything runs on one event loop, that of the first ca
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import weakref
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.descriptors import require_free
 from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
 from rdzv_etcd.etcd.failover import Failover
+from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.etcd.keepalive import KeepAlive
 from rdzv_etcd.etcd.retry import Deadline
@@ -90,10 +92,9 @@ class EtcdClient:
         :class:`EtcdUnavailableError`, :class:`EtcdTlsError` or :class:`EtcdAuthError`, with the
         cause at each endpoint.
         """
-        try:
-            await self.get(_ANY_READ, timeout_s=self._connection.connect_timeout_s)
-        except EtcdPermissionError:
-            return
+        with contextlib.suppress(EtcdPermissionError):
+            async with first_contact(self._connection):
+                await self.get(_ANY_READ, timeout_s=self._connection.connect_timeout_s)
 
     async def get(self, request: api.Get, *, timeout_s: float | None = None) -> api.GetResult:
         message = self._codec.get(request)

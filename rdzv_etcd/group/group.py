@@ -20,6 +20,7 @@ from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Closure, Drain
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, JobClosedError, MisuseError
+from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.context import Identity
 from rdzv_etcd.group.gate import Gate
@@ -45,7 +46,7 @@ from rdzv_etcd.group.world import World, WorldMember
 from rdzv_etcd.metrics import open_outputs, recorder_for
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings import Connection, Settings
 from rdzv_etcd.settings.definitions import Orphans
 from rdzv_etcd.text import shown
 
@@ -123,7 +124,7 @@ class Group:
         self._finalizer = weakref.finalize(self, self._part.drop)
         self._finalizer.atexit = False  # then it leaves by itself, and waits for that
         try:
-            self._start()
+            self._start(settings.connection if connect is None else None)
             self._guard()
             bound = self._bind()
             self._part.reserve(bound)
@@ -148,16 +149,17 @@ class Group:
 
             self._part.be_guarded(Guard(self.node_id))
 
-    def _start(self) -> None:
+    def _start(self, connection: Connection | None) -> None:
+        """``connection``: how etcd is reached, if it is as the settings say."""
         limit_s = self._settings.connection.connect_timeout_s
         try:
-            self._part.run(self._node.start(limit_s))
+            self._part.run(_start(self._node, limit_s, connection))
         except EtcdUnavailableError:
             if not self._settings.embed:
                 raise
             # An embedded etcd that nobody used any more may have ended in this very moment.
             self._embed()
-            self._part.run(self._node.start(limit_s))
+            self._part.run(_start(self._node, limit_s, connection))
 
     # -- taking part ------------------------------------------------------------------------------
 
@@ -480,6 +482,12 @@ class Group:
         traceback: TracebackType | None,
     ) -> None:
         self.leave(reason_after(kind))
+
+
+async def _start(node: Node, limit_s: float, connection: Connection | None) -> None:
+    # Not a method: the node may keep the error, and with its frames the group, which should leave.
+    async with first_contact(connection):
+        await node.start(limit_s)
 
 
 def reason_after(error: type[BaseException] | None) -> str:

@@ -13,6 +13,7 @@ from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.job_state import JobState
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.ending import Ending
 from rdzv_etcd.group.job_events import JobEvents, begun
@@ -21,7 +22,7 @@ from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.opening import Connect, open_etcd
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings import Connection, Settings
 
 T = TypeVar("T")
 
@@ -83,11 +84,13 @@ class Observation:
                 f"the observer of job {self._settings.job_id!r} was closed: make another one"
             )
 
-    async def contact(self) -> None:
+    async def contact(self, connection: Connection | None) -> None:
         """Ask etcd something that needs no more than what an observer may read. Raises EtcdError,
-        within ``connect_timeout_s``."""
+        within ``connect_timeout_s``. ``connection``: how it is reached, if it is as the settings
+        say."""
         limit_s = self._settings.connection.connect_timeout_s
-        await self._etcd.get(requests.count_nodes(self._keys), timeout_s=limit_s)
+        async with first_contact(connection):
+            await self._etcd.get(requests.count_nodes(self._keys), timeout_s=limit_s)
 
     async def state(self, timeout_s: float | None) -> JobState:
         """See :meth:`Observer.state`."""
@@ -164,7 +167,8 @@ class Observer:
         self._finalizer = weakref.finalize(self, self._part.begin_to_close)
         self._finalizer.atexit = False
         try:
-            self._part.run(self._part.contact())
+            connection = settings.connection if connect is None else None
+            self._part.run(self._part.contact(connection))
         except BaseException:
             self.close()
             raise

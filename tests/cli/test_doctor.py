@@ -143,7 +143,14 @@ def test_a_client_certificate_that_is_missing(
 
 def test_plain_http_to_an_etcd_with_tls(tls_etcd: EtcdServer, doctor: Run) -> None:
     done = doctor(f"http://{tls_etcd.target}", conf(connect_timeout=2))
-    assert "https://" in found(done, "fail")["etcd.endpoints"]
+    told = found(done, "fail")["etcd.endpoints"]
+    assert f"{tls_etcd.target} speaks https, not http: use https://" in told
+
+
+def test_https_to_an_etcd_without_tls(etcd_server: EtcdServer, doctor: Run) -> None:
+    done = doctor(f"https://{etcd_server.target}", conf(connect_timeout=2))
+    told = found(done, "fail")["etcd.endpoints"]
+    assert f"{etcd_server.target} speaks http, not https: use http://" in told
 
 
 def test_a_certificate_file_that_is_none(tls_etcd: EtcdServer, tmp_path: Path, doctor: Run) -> None:

@@ -116,13 +116,14 @@ def test_tls_to_a_server_without_it_is_named(
     etcd_server: EtcdServer, certificates: Certificates
 ) -> None:
     error = failure(etcd_server, Tls(certificates.ca), connect_timeout_s=3.0)
-    assert "does it speak https://" in str(error)
+    assert str(error).startswith(f"{etcd_server.target} speaks http, not https: use http://")
 
 
 def test_no_tls_to_a_server_with_it_is_hinted_at(tls_etcd: EtcdServer) -> None:
     error = failure(tls_etcd, None, connect_timeout_s=3.0)
     assert isinstance(error, EtcdUnavailableError)
-    assert "https://" in str(error)
+    assert str(error).startswith(f"{tls_etcd.target} speaks https, not http: use https://")
+    assert list(error.endpoints) == [f"http://{tls_etcd.target}"]
 
 
 def test_a_missing_or_foreign_client_certificate_is_named(
@@ -133,6 +134,8 @@ def test_a_missing_or_foreign_client_certificate_is_named(
         error = failure(mtls_etcd, tls, connect_timeout_s=5.0)
         assert "client certificate" in str(error)
         assert mtls_etcd.endpoint in str(error)
+        assert "speaks" not in str(error)
+    assert "speaks https, not http" in str(failure(mtls_etcd, None, connect_timeout_s=3.0))
 
 
 def test_what_is_no_file_is_refused_in_bounded_time_and_memory(

@@ -40,6 +40,9 @@ def endpoints(facts: Facts) -> Iterator[Finding]:
 
 
 def _hint(error: RdzvEtcdError, over_tls: bool) -> str:
+    text = str(error)
+    if "speaks http" in text:  # it says what to use
+        return "" if over_tls else "for TLS see also docs/running.md"
     if isinstance(error, EtcdTlsError):
         return "TLS: look at ca_cert, cert, key, and the host name in --rdzv-endpoint"
     if isinstance(error, EtcdAuthError):
@@ -49,11 +52,8 @@ def _hint(error: RdzvEtcdError, over_tls: bool) -> str:
         )
     if isinstance(error, SettingsError):
         return "see docs/options.md"
-    text = str(error)
     if "cannot be resolved" in text:
         return "name a host in --rdzv-endpoint that this one can resolve"
-    if not over_tls and ("https" in text or "handshake" in text):
-        return "begin the endpoint with https:// (or protocol=https), and see docs/running.md"
     return "is --rdzv-endpoint right, does etcd run there, and is there a firewall in between?"
 
 

@@ -1,0 +1,166 @@
+"""What is wrong with an endpoint that gives no contact: asked by TCP, TLS and plain HTTP.
+
+gRPC does not tell the one from the other, and words what it does tell differently in each version.
+Knows sockets; must not know gRPC or what is asked of etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from rdzv_etcd.clock import wait_for
+from rdzv_etcd.errors import EtcdTlsError, EtcdUnavailableError
+from rdzv_etcd.settings.connection import Connection, Endpoint
+from rdzv_etcd.threads import begun_in_thread
+
+_log = logging.getLogger("rdzv_etcd")
+
+LOOK_AFTER_S = 2.0
+"""Before that, an etcd that is well has answered."""
+_STEP_S = 1.5
+"""How long one question may take: of TLS, or of HTTP."""
+_AFTER_FAILURE_S = 1.0
+"""How long an error may be kept back to be explained."""
+_ENOUGH = 4096
+_NO_HTTPS = "speaks http, not https: use http:// in the endpoint (or protocol=http)"
+_NO_HTTP = "speaks https, not http: use https:// in the endpoint (or protocol=https)"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong at one endpoint."""
+
+    endpoint: str
+    text: str
+    is_scheme: bool = False
+    """Whether it was given the wrong scheme, which no patience mends."""
+
+    def __str__(self) -> str:
+        return f"{self.endpoint} {self.text}" if self.is_scheme else f"{self.endpoint}: {self.text}"
+
+
+@asynccontextmanager
+async def first_contact(connection: Connection | None) -> AsyncIterator[None]:
+    """Log what is wrong if the block, which needs etcd, takes more than two seconds; and if it ends
+    with an error because of the wrong scheme, say that in the error.
+
+    ``None``: etcd is reached in another way.
+    """
+    if connection is None:
+        yield
+        return
+    failed = asyncio.Event()
+    looking = asyncio.ensure_future(_look_soon(connection, failed))
+    try:
+        yield
+    except (EtcdUnavailableError, EtcdTlsError) as error:
+        failed.set()
+        done, _ = await asyncio.wait({looking}, timeout=_AFTER_FAILURE_S)
+        wrong = [problem for problem in looking.result() if problem.is_scheme] if done else []
+        if not wrong:
+            raise
+        explained = error.copy()
+        rest = f" ({error})" if len(wrong) < len(connection.endpoints) else ""
+        explained.args = ("; ".join(map(str, wrong)) + rest,)
+        raise explained.with_traceback(None) from None
+    finally:
+        looking.cancel()
+        await asyncio.wait({looking})
+
+
+async def _look_soon(connection: Connection, failed: asyncio.Event) -> list[Problem]:
+    with contextlib.suppress(TimeoutError):
+        await wait_for(failed.wait(), LOOK_AFTER_S)
+    problems = await look(connection)
+    if problems and not failed.is_set():
+        _log.warning(
+            "no contact with etcd for %g s, of %g: %s",
+            LOOK_AFTER_S,
+            connection.connect_timeout_s,
+            "; ".join(map(str, problems)),
+        )
+    return problems
+
+
+async def look(connection: Connection) -> list[Problem]:
+    """Tell what is wrong at each endpoint, as far as that shows within some seconds."""
+    over_tls = connection.tls is not None
+    looks: list[asyncio.Future[Problem | None]] = []
+    try:
+        for endpoint in connection.endpoints:
+            work = partial(_problem, endpoint, over_tls)
+            looks.append(asyncio.wrap_future(begun_in_thread(work, "rdzv-etcd first contact")))
+        done, _ = await asyncio.wait(looks, timeout=3 * _STEP_S)  # a resolver may take longer
+    except RuntimeError:  # no more threads
+        return []
+    finally:
+        for each in looks:
+            each.cancel()
+    found = [each.result() for each in looks if each in done]
+    return [problem for problem in found if problem is not None]
+
+
+def _problem(endpoint: Endpoint, over_tls: bool) -> Problem | None:
+    where = endpoint.target
+    try:
+        if over_tls:
+            if not _speaks_tls(endpoint) and _speaks_http(endpoint):
+                return Problem(where, _NO_HTTPS, is_scheme=True)
+        elif not _speaks_http(endpoint) and _speaks_tls(endpoint):
+            return Problem(where, _NO_HTTP, is_scheme=True)
+    except (OSError, UnicodeError) as error:
+        return Problem(where, _why(error))
+    return None
+
+
+def _why(error: OSError | UnicodeError) -> str:
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "the host name cannot be resolved"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused - is etcd running there?"
+    if isinstance(error, TimeoutError):
+        return "no answer - is there a firewall in between?"
+    return (error.strerror or str(error)).lower()  # such as: no route to host
+
+
+def _speaks_tls(endpoint: Endpoint) -> bool:
+    """Whether a TLS handshake gets an answer in TLS, be it a refusal. Raises OSError if there is no
+    connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the tongue matters
+    with _connected(endpoint) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=endpoint.host):
+                return True
+        except ssl.SSLError as error:
+            return "ALERT" in (error.reason or "")
+        except (OSError, ValueError):
+            return False
+
+
+def _speaks_http(endpoint: Endpoint) -> bool:
+    """Whether a request in plain HTTP gets an answer in HTTP, but for the one with which Go's TLS
+    servers refuse it. Raises OSError if there is no connection."""
+    with _connected(endpoint) as plain:
+        received, until_s = b"", time.monotonic() + _STEP_S
+        with contextlib.suppress(OSError):
+            plain.sendall(b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n")
+            while len(received) < _ENOUGH and time.monotonic() < until_s:
+                piece = plain.recv(_ENOUGH)
+                if not piece:
+                    break
+                received += piece
+    return received.startswith(b"HTTP/") and b"HTTPS server" not in received
+
+
+def _connected(endpoint: Endpoint) -> socket.socket:
+    return socket.create_connection((endpoint.host, endpoint.port), _STEP_S)
