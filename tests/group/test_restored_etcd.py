@@ -77,6 +77,33 @@ def test_members_put_their_round_back_over_an_older_one_that_another_put_back_fi
     simulate(scenario, min_nodes=2, max_nodes=3)
 
 
+async def waiters_of_an_older_round(job: SimJob, bump_revision: int = 0) -> None:
+    """Members that wait for the next round find their presences as they were when they worked in
+    the last one, on the sessions that they still have."""
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    saved = job.save()
+    gone = job.loop.rng.choice("abc")
+    rest = "abc".replace(gone, "")
+    job.crash(gone)
+    await job.until(
+        lambda: all(job.nodes[name].joins == 2 for name in rest), "they wait", 3 * TTL_S
+    )
+    await job.pass_time(job.loop.rng.uniform(0, 2 * TTL_S))
+    job.restore(saved, bump_revision=bump_revision)
+    await job.pass_time(job.loop.rng.uniform(0, 2 * TTL_S))
+    job.start("d")
+    await job.until_works(rest + "d", 100)
+
+
+@BUMPED
+def test_members_that_wait_arrive_again_when_etcd_has_forgotten_that(bump_revision: int) -> None:
+    simulate(
+        partial(waiters_of_an_older_round, bump_revision=bump_revision), min_nodes=3, max_nodes=3
+    )
+
+
 async def two_worlds_of_one_name(job: SimJob, bump_revision: int) -> None:
     """A member was cut off while the others formed a later round. Then etcd goes back to when it
     was there, and the others are cut off for a while."""

@@ -37,6 +37,16 @@ def deletes(key: bytes) -> Match:
     return matching
 
 
+def claims(job: SimJob) -> Match:
+    """Match what claims the lead and does nothing else."""
+
+    def matching(request: Request) -> bool:
+        guards = request.guards if isinstance(request, Txn) else ()
+        return any(guard.key == job.keys.leader and guard.operand == 0 for guard in guards)
+
+    return matching
+
+
 def cut_off_with_its_round(job: SimJob, closer: SimNode) -> None:
     """Cut ``closer`` off, unnoticed, in the moment in which etcd commits the round it closes."""
 
@@ -137,6 +147,38 @@ def test_a_presence_put_back_into_a_job_that_has_ended() -> None:
         scenario,
         requests,
         "restore_presence",
+        without_guard(on(b"ctl/round")),
+        Invariant.ENDED,
+        min_nodes=2,
+        max_nodes=3,
+    )
+
+
+def test_an_arrival_after_the_end_of_its_run() -> None:
+    """A member that arrives again is still under way when its run has ended, and would be seated in
+    the next one, which it is no part of."""
+
+    async def scenario(job: SimJob) -> None:
+        leader, late, _ = await works_one_after_the_other(job, "abc")
+        arriving, under_way = noted(puts(job.keys.node(late.node_id)))
+        late.connection.link.hold_requests(8.0, 9, arriving)
+        late.connection.link.lag_watches(60.0)  # it would give up if it heard
+        late.connection.link.hold_requests(600.0, 9, claims(job))  # newcomers lead
+        assert late.agent is not None
+        late.agent.cancel()
+        await job.pass_time(0.1)
+        late.agent = job.on(late, late.run())
+        await job.until(lambda: bool(under_way), "the member arrives again", 60.0)
+        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+        await job.leave("a")
+        await job.leave("c")
+        job.start_all("de")
+        await job.until_works("de", 200.0)
+
+    assert_noticed(
+        scenario,
+        requests,
+        "arrive",
         without_guard(on(b"ctl/round")),
         Invariant.ENDED,
         min_nodes=2,

@@ -33,6 +33,7 @@ from rdzv_etcd.group import (
     leadership,
     leaving,
     node,
+    presence,
     repair,
     roster,
     session,
@@ -50,7 +51,7 @@ from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.lives import live
 from tests.sim.matching import puts
 from tests.sim.plan import plan
-from tests.sim.world import Scenario, SimJob, simulate
+from tests.sim.world import NotReachedError, Scenario, SimJob, simulate
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -276,10 +277,8 @@ async def asks_its_session(
     original: Any, etcd: Any, keys: Any, clock: Any, node_id: str, reason: str
 ) -> bool:
     """Put what a node is asked onto its session, as if that were the node."""
-    for presence in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
-        txn = health_requests.ask_to_drain(
-            keys, node_id, Drain("an operator", reason), presence.lease_id
-        )
+    for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
+        txn = health_requests.ask_to_drain(keys, node_id, Drain("an operator", reason), kv.lease_id)
         with contextlib.suppress(LeaseNotFoundError):
             return bool((await etcd.txn(txn)).succeeded)
     return False
@@ -518,6 +517,25 @@ def test_a_run_that_keeps_its_name_although_etcd_went_back_is_noticed() -> None:
         pytest.raises((InvariantError, AssertionError), match=r"formed twice|used twice"),
     ):
         simulate(scenario, min_nodes=1, max_nodes=3)
+
+
+def test_a_waiter_that_does_not_compare_its_arrival_is_noticed() -> None:
+    """Whatever stands in the place of its presence, as long as it is on its session."""
+
+    def any_of_its_own(original: Any, place: Any, session: int, info: Any = None) -> bool:
+        found: bool = original(place, session)
+        return found
+
+    logging.disable(logging.CRITICAL)
+    try:
+        with swapped(presence, "is_own", any_of_its_own), pytest.raises(NotReachedError):
+            simulate(
+                partial(restored.waiters_of_an_older_round, bump_revision=10**9),
+                min_nodes=3,
+                max_nodes=3,
+            )
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
