@@ -12,7 +12,7 @@ from rdzv_etcd.core.draining import why_drained
 from rdzv_etcd.core.gate import must_cool_down
 from rdzv_etcd.core.job_state import JobState, NodeState, Role, Stage, settings_of
 from rdzv_etcd.core.model import Control, Round, reason_to_leave
-from rdzv_etcd.core.names import display_name, is_unknown
+from rdzv_etcd.core.names import display_name, is_unknown, names_apart
 from rdzv_etcd.core.over import change_text
 from rdzv_etcd.core.wait_text import kept_out, needed
 from rdzv_etcd.etcd.inspection import LeaseLeft
@@ -192,9 +192,9 @@ def leaves(view: JobView, node_id: str) -> str:
 def who_is_kept_out(view: JobView) -> Iterator[str]:
     """Whom other settings than the job's kept out lately."""
     settings = settings_of(view.control, view.nodes)
-    stranger = settings and kept_out(view.control, settings, view.nodes.present)
+    stranger = settings and kept_out(view.control, settings)
     if stranger:
-        name = display_name(stranger.node_id)
+        name = names_apart(stranger.node_id, *view.nodes.present)[0]
         yield f"{name} could not join ({ago(stranger.wall_s)}): started with {stranger.settings}"
 
 

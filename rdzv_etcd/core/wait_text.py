@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger
-from rdzv_etcd.core.names import display_name, display_names, is_unknown
+from rdzv_etcd.core.names import display_name, display_names, is_unknown, names_apart
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -141,28 +141,25 @@ def finished_text(census: Census) -> list[str]:
 def _where_others_are(
     control: Control, settings: JobSettings, here: Sequence[str], count: int, where: str
 ) -> list[str]:
-    stranger = kept_out(control, settings, here)
+    stranger = kept_out(control, settings)
     if stranger is not None:
-        return [tell_stranger(stranger)]
+        return [tell_stranger(stranger, here)]
     if control.formed is not None or count >= settings.min_nodes or not where:
         return []
     return [f"are the others started, with the same --rdzv-id, etcd and prefix ({where})?"]
 
 
-def kept_out(control: Control, settings: JobSettings, here: Iterable[str] = ()) -> Stranger | None:
-    """Whom other settings than the job's keep out, unless one of the nodes that are ``here`` is of
-    the same host: it was started again."""
+def kept_out(control: Control, settings: JobSettings) -> Stranger | None:
+    """Return the node that other settings than the job's kept out lately."""
     stranger = control.stranger
-    if stranger is None or stranger.settings == settings:
-        return None
-    return None if display_name(stranger.node_id) in map(display_name, here) else stranger
+    return None if stranger is None or stranger.settings == settings else stranger
 
 
-def tell_stranger(stranger: Stranger) -> str:
-    """Say that its settings keep it out."""
+def tell_stranger(stranger: Stranger, here: Sequence[str]) -> str:
+    """Say that its settings keep a node out; ``here`` are others, perhaps of its host."""
     return (
-        f"{display_name(stranger.node_id)} cannot join: it was started with {stranger.settings}; "
-        "start all nodes with the same --nnodes"
+        f"{names_apart(stranger.node_id, *here)[0]} cannot join: it was started with "
+        f"{stranger.settings}; start all nodes with the same --nnodes"
     )
 
 

@@ -57,7 +57,7 @@ class WaitLines:
         if limits.conflict or limits.is_spare():
             return ""
         stranger = kept_out(context.control.view, context.settings.job)
-        return "" if stranger is None else tell_stranger(stranger)
+        return "" if stranger is None else tell_stranger(stranger, [self._member.node_id])
 
     def _note_stranger(self) -> None:
         self._strangers.add(self._stranger())

@@ -73,6 +73,22 @@ def test_who_waits_is_told_at_once_of_one_that_other_settings_keep_out(
     simulate(scenario, range(3), min_nodes=3, max_nodes=3)
 
 
+def test_one_of_the_same_host_that_other_settings_keep_out_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start("a", join_timeout_s=2000.0)
+        await job.pass_time(70.0)
+        caplog.clear()
+        stranger = job.start("a", job=JobSettings(2, 2))  # in another terminal
+        await job.until(lambda: stranger.error is not None, "it is refused", 20.0)
+        line = next(line for line in said(caplog, job, "a") if "waiting" in line)
+        assert "a~2 cannot join: it was started with min_nodes=2, max_nodes=2" in line
+        assert "are the others started" not in line
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
 @pytest.mark.parametrize("what", ["barrier", "exchange", "store", "store, even if over"])
 def test_who_waits_for_other_members_says_so(what: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
