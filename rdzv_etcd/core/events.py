@@ -157,6 +157,8 @@ class JobView:
     world: _World | None = None
     waited_since_s: float | None = None
     """When the first node was seen to wait for the first world."""
+    ended_epoch: int = 0
+    """The highest epoch of all runs whose end was seen."""
 
 
 def view_after(
@@ -189,6 +191,10 @@ def view_after(
         _members(before, control),
         world,
         _waited_since_s(before, nodes, at_s),
+        max(
+            0 if before is None else before.ended_epoch,
+            max((ended.epoch for ended in control.ended), default=0),
+        ),
     )
 
 
@@ -235,7 +241,7 @@ def happened(before: JobView, after: JobView) -> list[JobEvent]:
         events += _of_node(node_id, before, after)
     if before.world is not None and not before.world.is_over:
         events += _of_world(before.world, after)
-    for ended in _ends(before.control, after.control):
+    for ended in _ends(before, after.control):
         closure = ended.closure
         events.append(JobEnded(closure.succeeded, closure.by, closure.reason))
     world = after.world
@@ -330,8 +336,11 @@ def _of_world(world: _World, after: JobView) -> Iterator[WorldOver]:
         yield WorldOver(world.round, world.epoch, now.change)
 
 
-def _ends(before: Control, after: Control) -> list[Ended]:
-    return [ended for ended in after.ended if ended not in before.ended]
+def _ends(before: JobView, after: Control) -> list[Ended]:
+    """The runs that have ended since. An etcd that was restored tells of earlier ones again, which
+    it had forgotten; epochs only grow."""
+    least = 0 if before.world is None else before.world.epoch
+    return [run for run in after.ended if run.epoch >= least and run.epoch > before.ended_epoch]
 
 
 def _formed_in_s(before: JobView, after: JobView) -> float | None:

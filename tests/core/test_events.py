@@ -20,7 +20,7 @@ from rdzv_etcd.core.events import (
     happened,
     view_after,
 )
-from rdzv_etcd.core.model import Accusation, Change, Control, Nodes
+from rdzv_etcd.core.model import Accusation, Change, Closure, Control, Ended, Nodes
 from rdzv_etcd.core.over import Finished, Left, Lost
 from tests.core.scenes import NOW_S, Scene
 
@@ -55,6 +55,27 @@ def next_world(members: str, at: int = 6) -> Scene:
     scene = world(members, at)
     scene.control = replace(scene.control, round_revision=90)
     return scene
+
+
+def test_an_end_that_a_restored_etcd_tells_again_is_no_news() -> None:
+    def ended(*epochs: int) -> tuple[Ended, ...]:
+        closure = Closure("a", "done", True, 0.0)
+        return tuple(Ended(f"run {epoch}", closure, epoch) for epoch in epochs)
+
+    def seen(at: Scene, *epochs: int) -> tuple[Control, Nodes]:
+        return replace(at.control, ended=ended(*epochs), ended_revision=7), at.nodes
+
+    nobody = Scene()
+    story = Story()
+    story.sees(*seen(nobody, 20, 30))
+    assert story.sees(*seen(nobody)) == []  # wiped, or forgotten
+    assert story.sees(*seen(nobody, 10, 20)) == []  # restored
+    assert story.sees(*seen(nobody, 20, 30)) == []
+    assert [type(event) for event in story.sees(*seen(nobody, 20, 30, 40))] == [JobEnded]
+    story = Story(next_world("a b"))  # its epoch is 90
+    assert story.sees(*seen(next_world("a b"), 50)) == []
+    told = story.sees(*seen(next_world("a b").closed(), 50, 90))
+    assert [type(event) for event in told].count(JobEnded) == 1
 
 
 def test_nothing_has_happened() -> None:

@@ -25,7 +25,7 @@ from rdzv_etcd.errors import CompactedError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.job_watch import JobWatch, read_state
 from rdzv_etcd.testing import MemoryConnection, SimClock
-from tests.sim.world import TTL_S, SimJob, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, simulate
 
 SOON_S = 2.0
 
@@ -173,6 +173,35 @@ def test_the_end_of_the_job_and_of_the_reader() -> None:
         assert await reader.watch.next() is None
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("bump_revision", [0, 1_000_000])
+def test_the_end_of_an_earlier_run_is_no_news_when_etcd_is_restored(bump_revision: int) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.nodes["a"].node.close_job(succeeded=True, reason="the first one")
+        for name in "ab":
+            await job.leave(name)
+        await job.pass_time(2 * TIMING.closed_ttl_s)
+        saved = job.save()
+        await job.pass_time(TIMING.ended_ttl_s + 2 * TTL_S)  # it is forgotten
+        reader = Reader(job)
+        await reader.watch.open()
+        job.start_all("cd")
+        await job.until_works("cd")
+        job.restore(saved, bump_revision=bump_revision)
+        await job.pass_time(4 * TTL_S)
+        await reader.take(SOON_S)
+        assert job.works("cd")
+        assert not any(isinstance(event, JobEnded) for event in reader.events)
+        await job.nodes["c"].node.close_job(succeeded=True, reason="the second one")
+        await reader.take(SOON_S)
+        ends = [event.reason for event in reader.events if isinstance(event, JobEnded)]
+        assert ends == ["the second one"]
+        await reader.close()
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
 
 
 def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptureFixture) -> None:
