@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.core.job_state import JobState
-from rdzv_etcd.errors import MisuseError, RendezvousFailedError
+from rdzv_etcd.errors import EtcdError, MisuseError, RendezvousFailedError
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.forks import refuse_after_fork
@@ -54,11 +55,8 @@ class Observation:
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run it on the loop and block until it has ended. Raises MisuseError after the end."""
         self._require_open(work)
-        try:
+        with self._while_it_is_open():
             return self._loop_thread.run(work, timeout_s)
-        except RuntimeError:
-            self._check_not_closed_meanwhile()
-            raise
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Run it on the loop without waiting for it, unless this was closed."""
@@ -67,15 +65,17 @@ class Observation:
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
         self._require_open(work)
-        try:
+        with self._while_it_is_open():
             return await self._loop_thread.call(work)
-        except RuntimeError:
-            self._check_not_closed_meanwhile()
-            raise
 
-    def _check_not_closed_meanwhile(self) -> None:
-        if self.is_closed:
-            raise RendezvousFailedError("the observer was closed meanwhile") from None
+    @contextlib.contextmanager
+    def _while_it_is_open(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, EtcdError) as error:
+            if not self.is_closed:
+                raise
+            raise RendezvousFailedError("the observer was closed meanwhile") from error
 
     def _require_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if self.is_closed:

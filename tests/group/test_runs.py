@@ -9,7 +9,7 @@ import pytest
 
 from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import JobClosedError, JoinTimeoutError
-from rdzv_etcd.settings import AfterEnd
+from rdzv_etcd.settings import AfterEnd, JobSettings
 from tests.sim.matching import noted, puts
 from tests.sim.work import Work
 from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, TTL_S, SimJob, SimNode, simulate
@@ -235,6 +235,37 @@ def test_a_node_started_after_the_end_is_never_told_that_all_is_well_for_having_
         assert "it is over" in str(late.error)
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_one_of_other_settings_does_not_end_well_with_a_run_that_it_had_no_part_in(
+    cut_off: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is started just before the end; ``cut_off``: and hears of it when the marker has gone."""
+
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        other = job.start("x", job=JobSettings(3, 3), join_timeout_s=300.0)
+        await job.until(lambda: other.node.phase is Phase.WAITING, "it waits", 10.0)
+        await job.pass_time(1.0)
+        if cut_off:
+            other.connection.link.partition(silent=True)
+        await close_and_leave(job, "ab", succeeded=True)
+        if cut_off:
+            await job.pass_time(6.0)
+            other.connection.link.heal()
+        await job.pass_time(2 * TTL_S)
+        assert other.error is None
+        assert other.node.phase is Phase.WAITING
+        await job.until(lambda: other.error is not None, "it gives up", 310.0)
+        assert isinstance(other.error, JoinTimeoutError)
+        if not cut_off:
+            assert "was started with other settings and begins a new run" in caplog.text
+
+    with caplog.at_level(logging.WARNING):
+        timing = replace(TIMING, closed_ttl_s=3)
+        simulate(scenario, range(5), min_nodes=2, max_nodes=2, timing=timing)
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
