@@ -23,7 +23,7 @@ FLUSH_S = 1.0
 
 THREAD_NAME = "rdzv-etcd log"
 
-_LOGGERS = ("rdzv_etcd", "asyncio")
+_LOGGERS = ("rdzv_etcd", "rdzv_etcd.etcd.first_contact", "asyncio")
 """Those through which the library's thread logs."""
 
 _here = threading.local()

@@ -65,8 +65,13 @@ def app() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run it and return its exit code; an error is one line, or JSON where that was asked for."""
     logging.getLogger("rdzv_etcd").setLevel(logging.ERROR)  # what matters is in the result
-    # … but a wait for a secret comes before it, and so does one for an etcd that is no good.
-    for name in ("rdzv_etcd.settings.secrets", "rdzv_etcd.embedded.binary"):
+    # … but a wait for a secret or for the first contact comes before it, and so does one for an
+    # etcd that is no good.
+    for name in (
+        "rdzv_etcd.settings.secrets",
+        "rdzv_etcd.etcd.first_contact",
+        "rdzv_etcd.embedded.binary",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return _run(arguments)

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rdzv_etcd.signals import has_default_action
+
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it undoes what it has begun; not
     one that is ignored, as under ``nohup``."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    defaults = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+    defaults = [each for each in (signal.SIGTERM, signal.SIGHUP) if has_default_action(each)]
     for number in defaults:
         signal.signal(number, _like_ctrl_c)
     try:

@@ -22,7 +22,7 @@ from rdzv_etcd.errors import EtcdTlsError, EtcdUnavailableError
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.threads import begun_in_thread
 
-_log = logging.getLogger("rdzv_etcd")
+_log = logging.getLogger(__name__)  # of its own: the command line shows only this one's lines
 
 LOOK_AFTER_S = 2.0
 """Before that, an etcd that is well has answered."""

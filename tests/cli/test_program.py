@@ -205,6 +205,18 @@ def test_what_the_output_s_encoding_does_not_have_is_escaped(
     assert done.out.startswith(job.encode("ascii", "backslashreplace").decode())
 
 
+def test_an_etcd_that_is_not_there_is_reported_before_the_command_gives_up() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    done = run_alone("status", "a", "--conf", "connect_timeout=5", "--endpoint", endpoint)
+    first, last = done.err.splitlines()
+    assert first == (
+        f"no contact with etcd for 2 s, of 5: {endpoint}: connection refused - is etcd running "
+        "there?"
+    )
+    assert last.startswith("rdzv-etcd: etcd cannot be asked: ")
+    assert done.code == 3
+
+
 @pytest.mark.parametrize("named", ["by an argument", "by the environment"])
 def test_a_job_can_be_named_in_any_locale(etcd_server: EtcdServer, job_id: str, named: str) -> None:
     """Python decodes arguments as ASCII there."""

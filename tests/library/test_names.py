@@ -11,6 +11,7 @@ import pytest
 from rdzv_etcd.settings import hosts
 from tests.library.nodes import LIMIT_S
 from tests.support.leaks import LeakCheck
+from tests.support.processes import free_port
 from tests.support.servers import EtcdServer
 
 NAME = "node-0.late.example"
@@ -20,7 +21,13 @@ import sys
 import rdzv_etcd
 
 group = rdzv_etcd.connect(
-    sys.argv[1], job=sys.argv[2], nodes=1, local_addr=sys.argv[3], join_timeout=float(sys.argv[4])
+    sys.argv[1],
+    job=sys.argv[2],
+    nodes=1,
+    local_addr=sys.argv[3],
+    join_timeout=float(sys.argv[4]),
+    embed="embed" in sys.argv,
+    embed_grace=1,
 )
 for _ in range(2):
     print("joined", group.join().master.address, flush=True)
@@ -100,3 +107,20 @@ def test_what_can_be_no_name_is_not_waited_for(
         _, errors = node.communicate(timeout=LIMIT_S)
     assert f"local_addr is '{name}', which this host cannot resolve" in errors
     assert "waiting" not in errors
+
+
+def test_a_node_whose_name_is_the_endpoint_starts_etcd_once_it_has_the_name(
+    leak_check: LeakCheck, job_id: str, resolver: Resolver
+) -> None:
+    """The first pod of a StatefulSet, with ``embed=1``."""
+    endpoint = f"{NAME}:{free_port()}"
+    with resolver.run(endpoint, job_id, NAME, "600", "embed") as node:
+        assert node.stdin
+        assert node.stdout
+        assert node.stderr
+        assert f"{NAME} cannot be resolved on this machine" in node.stderr.readline()
+        resolver.add(NAME)
+        for _ in range(2):
+            assert node.stdout.readline() == f"joined {NAME}\n"
+            print(file=node.stdin, flush=True)
+        assert node.wait(LIMIT_S) == 0
