@@ -8,6 +8,7 @@ from enum import Enum
 
 from rdzv_etcd.core.model import Closure, Control, Drain, NodeInfo, Round, Slice, Slices
 from rdzv_etcd.errors import RendezvousFailedError, TaskFailedError
+from rdzv_etcd.settings import JobSettings
 
 
 class Phase(Enum):
@@ -111,6 +112,10 @@ class Member:
     """Whether it does: then it can answer."""
     drain: Drain | None = None
     """Why this node is to leave, if it is; nothing takes that back."""
+    settings: JobSettings | None = None
+    """Those that this node was started with; ``None``: any."""
+    other_run: str | None = None
+    """A run of other settings, in which it can have no part (see Round.origin)."""
 
     def check_not_gone(self) -> None:
         """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
@@ -168,12 +173,18 @@ class Member:
             self.known_since = control.revision
         if control.formed is not None:
             self.epoch_seen = max(self.epoch_seen, control.epoch)
+        if control.round is not None and not self._may_join(control.round):
+            self.other_run = control.round.origin
         if self.closure is None:
             self._notice_end(control)
         if self.drain is None:
             self.drain = control.drains.get(self.node_id)
-        if control.formed is not None and self.phase is not Phase.MEMBER:
-            self.origin = control.formed.origin
+        formed = control.formed
+        if formed is not None and self.phase is not Phase.MEMBER and self._may_join(formed):
+            self.origin = formed.origin
+
+    def _may_join(self, record: Round) -> bool:
+        return self.settings is None or self.settings == record.settings
 
     def note_start(self, revision: int | None) -> None:
         """Note the store's revision at this node's first session. It does not know what was before:
@@ -201,7 +212,9 @@ class Member:
         if self.origin is not None:
             self.closure = control.end_of(self.origin)
         elif control.ended_revision and not self.is_earlier_run(control):
-            self.closure = control.ended[-1].closure  # it waited for that run's first round
+            last = control.ended[-1]
+            if last.origin != self.other_run:
+                self.closure = last.closure  # it waited for that run's first round
         if self.closure is not None:
             marker = control.round if control.closure == self.closure else self.record
             self.was_member = marker is not None and self.rank_in(marker) is not None

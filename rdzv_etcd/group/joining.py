@@ -295,16 +295,19 @@ class Joining:
     # -- reasons to stop waiting ----------------------------------------------------------------
 
     def _meet_end(self, closure: Closure) -> None:
-        """Do what ``after_end`` says: this node was started after the job was closed.
+        """Do what ``after_end`` says: this node was started after the job was closed, or had no
+        part in the run that ended.
 
         Raises JobClosedError unless it is part of a new run.
         """
-        context = self._context
+        context, record = self._context, self._context.control.view.round
         self._member.meet_end(closure)
+        had_no_part = record is not None and record.settings != context.settings.job
+        started = "was started with other settings" if had_no_part else "was started after that"
         after_end, text = context.settings.after_end, self._closed_text(closure)
         if after_end is AfterEnd.NEW_RUN:
             context.log.warn(
-                f"{text}. This node was started after that and begins a new run of the job, for "
+                f"{text}. This node {started} and begins a new run of the job, for "
                 f"which it waits for {context.settings.job} (with after_end=refuse or "
                 "after_end=finish it would end instead)"
             )
@@ -312,7 +315,7 @@ class Joining:
         if after_end is AfterEnd.FINISH:
             context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
         raise JobClosedError(
-            f"{text}. This node was started after that (after_end={after_end.value}, "
+            f"{text}. This node {started} (after_end={after_end.value}, "
             f"closed_ttl={context.settings.timing.closed_ttl_s})",
             closed_by=closure.by,
             reason=closure.reason,

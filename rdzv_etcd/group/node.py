@@ -70,7 +70,7 @@ class Node:
     ) -> None:
         """``network``: over which nodes watch each other, if they do; closed with the node.
         ``recorder`` is told how it goes."""
-        self._member = Member(identity.node_id)
+        self._member = Member(identity.node_id, settings=settings.job)
         self._context = _context(
             etcd, settings, identity, clock, self._member, recorder=recorder or Recorder()
         )
