@@ -144,8 +144,11 @@ def test_the_keys_of_the_protocol_are_the_code_s() -> None:
     job = keys.JobKeys("/prefix", "job")
     for name in (name for name, kind in vars(keys.JobKeys).items() if isinstance(kind, property)):
         value = getattr(job, name)
-        key = (value.start if isinstance(value, keys.KeyRange) else value).removeprefix(job.root)
-        assert any(key.startswith(one) or one.startswith(key) for one in map(str.encode, written))
+        for each in value if isinstance(value, tuple) else (value,):
+            key = (each.start if isinstance(each, keys.KeyRange) else each).removeprefix(job.root)
+            assert any(
+                key.startswith(one) or one.startswith(key) for one in map(str.encode, written)
+            )
 
 
 def alone(code: str, server: EtcdServer, job_id: str) -> str:
