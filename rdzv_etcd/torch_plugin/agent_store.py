@@ -71,8 +71,8 @@ class AgentStore(EtcdStore):
             if not self._world.over:
                 raise
             _log.warning(
-                "this node's workers finished %g s ago, and the other nodes are in another world by "
-                "now, or wait for one: this agent waits no longer",
+                "this node's workers finished %g s ago, and the other nodes are in another world, "
+                "or wait for one: this agent waits no longer",
                 limit_s,
             )
 
