@@ -153,7 +153,7 @@ def ignores_changes(original: Any, control: Any, record: Any, node_id: str) -> R
 
 def retries_blindly(original: Any, self: Any, body: Any, deadline: Any) -> Any:
     """Send the write without the marker's guard, again and again until there is a reply."""
-    slot = self.take_slot()
+    slot = self._take_slot()
     wrote, kept = Put(slot.key, b"1", self._lease_id), Put(slot.key, b"0", self._lease_id)
 
     async def mutated() -> Any:
