@@ -412,7 +412,8 @@ class Group:
         For members, as a rule all of them at about the same time: one other than rank 0 first
         leaves that one a second to say so. Tells whether the job is ended as far as this node
         knows; ``False`` if this node is no member of the present round. Its requests take up to
-        ``close_timeout_s`` each. Raises :class:`~rdzv_etcd.errors.EtcdError`.
+        ``close_timeout_s`` each. Raises :class:`~rdzv_etcd.errors.RendezvousFailedError` if another
+        thread leaves meanwhile, and :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._end(reason, succeeded=True, force=False)
 
@@ -421,8 +422,7 @@ class Group:
 
         For members of the present round; with ``force`` for any node, whoever's round it is (before
         the first one there is nothing to end). Tells whether the job is ended as far as this node
-        knows. Its requests take up to ``close_timeout_s`` each. Raises
-        :class:`~rdzv_etcd.errors.EtcdError`.
+        knows. Its requests take up to ``close_timeout_s`` each. Raises as :meth:`finish`.
         """
         return self._end(reason, succeeded=False, force=force)
 

@@ -13,11 +13,12 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv_etcd.errors import (
+    EtcdError,
     ForkedProcessError,
     MisuseError,
     RdzvEtcdError,
@@ -160,14 +161,8 @@ class Participation:
 
         Raises RendezvousFailedError if this node has left, or leaves meanwhile, and TimeoutError.
         """
-        try:
-            with self.node.call_ins.inside():
-                return self.loop_thread.run(work, timeout_s)
-        except RuntimeError:
-            if self.is_foreign or not self.has_left:
-                raise
-            # The loop thread was released before the work could end by itself.
-            raise RendezvousFailedError("this node has left the job") from None
+        with self._while_it_takes_part(), self.node.call_ins.inside():
+            return self.loop_thread.run(work, timeout_s)
 
     def begin(
         self, work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
@@ -178,13 +173,19 @@ class Participation:
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
+        with self._while_it_takes_part(), self.node.call_ins.awaited():
+            return await self.loop_thread.call(work)
+
+    @contextlib.contextmanager
+    def _while_it_takes_part(self) -> Iterator[None]:
+        """Raise RendezvousFailedError for what a call meets because this node leaves meanwhile: the
+        connection to etcd, or the loop, ends under it."""
         try:
-            with self.node.call_ins.awaited():
-                return await self.loop_thread.call(work)
-        except RuntimeError:
+            yield
+        except (RuntimeError, EtcdError) as error:
             if self.is_foreign or not self.has_left:
                 raise
-            raise RendezvousFailedError("this node has left the job") from None
+            raise RendezvousFailedError("this node has left the job") from error
 
     def keep(self, user: object) -> None:
         """Keep ``user`` alive until this node has left."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
-from rdzv_etcd import Failed, Finished, MovedOn
+from rdzv_etcd import Failed, Finished, MovedOn, observe
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
@@ -23,6 +24,7 @@ from tests.library.nodes import (
     node_settings,
     wait_until,
 )
+from tests.support.bridge import Direction, FaultBridge
 from tests.support.leaks import LeakCheck, job_root, left_of_job
 from tests.support.servers import EtcdServer
 
@@ -220,3 +222,81 @@ def test_the_same_id_works_again_after_a_close(
             assert nodes[0].closure() is None
             nodes[0].fail(reason)
     assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.parametrize("direction", [Direction.BOTH, Direction.TO_CLIENT])
+def test_every_call_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, direction: Direction
+) -> None:
+    """Not what its requests met when the connection was closed under them."""
+    leak_check.timeout_s = 30.0  # etcd hears of no good-bye, so nobody removes the job
+    leak_check.keys_allowed += (b"store/", b"barrier/", b"ctl/change")
+    with FaultBridge((etcd_server.host, etcd_server.port)) as bridge:
+        settings = node_settings(bridge.target, job_id, "2", peer_links=False)
+        with (
+            groups(settings, 1) as (here,),
+            groups(node_settings(etcd_server, job_id, "2", peer_links=False), 1) as (other,),
+        ):
+            world, _ = at_once([here.join, other.join])
+            calls: dict[str, Callable[[], object]] = {
+                "finish": here.finish,
+                "fail": partial(here.fail, "test"),
+                "fail with force": partial(here.fail, "test", force=True),
+                "report_dead": partial(here.report_dead, other.node_id, "test"),
+                "events": here.events,
+                "barrier": partial(world.barrier, "test", LIMIT_S),
+                "exchange": partial(world.exchange, b"test", LIMIT_S),
+                "members": lambda: world.members,
+                "set": partial(world.store.set, "a", b"1", LIMIT_S),
+                "get": partial(world.store.get, "b", LIMIT_S),
+                "add": partial(world.store.add, "c", 1, LIMIT_S),
+                "check": partial(world.store.check, ["d"], LIMIT_S),
+                "num_keys": partial(world.store.num_keys, LIMIT_S),
+                "delete": partial(world.store.delete, "e", LIMIT_S),
+            }
+            bridge.black_hole(direction)
+            with ThreadPoolExecutor(len(calls)) as pool:
+                begun = {name: pool.submit(call) for name, call in calls.items()}
+                wait_until("all calls wait", lambda: len(here._node.call_ins._inside) == len(calls))
+                here.leave("test")
+                met = {name: call.exception(LIMIT_S) for name, call in begun.items()}
+            bridge.heal()
+    said = {name: (type(error), str(error)) for name, error in met.items()}
+    left = (RendezvousFailedError, "this node has left the job")
+    assert {name: said[name] for name in said if said[name] != left} == {}
+
+
+def test_a_join_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+) -> None:
+    leak_check.timeout_s = 30.0  # etcd hears of no good-bye
+    with (
+        FaultBridge((etcd_server.host, etcd_server.port)) as bridge,
+        groups(node_settings(bridge.target, job_id, "2"), 1) as (here,),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        bridge.black_hole()
+        joining = pool.submit(here.join)
+        wait_until("it joins", lambda: here._node.call_ins._inside)
+        here.leave("test")
+        with pytest.raises(RendezvousFailedError, match=r"^this node has left the job$"):
+            joining.result(LIMIT_S)
+        bridge.heal()
+
+
+@pytest.mark.parametrize("direction", [Direction.BOTH, Direction.TO_CLIENT])
+def test_an_observer_s_calls_say_that_it_was_closed_meanwhile(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, direction: Direction
+) -> None:
+    with (
+        FaultBridge((etcd_server.host, etcd_server.port)) as bridge,
+        observe(bridge.target, job=job_id) as observer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        bridge.black_hole(direction)
+        asking = pool.submit(observer.state)
+        wait_until("it asks", lambda: observer._part._loop_thread._thread._calls)
+        observer.close()
+        with pytest.raises(RendezvousFailedError, match="closed"):
+            asking.result(LIMIT_S)
+        bridge.heal()
