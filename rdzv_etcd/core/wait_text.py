@@ -70,12 +70,11 @@ def tell_seat(job_id: str, control: Control) -> str:
     formed = control.formed
     if formed is None:
         return "for a seat"
-    settings = formed.settings
-    all_of = "all " if formed.size == settings.max_nodes else ""
-    return (
-        f"for a seat: job {job_id!r} runs with {all_of}{formed.size} of {needed(settings)} nodes; "
-        "is another job using this id?"
-    )
+    settings, size = formed.settings, formed.size
+    head = f"for a seat: job {job_id!r} runs with"
+    if size == settings.max_nodes:
+        return f"{head} all {size} of {needed(settings)} nodes; is another job using this id?"
+    return f"{head} {size} of {needed(settings)} nodes; a world with this one would be no larger"
 
 
 def tell_round(

@@ -25,8 +25,9 @@ def test_a_spare_is_told_that_all_seats_are_taken() -> None:
     assert tell_seat("default", Scene(4, 4, members="a b c d").control) == (
         "for a seat: job 'default' runs with all 4 of 4 nodes; is another job using this id?"
     )
-    assert "runs with 4 of 2 to 5 (in units of 2) nodes" in tell_seat(
-        "j", Scene(2, 5, 2, members="a b c d").control
+    assert (
+        "4 of 2 to 5 (in units of 2) nodes; a world with this one would be no larger"
+        in tell_seat("j", Scene(2, 5, 2, members="a b c d").control)
     )
 
 

@@ -120,6 +120,27 @@ def test_who_waits_for_other_members_says_so(what: str, caplog: pytest.LogCaptur
     simulate(scenario, range(2), min_nodes=2, max_nodes=2)
 
 
+def test_a_member_that_has_finished_says_that_it_waits_for_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("ab")
+        await job.until_works("ab")
+        await job.finish_early("a")
+        await job.pass_time(2.0)
+        caplog.clear()
+        one, (world,) = job.nodes["a"], job.nodes["a"].worlds
+        waits = unless_over(one.node, world, "key", one.node.closed, even_if_over=True)
+        waiting = job.on(one, waits)
+        await job.pass_time(11.0)
+        assert said(caplog, job, "a") == [
+            "[job] a: waiting 10 s for the others to finish: its own work is done"
+        ]
+        waiting.cancel()
+
+    simulate(scenario, range(2), min_nodes=1, max_nodes=2)
+
+
 def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

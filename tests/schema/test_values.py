@@ -74,6 +74,7 @@ NODES = st.builds(
     st.integers(0, MAX_EPOCH_CLAIM),
     because=st.just("") | NAME,
     lease_ttl_s=TTL,
+    finished=st.booleans(),
 )
 CLOSURES = st.builds(Closure, NAME, TEXT, st.booleans(), st.floats(0, 1e12))
 
