@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from functools import partial
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.errors import EtcdTlsError, EtcdUnavailableError
 from rdzv_etcd.settings.connection import Connection, Endpoint
+from rdzv_etcd.text import LINE, shown
 from rdzv_etcd.threads import begun_in_thread
 
 _log = logging.getLogger(__name__)  # of its own: the command line shows only this one's lines
@@ -70,7 +71,7 @@ async def first_contact(connection: Connection | None) -> AsyncIterator[None]:
             raise
         explained = error.copy()
         rest = f" ({error})" if len(wrong) < len(connection.endpoints) else ""
-        explained.args = ("; ".join(map(str, wrong)) + rest,)
+        explained.args = (shown(_joined(wrong) + rest, LINE),)
         raise explained.with_traceback(None) from None
     finally:
         looking.cancel()
@@ -86,9 +87,13 @@ async def _look_soon(connection: Connection, failed: asyncio.Event) -> list[Prob
             "no contact with etcd for %g s, of %g: %s",
             LOOK_AFTER_S,
             connection.connect_timeout_s,
-            "; ".join(map(str, problems)),
+            shown(_joined(problems), LINE),
         )
     return problems
+
+
+def _joined(problems: Sequence[Problem]) -> str:
+    return "; ".join(map(str, problems))
 
 
 async def look(connection: Connection) -> list[Problem]:
@@ -136,7 +141,7 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
     """Whether a TLS handshake gets an answer in TLS, be it a refusal. Raises OSError if there is no
     connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the tongue matters
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the protocol matters
     with _connected(endpoint) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=endpoint.host):

@@ -292,7 +292,7 @@ def _encodable(what: str, text: object) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise SettingsError(
-            f"{what} is not valid UTF-8: {text!r} (if it is where it was typed: this process has "
-            "an ASCII locale; set LC_ALL=C.UTF-8)"
+            f"{what} is not valid UTF-8: {text!r}; if it was typed as UTF-8, the locale of this "
+            "process is another one: set LC_ALL=C.UTF-8"
         ) from error
     return text

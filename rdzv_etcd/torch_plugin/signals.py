@@ -93,8 +93,10 @@ def _handle(number: int, _: FrameType | None) -> None:
     name = signal.Signals(number).name
     if number != DRAINS:
         _handle_no_more(number)  # the next one ends the process at once
-        _leave_all(name)
-        _end_by(number)
+        try:
+            _leave_all(name)
+        finally:
+            _end_by(number)
     elif not _drain_all(name):
         _handle_no_more(number)
         os.kill(os.getpid(), number)
