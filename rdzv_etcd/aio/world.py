@@ -10,7 +10,6 @@ from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
 from rdzv_etcd.group import world as blocking_world
-from rdzv_etcd.group.handover import hand_over_awaited
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.world import Master, WorldMember
 
@@ -99,21 +98,19 @@ class World:
 
     async def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """As :meth:`rdzv_etcd.World.barrier`."""
-        barrier = self._world._barriers.named(name)
-        passed: list[int] = []
-        await hand_over_awaited(
-            lambda: self._part.call(barrier.wait(timeout_s, passed)),
-            lambda: barrier.not_told(passed),
-        )
+        try:
+            await self._part.call(self._world._collectives.barrier(name, timeout_s))
+        except BaseException as error:
+            self._world._leave_if_interrupted(error, "a barrier")
+            raise
 
     async def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """As :meth:`rdzv_etcd.World.exchange`."""
-        exchange = self._world._exchange
-        taken: list[list[bytes]] = []
-        return await hand_over_awaited(
-            lambda: self._part.call(exchange.give(data, timeout_s, taken)),
-            lambda: exchange.not_told(taken),
-        )
+        try:
+            return await self._part.call(self._world._collectives.exchange(data, timeout_s))
+        except BaseException as error:
+            self._world._leave_if_interrupted(error, "an exchange")
+            raise
 
     @cached_property
     def store(self) -> RoundStore:

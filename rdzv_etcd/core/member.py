@@ -116,6 +116,13 @@ class Member:
     """Those that this node was started with; ``None``: any."""
     other_run: str | None = None
     """A run of other settings, in which it can have no part (see Round.origin)."""
+    given_up: tuple[int, str] = (0, "")
+    """The world that this node gave up last, and why."""
+
+    def why_given_up(self, epoch: int) -> str:
+        """Why this node gave up the world of that epoch, if that is known."""
+        given_up, why = self.given_up
+        return why if epoch == given_up else ""
 
     def check_not_gone(self) -> None:
         """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
@@ -338,8 +345,10 @@ class Member:
             self.info = replace(self.info, finished=True)
             self.forget_arrival()
 
-    def give_up(self) -> NodeInfo | None:
-        """Take no part until the next join; return what this node was known by."""
+    def give_up(self, why: str = "") -> NodeInfo | None:
+        """Take no part until the next join; return what this node was known by. ``why``: what
+        became of its part in a world."""
+        self.given_up = (self.epoch, why)
         info, self.info = self.info, None
         self.phase = Phase.IDLE
         self.record = None

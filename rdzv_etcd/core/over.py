@@ -84,7 +84,12 @@ class Expelled:
 class MovedOn:
     """This node itself has joined again, or has left; or this process is a forked child."""
 
+    because: str = ""
+    """Why it had to, if a call of its own was interrupted."""
+
     def __str__(self) -> str:
+        if self.because:
+            return f"this node {self.because}, which ended its part in this world"
         return "this node has joined again, or has left"
 
 
@@ -118,7 +123,7 @@ WorldChange: TypeAlias = "Lost | Left | Waiting | Expelled | MovedOn | Finished 
 def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None:
     """Say why the world of that epoch is over for this node; ``None`` while it is not."""
     if not member.works_in(epoch):
-        return MovedOn()
+        return MovedOn(member.why_given_up(epoch))
     if member.closure is not None:
         return end_of(member.closure)
     if member.failure is not None:

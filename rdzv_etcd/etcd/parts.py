@@ -50,15 +50,16 @@ async def read_range(
     end: bytes,
     *,
     keys_only: bool = False,
+    size: PartSize | None = None,
     limit_s: Callable[[], float | None] = own_limit,
 ) -> AsyncIterator[GetResult]:
     """Yield the keys of ``[start, end)`` in ascending order, a part at a time.
 
-    ``limit_s`` returns the limit of the next request. What the first part holds is as of its
-    revision, the others as of that or later: a caller that has watched since then, and applies
-    that, sees each change. Raises EtcdError.
+    ``size``: what is known of such values. ``limit_s`` returns the limit of the next request. What
+    the first part holds is as of its revision, the others as of that or later: a caller that has
+    watched since then, and applies that, sees each change. Raises EtcdError.
     """
-    size = PartSize()
+    size = PartSize() if size is None else size
     while True:
         request = Get(start, end, limit=size.keys, keys_only=keys_only)
         part = await etcd.get(request, timeout_s=limit_s())

@@ -253,7 +253,7 @@ class Group:
                 yield listener
             except BaseException as error:
                 listener.close()
-                why = why_interrupted(error)
+                why = why_interrupted(error, "its join")
                 self._part.begin(self._node.give_up_seat(joined_after=epoch, reason=why))
                 raise
         except BaseException:

@@ -290,7 +290,7 @@ class Joining:
             return why_drained(drain, self._member.node_id)
         if isinstance(error, RdzvEtcdError):
             return shown(f"gave up its join: {error}", MAX_REASON)
-        return why_interrupted(error)
+        return why_interrupted(error, "its join")
 
     # -- reasons to stop waiting ----------------------------------------------------------------
 

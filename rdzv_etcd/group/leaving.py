@@ -25,10 +25,10 @@ RUNS_REMEMBERED = 8
 """A node that was cut off for longer than this many runs of one id counts as new."""
 
 
-def why_interrupted(error: BaseException) -> str:
-    """Why a node has left whose caller waits no longer, as the others are told."""
+def why_interrupted(error: BaseException, what: str) -> str:
+    """Why a node has left whose caller waits no longer for ``what``, as the others are told."""
     by = what_interrupted(error)
-    return shown(f"was interrupted in its join{': ' if by else ''}{by}", MAX_REASON)
+    return shown(f"was interrupted in {what}{': ' if by else ''}{by}", MAX_REASON)
 
 
 async def close_job(

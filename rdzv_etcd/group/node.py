@@ -369,11 +369,23 @@ class Node:
 
         The others are told at once. The node may join again meanwhile.
         """
+        member = self._member
+        if member.phase is Phase.MEMBER and member.epoch > joined_after:
+            await self._give_up(reason)
+
+    async def leave_world(self, seat: Seat, reason: str) -> None:
+        """Leave that world, unless it is over: a call in it was interrupted, and its caller does
+        not know what became of it.
+
+        The others learn of it at once. The node may join again meanwhile.
+        """
+        if self.change_of(seat) is None:
+            await self._give_up(reason)
+
+    async def _give_up(self, reason: str) -> None:
         context, member = self._context, self._member
-        if member.phase is not Phase.MEMBER or member.epoch <= joined_after:
-            return
         self._record_end()
-        info = member.give_up()
+        info = member.give_up(reason)
         context.wakeup.notify()
         with contextlib.suppress(EtcdError):  # then the lease runs out
             await leaving.say_goodbye(context, member, self._leadership, info, reason)

@@ -13,10 +13,9 @@ from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.over import MovedOn, WorldChange
-from rdzv_etcd.errors import MisuseError, RendezvousFailedError
-from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.exchange import Exchange
-from rdzv_etcd.group.handover import hand_over
+from rdzv_etcd.errors import MisuseError, RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.group.collectives import Collectives
+from rdzv_etcd.group.leaving import why_interrupted
 from rdzv_etcd.group.listener import Listener
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation
@@ -73,8 +72,7 @@ class World:
         self._group = group  # whoever works in a world takes part, also without the group
         self._part = part
         self._seat = seat
-        self._barriers = Barriers(part.node, seat)
-        self._exchange = Exchange(part.node, seat)
+        self._collectives = Collectives(part.node, seat)
         self._change: WorldChange | None = None
 
     def __repr__(self) -> str:
@@ -213,21 +211,21 @@ class World:
 
         A name of at most 1000 characters; one that is used again is a new barrier. Use few names
         again and again: what each leaves in etcd stays until the world is over. After ``timeout_s``
-        seconds it blocks for up to some 15 seconds more if etcd does not answer.
-        Whoever gives up, or is interrupted, does not count as being there; to call it again is to
-        try again, and returns at once if all were there when it was interrupted. Raises
+        seconds it blocks for up to some 10 seconds more if etcd does not answer.
+        A call that timed out may be made again, and its member does not count as being there
+        meanwhile; a call that was interrupted ends this member's part in the world: join again.
+        Raises
         :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
         :class:`~rdzv_etcd.errors.BarrierBrokenError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
         :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is at this barrier, and
         :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
         """
-        barrier = self._barriers.named(name)
-        passed: list[int] = []
-        hand_over(
-            lambda: self._part.run(barrier.wait(timeout_s, passed)),
-            lambda: barrier.not_told(passed),
-        )
+        try:
+            self._part.run(self._collectives.barrier(name, timeout_s))
+        except BaseException as error:
+            self._leave_if_interrupted(error, "a barrier")
+            raise
 
     def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
         """Give every member these bytes; return what each has given, by rank, once all have.
@@ -236,20 +234,27 @@ class World:
         belongs together, then the second. What one member gives must fit into one request to etcd
         (1.5 MiB by default), and all of them are read by all; etcd keeps those of two calls, and
         this member its own two, to put them again if etcd loses its data. Blocks for at most
-        ``timeout_s`` seconds, and some seconds more to say who is missing. Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError` (to call it again is to try again; what was
-        given first stands, for others may have it, also after an interruption),
+        ``timeout_s`` seconds, and some seconds more to say who is missing. A call that timed out
+        may be made again, and what was given first stands, for others may have it; a call that was
+        interrupted ends this member's part in the world: join again. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
         :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
         :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
         :class:`~rdzv_etcd.errors.MisuseError` at once for what is no bytes, and if another thread
         is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
         """
-        exchange = self._exchange
-        taken: list[list[bytes]] = []
-        return hand_over(
-            lambda: self._part.run(exchange.give(data, timeout_s, taken)),
-            lambda: exchange.not_told(taken),
-        )
+        try:
+            return self._part.run(self._collectives.exchange(data, timeout_s))
+        except BaseException as error:
+            self._leave_if_interrupted(error, "an exchange")
+            raise
+
+    def _leave_if_interrupted(self, error: BaseException, what: str) -> None:
+        """Leave this world if it was not the call that raised ``error``: it may have been done just
+        then, and its caller does not get to know. One that was not does this by itself."""
+        if not isinstance(error, RdzvEtcdError):
+            why = why_interrupted(error, what)
+            self._part.begin(self._part.node.leave_world(self._seat, why))
 
     @cached_property
     def store(self) -> RoundStore:

@@ -32,7 +32,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import OPS_PER_TXN, Compare, Etcd, KeyValue
+from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, KeyValue
 from rdzv_etcd.etcd.parts import PART_BYTES, PartSize, read_range
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
@@ -130,24 +130,6 @@ class KeyValueStore:
         for part in _cut(list(values.items()), PART_BYTES, len(values)):
             batches = _cut(part, PART_BYTES, OPS_PER_TXN)
             await side_by_side([self._set_batch(batch, deadline) for batch in batches])
-
-    async def set_instead(
-        self, key: str, value: bytes, former: str, timeout_s: float | None
-    ) -> None:
-        """Set the value and delete another key, both at once; raises as :meth:`multi_set`."""
-        body = requests.put_all(
-            [(self._keys.value(key), encode_value(value))],
-            self._lease_id,
-            [self._keys.value(former)],
-        )
-        self._part.expect(len(value))
-        with named_if_too_large("to set", key, len(value)):
-            await self._writes.apply(body, self._deadline(timeout_s))
-
-    async def put_back(self, guard: Compare, key: str, value: bytes) -> bool:
-        """Set the value again if the key is missing and the guard holds; tell whether that did."""
-        txn = requests.put_back(guard, self._keys.value(key), encode_value(value), self._lease_id)
-        return (await self._etcd.txn(txn, repeatable=True)).succeeded
 
     async def delete(self, key: str, timeout_s: float | None) -> bool:
         """Delete the key and tell whether it was there."""

@@ -1,7 +1,7 @@
 """Key paths of one job. Below ``store`` :mod:`rdzv_etcd.schema.store_values` builds some as well.
 
     <prefix>/<job>/audit/<round>/<run>         what happened in a round            as ctl/epoch
-    <prefix>/<job>/barrier/<round>/<name>/…    arrivals at a named barrier         session
+    <prefix>/<job>/barrier/<round>/<name>/…    barriers and exchanges              job lease
     <prefix>/<job>/ctl/round                   the round record                    job lease
     <prefix>/<job>/ctl/ended                   the last runs that are over         its own
     <prefix>/<job>/ctl/epoch                   what the next run counts on from    its own
@@ -28,6 +28,7 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import prefix_end
 
 _ROUND_DIGITS = 10
+_RANK_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +185,6 @@ class JobKeys:
     def stores_before(self, round_number: int) -> KeyRange:
         return self._rounds(b"store/", round_number)
 
-    def exchange(self, round_number: int, run: str) -> KeyRange:
-        """The range of what the members of a round give each other: a second store of it."""
-        return self.store(round_number, f"{run} exchange")
-
     def barrier(self, round_number: int, name: str) -> KeyRange:
         return _range(self.root + b"barrier/" + _round(round_number) + b"/" + _segment(name) + b"/")
 
@@ -224,42 +221,54 @@ class JobKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class BarrierKeys:
-    """The keys of one named barrier, all within ``range``.
+class CollectiveKeys:
+    """The keys of one named barrier, or of a world's exchanges, all within ``range``.
 
-    arrived/<turn>/<node id>    a member is at the barrier              its session
-    done                        how often all have been there           job lease
+    by/<rank>               what that member wrote last: its mark
+    given/<turn>/<rank>     what it has given in that turn
+    done                    the last turn in which all have given
     """
 
     range: KeyRange
 
     @classmethod
-    def of(cls, keys: JobKeys, round_number: int, epoch: int, name: str) -> BarrierKeys:
-        """Return those of the barrier ``name`` in one round.
+    def of_barrier(cls, keys: JobKeys, round_number: int, epoch: int, name: str) -> CollectiveKeys:
+        """Return those of the barrier ``name`` in one world.
 
         The epoch is part of its path, because a run that begins again after a loss of the record
-        counts its rounds again, while arrivals from before are still there: they live on their
-        nodes' sessions.
+        counts its rounds again, while keys from before may still be there.
         """
         return cls(keys.barrier(round_number, f"{epoch} {name}"))
+
+    @classmethod
+    def of_exchange(cls, keys: JobKeys, round_number: int, epoch: int) -> CollectiveKeys:
+        """Return those of the exchanges in one world. No barrier is called like that."""
+        return cls(keys.barrier(round_number, f"exchange {epoch}"))
 
     @property
     def done(self) -> bytes:
         return self.range.start + b"done"
 
-    def arrivals(self, turn: int) -> KeyRange:
-        return _range(self.range.start + b"arrived/%d/" % turn)
+    def mark(self, rank: int) -> bytes:
+        return self.range.start + b"by/" + _rank(rank)
 
-    def arrival(self, turn: int, node_id: str) -> bytes:
-        return self.arrivals(turn).start + node_id.encode()
+    def all_given(self, turn: int) -> KeyRange:
+        return _range(self.range.start + b"given/%d/" % turn)
 
-    def node_id(self, turn: int, key: bytes) -> str:
-        """Return the node id in a key of :meth:`arrivals`."""
-        return key[len(self.arrivals(turn).start) :].decode(errors="replace")
+    def given(self, turn: int, rank: int) -> bytes:
+        return self.all_given(turn).start + _rank(rank)
+
+    def rank(self, given: bytes) -> int:
+        """Return the rank in a key of :meth:`given`."""
+        return int(given[-_RANK_DIGITS:])
 
 
 def _round(number: int) -> bytes:
     return b"%0*d" % (_ROUND_DIGITS, number)
+
+
+def _rank(number: int) -> bytes:
+    return b"%0*d" % (_RANK_DIGITS, number)
 
 
 def _segment(name: str) -> bytes:

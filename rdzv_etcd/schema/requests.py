@@ -1,7 +1,7 @@
 """Every transaction of the protocol. One action, one guarded transaction; no I/O here.
 
-Those of barriers are in :mod:`rdzv_etcd.schema.barrier_requests`, those of the round's store in
-:mod:`rdzv_etcd.schema.store_requests`.
+Those of barriers and exchanges are in :mod:`rdzv_etcd.schema.collective_requests`, those of the
+round's store in :mod:`rdzv_etcd.schema.store_requests`.
 """
 
 from __future__ import annotations

@@ -54,19 +54,9 @@ def once(marker: bytes, uses: int, lease_id: int, body: Body) -> Txn:
     )
 
 
-def put_all(
-    items: Sequence[tuple[bytes, bytes]], lease_id: int, forgotten: Sequence[bytes] = ()
-) -> Body:
-    """Put all, and delete what nobody will ask for any more."""
+def put_all(items: Sequence[tuple[bytes, bytes]], lease_id: int) -> Body:
     puts = [Put(key, value, lease_id) for key, value in items]
-    deletes = [Delete(key) for key in forgotten]
-    return lambda wrote, _: Txn((), (*puts, *deletes, wrote))
-
-
-def put_back(guard: Compare, key: bytes, value: bytes, lease_id: int) -> Txn:
-    """Put what is missing, while something else is as it was. Twice does no harm: no marker."""
-    missing = Compare(key, Target.VERSION, Relation.EQUAL, 0)
-    return Txn((guard,), (Txn((missing,), (Put(key, value, lease_id),)),))
+    return lambda wrote, _: Txn((), (*puts, wrote))
 
 
 def delete(key: bytes) -> Body:

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group.exchange import Exchange
-from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.schema.store_values import StoreKeys
+from rdzv_etcd.group.collectives import Collectives
+from rdzv_etcd.schema.keys import CollectiveKeys, KeyRange
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import noted, touches
 from tests.sim.world import SimJob, SimNode, Snapshot, simulate
@@ -25,14 +24,13 @@ class Members:
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.nodes = job.start_all("abc")
-        self._exchanges: dict[str, Exchange] = {}
+        self._collectives: dict[str, Collectives] = {}
 
     def give(self, node: SimNode, data: bytes) -> asyncio.Task[list[bytes]]:
-        exchange = self._exchanges.get(node.name)
-        if exchange is None:
+        if node.name not in self._collectives:
             assert node.world is not None
-            exchange = self._exchanges[node.name] = Exchange(node.node, node.world)
-        return self.job.on(node, exchange.give(data, 60))
+            self._collectives[node.name] = Collectives(node.node, node.world)
+        return self.job.on(node, self._collectives[node.name].exchange(data, 60))
 
     async def all_take(self, data: bytes) -> None:
         taken = await asyncio.gather(*(self.give(node, data) for node in self.nodes))
@@ -43,11 +41,11 @@ class Members:
         """Where etcd keeps what they give."""
         world = self.nodes[0].world
         assert world is not None
-        return StoreKeys(self.job.keys.exchange(world.round, world.run)).values
+        return CollectiveKeys.of_exchange(self.job.keys, world.round, world.epoch).range
 
     def kept(self, given: KeyRange) -> int:
         """How many values etcd keeps there."""
-        return sum(kv.key in given for kv in self.job.server.snapshot())
+        return sum(kv.key in given and b"/given/" in kv.key for kv in self.job.server.snapshot())
 
     def lose(self, loss: str, before: Snapshot) -> None:
         """Let etcd lose what was written since; or all; or only what is on the job's lease."""

@@ -11,7 +11,7 @@ from rdzv_etcd.core import leading
 from rdzv_etcd.core.model import Accusation, Nodes
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group import leadership, node
-from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.collectives import Collectives
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import encode_accusation
 from tests.sim import world
@@ -302,7 +302,7 @@ def test_who_waits_at_a_barrier_is_there_again_although_others_have_written_as_m
 
         def waits(node: SimNode) -> asyncio.Task[None]:
             assert node.world is not None
-            return job.on(node, Barriers(node.node, node.world).wait("saved", 60))
+            return job.on(node, Collectives(node.node, node.world).barrier("saved", 60))
 
         early, *late = nodes
         waiting = waits(early)
@@ -491,10 +491,10 @@ def test_a_barrier_that_etcd_has_forgotten_is_passed_by_who_had_not_heard_of_it(
         barriers = {}
         for each in (a, b, late):
             assert each.world is not None
-            barriers[each] = Barriers(each.node, each.world)
+            barriers[each] = Collectives(each.node, each.world)
 
         def at(member: SimNode, name: str) -> asyncio.Task[None]:
-            return job.on(member, barriers[member].wait(name, 60))
+            return job.on(member, barriers[member].barrier(name, 60))
 
         waiting = at(late, "saved")
         await job.pass_time(1)

@@ -13,20 +13,15 @@ import pytest
 
 from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import (
-    BarrierTimeoutError,
     EtcdUnavailableError,
     JobClosedError,
     JobSettingsMismatchError,
     JoinTimeoutError,
-    MisuseError,
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import Delete, Put, Txn
-from rdzv_etcd.group.barrier import Barriers
-from rdzv_etcd.group.loop_thread import CANCEL_GRACE_S
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
-from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Grant
 from tests.sim.commits import OPERATOR
@@ -636,185 +631,6 @@ def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
         await job.until(lambda: job.nodes["d"].error is not None, "the spare ends", 5)
 
     simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
-
-
-@pytest.mark.parametrize("wiped_after_s", [0.15, 0.25, 5.0])
-def test_an_arrival_at_a_barrier_that_was_wiped_is_put_again(wiped_after_s: float) -> None:
-    """Also if that happens before its watch begins."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        early = nodes[0]
-        early.connection.link.delay(0.1)  # the arrival is applied after that, known after 0.2 s
-        arrivals = job.keys.barriers.start
-
-        def observe(applied: Applied) -> None:
-            request = applied.request
-            if isinstance(request, Txn) and any(p.key.startswith(arrivals) for p in request.puts()):
-                job.server.observers.remove(observe)
-                job.server.call_later(wiped_after_s, job.wipe)
-
-        job.server.observers.append(observe)
-        waiting = asyncio.ensure_future(at_barrier(job, early))
-        await job.pass_time(60)
-        assert not waiting.done()
-        await asyncio.gather(waiting, *(at_barrier(job, node) for node in nodes[1:]))
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
-
-
-async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
-    assert node.world is not None
-    await job.on(node, Barriers(node.node, node.world).wait("saved", limit_s))
-
-
-def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passed() -> None:
-    """Those who are at the next one say that all were at this one."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        barriers = [Barriers(node.node, node.world) for node in nodes if node.world is not None]
-
-        def calls(which: int) -> asyncio.Task[None]:
-            return job.on(nodes[which], barriers[which].wait("saved", 60))
-
-        await asyncio.gather(calls(0), calls(1))
-        before = job.save()
-        waiting = calls(1)
-        await job.pass_time(1)
-        nodes[1].connection.link.lag_watches(5.0)
-        await calls(0)
-        assert not waiting.done()
-        job.restore(before)
-        third = calls(0)
-        await waiting
-        await asyncio.gather(third, calls(1))
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
-
-
-@pytest.mark.parametrize("healed_first", [False, True])
-def test_an_arrival_at_a_barrier_whose_lease_ran_out_is_put_again(healed_first: bool) -> None:
-    """With the next session; without one it is not put at all."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        early, late = nodes[0], nodes[1:]
-        session = early.node.context.session
-        if healed_first:
-            job.server.expire(session.lease_id)
-        else:
-            session.lost(session.lease_id)
-        waiting = asyncio.ensure_future(at_barrier(job, early))
-        await job.pass_time(30)
-        job.server.expire(session.lease_id)
-        await job.pass_time(30)
-        assert not waiting.done(), job.tell()
-        arrivals = [kv for kv in job.server.snapshot() if kv.key in job.keys.barriers]
-        assert [kv.lease_id for kv in arrivals] == [session.lease_id]
-        await asyncio.gather(waiting, *(at_barrier(job, node) for node in late))
-        assert all(node.joins == 1 for node in nodes), job.tell()
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
-
-
-def test_who_gave_up_at_a_barrier_does_not_let_others_pass() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b, c = job.start_all("abc")
-        await job.until_works("abc")
-        with pytest.raises(BarrierTimeoutError):
-            await at_barrier(job, a, job.loop.rng.uniform(0.1, 5))
-        waiting = [asyncio.ensure_future(at_barrier(job, node)) for node in (b, c)]
-        await job.pass_time(30)
-        assert not any(each.done() for each in waiting), job.tell()
-        await asyncio.gather(at_barrier(job, a), *waiting)
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
-
-
-def test_all_pass_a_barrier_or_none_whenever_one_of_them_gives_up() -> None:
-    """Its limit ends in the moment in which the last one arrives."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        limit_s = job.loop.rng.uniform(0.0, 0.01)
-        try:
-            await at_barrier(job, a, limit_s)
-        except BarrierTimeoutError:
-            await job.pass_time(5)
-            assert not waiting.done(), job.tell()
-            await at_barrier(job, a)
-        await waiting
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
-
-
-def test_who_is_interrupted_at_a_barrier_may_call_again_before_etcd_has_answered() -> None:
-    """The interrupted call takes its arrival back for as long as that may take."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        barrier = Barriers(a.node, a.world).named("saved")
-        interrupted = job.on(a, barrier.wait(60, []))
-        await job.pass_time(1)
-        a.connection.link.partition(silent=True)
-        interrupted.cancel()
-        await job.pass_time(CANCEL_GRACE_S)  # so long its caller waits
-        assert not interrupted.done()
-        again = job.on(a, barrier.wait(60, []))
-        await job.pass_time(1)
-        a.connection.link.heal()
-        await asyncio.wait({interrupted})
-        await job.pass_time(1)
-        with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
-            await job.on(a, barrier.wait(60, []))
-        assert not again.done()
-        await asyncio.gather(again, at_barrier(job, b))
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
-
-
-def test_who_is_interrupted_at_a_barrier_is_not_there_although_its_arrival_is_late() -> None:
-    """What takes the arrival back does not overtake it."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        a.connection.link.hold_requests(1.0)  # later than what is sent next
-        interrupted = asyncio.ensure_future(at_barrier(job, a))
-        await job.pass_time(job.loop.rng.uniform(0.0, 0.9))
-        interrupted.cancel()
-        await job.pass_time(2)
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        await job.pass_time(5)
-        assert not waiting.done()
-        await asyncio.gather(at_barrier(job, a), waiting)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
-
-
-@pytest.mark.parametrize("succeeded", [False, True])
-def test_who_is_at_a_barrier_hears_at_once_that_the_job_is_closed(succeeded: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        waiting = asyncio.ensure_future(at_barrier(job, nodes[0]))
-        await job.pass_time(5)
-        began_s = job.loop.time()
-        await job.on(nodes[1], nodes[1].node.close_job(succeeded=succeeded, reason="enough"))
-        with pytest.raises(JobClosedError, match="enough") as caught:
-            await waiting
-        assert caught.value.succeeded is succeeded
-        assert job.loop.time() - began_s < 2 * SOON_S
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
 
 
 @LARGE_AND_SMALL

@@ -13,7 +13,7 @@ import pytest
 
 from rdzv_etcd.errors import TaskFailedError
 from rdzv_etcd.etcd.api import Get, Txn
-from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.collectives import Collectives
 from rdzv_etcd.testing.requests import KeepAlive, Request
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
@@ -121,7 +121,7 @@ def test_a_barrier_hears_of_the_failure() -> None:
         worlds = await asyncio.gather(*(job.on(node, node.join()) for node in nodes))
         node = nodes[0]
         node.connection.link.fail(DEFECT, 1, lambda request: keep_alive(job, request))
-        waiting = job.on(node, Barriers(node.node, worlds[0]).wait("here", 300.0))
+        waiting = job.on(node, Collectives(node.node, worlds[0]).barrier("here", 300.0))
         with pytest.raises(TaskFailedError, match="session"):
             await waiting
         with pytest.raises(TaskFailedError, match="session"):

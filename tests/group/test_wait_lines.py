@@ -9,9 +9,8 @@ import pytest
 
 from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Delete, Txn
-from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.group.collectives import Collectives
 from rdzv_etcd.group.conflict import TOLD_S
-from rdzv_etcd.group.exchange import Exchange
 from rdzv_etcd.group.world_over import unless_over
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema import requests
@@ -102,8 +101,8 @@ def test_who_waits_for_other_members_says_so(what: str, caplog: pytest.LogCaptur
             one.connection, keys, seat.job_lease, writer="a", clock=node.context.clock
         )
         waits: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
-            "barrier": lambda: Barriers(node, seat).wait("saved", 100.0),
-            "exchange": lambda: Exchange(node, seat).give(b"", 100.0),
+            "barrier": lambda: Collectives(node, seat).barrier("saved", 100.0),
+            "exchange": lambda: Collectives(node, seat).exchange(b"", 100.0),
             "store": lambda: unless_over(node, seat, "key", lambda: store.get("key", 100.0)),
             "store, even if over": lambda: unless_over(
                 node, seat, "key", lambda: store.get("key", 100.0), even_if_over=True

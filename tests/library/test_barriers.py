@@ -10,13 +10,14 @@ from functools import partial
 
 import pytest
 
+from rdzv_etcd import Left, MovedOn
 from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
     JobClosedError,
     MisuseError,
 )
-from rdzv_etcd.group import barrier
+from rdzv_etcd.group import collectives
 from rdzv_etcd.group.group import Group
 from tests.library.nodes import (
     LIMIT_S,
@@ -115,7 +116,7 @@ def test_all_pass_a_barrier_although_one_goes_on_as_soon_as_it_has_passed(
     monkeypatch: pytest.MonkeyPatch,
     goes_on: Callable[[Group], object],
 ) -> None:
-    monkeypatch.setattr(barrier, "puts_after", notified_of_nothing)
+    monkeypatch.setattr(collectives, "puts_after", notified_of_nothing)
     with (
         groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes,
         ThreadPoolExecutor(2) as pool,
@@ -146,16 +147,15 @@ def test_a_name_used_again_is_a_new_barrier(
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes, ThreadPoolExecutor(1) as pool:
         worlds = join_all(nodes)
-        for turn in range(3):
+        left = []
+        for turn in range(6):
             waiting = pool.submit(worlds[turn % 2].barrier, "step", LIMIT_S)
             with pytest.raises(TimeoutError):
                 waiting.result(0.3)
             worlds[1 - turn % 2].barrier("step", LIMIT_S)
             waiting.result(LIMIT_S)
-        place = job_root(job_id) + b"barrier/"
-        assert (
-            len(etcd_server.keys(place)) == 3
-        )  # arrivals of the last turn, and how many there were
+            left.append(len(etcd_server.keys(job_root(job_id) + b"barrier/")))
+        assert left[2:] == left[-1:] * 4  # what it leaves does not grow
         with pytest.raises(BarrierTimeoutError, match="1 of 2 members"):
             worlds[0].barrier("step", 0.3)
         at_once([partial(world.barrier, "step", LIMIT_S) for world in worlds])
@@ -184,9 +184,9 @@ def test_an_arrival_stands_again_after_its_lease_was_lost(
         worlds = join_all(nodes)
         waiting = pool.submit(worlds[0].barrier, "saved", LIMIT_S)
         _wait_for_arrivals(etcd_server, job_id, 1)
-        place = job_root(job_id) + b"barrier/"
-        (arrival,) = etcd_server.gateway.keys(place).values()
-        etcd_server.gateway.revoke(arrival.lease_id)
+        (arrival,) = _arrivals(etcd_server, job_id)
+        lease_id = etcd_server.gateway.keys(arrival)[arrival].lease_id
+        etcd_server.gateway.revoke(lease_id)
         _wait_for_arrivals(etcd_server, job_id, 1)
         worlds[1].barrier("saved", LIMIT_S)
         waiting.result(LIMIT_S)
@@ -208,7 +208,7 @@ def test_who_waits_hears_at_once_that_its_own_node_joins_again(
         assert joining.result(LIMIT_S).round == 2
 
 
-def test_who_is_interrupted_does_not_count_as_being_there(
+def test_who_is_interrupted_has_left_the_world_and_may_join_again(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -229,9 +229,16 @@ def test_who_is_interrupted_does_not_count_as_being_there(
         with pytest.raises(KeyboardInterrupt):
             worlds[0].barrier("saved", LIMIT_S)
         watching.result(LIMIT_S)
-        _wait_for_arrivals(etcd_server, job_id, 0)
-        with pytest.raises(BarrierTimeoutError, match="1 of 2 members are missing"):
-            worlds[1].barrier("saved", 0.3)
+        assert worlds[0].over
+        why = "was interrupted in barrier 'saved': KeyboardInterrupt"
+        assert worlds[0].change == MovedOn(why)
+        with pytest.raises(BarrierBrokenError, match=f"this node {why}, which ended its part"):
+            worlds[0].barrier("saved", LIMIT_S)
+        assert not _arrivals(etcd_server, job_id)
+        with pytest.raises(BarrierBrokenError) as caught:
+            worlds[1].barrier("saved", LIMIT_S)
+        assert caught.value.change == Left({nodes[0].node_id: why})
+        worlds = join_all(nodes)
         at_once([partial(world.barrier, "saved", LIMIT_S) for world in worlds])
 
 
@@ -246,7 +253,7 @@ def test_who_hears_that_the_world_is_over_does_not_count_as_being_there(
         joining = pool.submit(nodes[0].join)
         with pytest.raises(BarrierBrokenError):
             waiting.result(LIMIT_S)
-        assert not etcd_server.keys(job_root(job_id) + b"barrier/")
+        assert not _arrivals(etcd_server, job_id)
         nodes[1].join()
         joining.result(LIMIT_S)
 
@@ -283,6 +290,10 @@ def test_a_name_has_a_limit(leak_check: LeakCheck, etcd_server: EtcdServer, job_
             world.barrier("ä" * 1001)
 
 
+def _arrivals(server: EtcdServer, job_id: str) -> list[bytes]:
+    """The keys of the arrivals that count."""
+    return [key for key in server.keys(job_root(job_id) + b"barrier/") if b"/given/" in key]
+
+
 def _wait_for_arrivals(server: EtcdServer, job_id: str, count: int) -> None:
-    place = job_root(job_id) + b"barrier/"
-    wait_until("nodes at the barrier", lambda: len(server.keys(place)) == count)
+    wait_until("nodes at the barrier", lambda: len(_arrivals(server, job_id)) == count)

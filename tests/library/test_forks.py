@@ -331,7 +331,12 @@ _FACTS = {
 ``store`` is only a way to it."""
 _ENDED = {
     "Group": {"has_left": "True", "leave": "None"},
-    "World": {"over": "True", "change": "MovedOn()", "should_yield": "True", "wait_over": "True"},
+    "World": {
+        "over": "True",
+        "change": "MovedOn(because='')",
+        "should_yield": "True",
+        "wait_over": "True",
+    },
     "RoundStore": {"keep": "None"},
     "Observer": {"close": "None"},
     "JobEvents": {"is_closed": "True", "close": "None"},

@@ -1,4 +1,4 @@
-"""Calls whose effect is decided when their caller is interrupted or cancelled, and is not lost."""
+"""Calls of all members that are interrupted or cancelled: they end their member's part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.aio.world import World as AioWorld
+from rdzv_etcd.errors import WorldOverError
 from rdzv_etcd.group.world import World
 from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
 from tests.support.leaks import LeakCheck
@@ -34,9 +37,9 @@ class _InterruptedError(BaseException):
     """As a signal handler may raise."""
 
 
-def _at_line(number: int, call: Callable[[], object]) -> int:
+def _at_line(number: int, call: Callable[[], object]) -> tuple[int, bool]:
     """Call, and raise at that line (0: at none) of the library in this thread; return how many
-    lines it took."""
+    lines it took, and whether it was interrupted."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -54,55 +57,71 @@ def _at_line(number: int, call: Callable[[], object]) -> int:
     try:
         call()
     except _InterruptedError:
-        pass
+        return lines, True
     finally:
         sys.settrace(None)
-    return lines
+    return lines, False
 
 
-def test_a_member_that_is_interrupted_stays_in_step(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+CALLS: dict[str, Callable[[World, bytes], object]] = {
+    "barrier": lambda world, _: world.barrier("here", LIMIT_S),
+    "exchange": lambda world, given: world.exchange(given, LIMIT_S),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_member_that_is_interrupted_has_left_the_world(
+    name: str, leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
+    """Wherever that is: also when all is done but its result, which the others have got."""
+    call = CALLS[name]
     with (
         groups(node_settings(etcd_server, job_id, "2"), 2) as nodes,
         ThreadPoolExecutor(1) as pool,
     ):
         mine, other = join_all(nodes)
 
-        def interrupted(
-            name: str, call: Callable[[World, bytes], object], line: int
-        ) -> tuple[int, list[object]]:
-            """Interrupt my call at that line; return its lines, and what it returned, if it did."""
-            got: list[object] = []
+        def interrupted(line: int) -> tuple[int, bool]:
             given = f"{line}".encode()
             theirs = pool.submit(call, other, given)
-            lines = _at_line(line, lambda: got.append(call(mine, given)))
-            got = got or [call(mine, given)]
-            assert got == [theirs.result(LIMIT_S)], name
-            return lines, got
+            lines, was_interrupted = _at_line(line, lambda: call(mine, given))
+            with suppress(WorldOverError):  # they have it only if it was done
+                theirs.result(LIMIT_S)
+            return lines, was_interrupted
 
-        calls: dict[str, Callable[[World, bytes], object]] = {
-            "barrier": lambda world, _: world.barrier("here", LIMIT_S),
-            "exchange": lambda world, given: world.exchange(given, LIMIT_S),
-        }
-        for name, call in calls.items():
-            lines, _ = interrupted(name, call, 0)
-            for line in range(lines - _LAST_LINES, lines + 1):
-                _, got = interrupted(name, call, line)
-                assert name == "barrier" or got == [[f"{line}".encode()] * 2]
+        lines, _ = interrupted(0)
+        at = range(lines - _LAST_LINES, lines + 1)
+        for line in at:
+            _, was_interrupted = interrupted(line)
+            assert not was_interrupted or mine.wait_over(LIMIT_S), line
+            assert mine.over is was_interrupted, line
+            if was_interrupted:
+                with pytest.raises(WorldOverError, match="was interrupted in"):
+                    call(mine, b"again")
+                assert other.wait_over(LIMIT_S)
+                mine, other = join_all(nodes)
+            values = at_once([lambda: mine.exchange(b"a"), lambda: other.exchange(b"b")])  # noqa: B023
+            assert sorted(values[0]) == [b"a", b"b"]
+            assert values[0] == values[1]
 
 
-def test_what_was_done_when_its_caller_was_cancelled_is_not_lost(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+@pytest.mark.parametrize("name", CALLS)
+def test_a_member_whose_call_was_cancelled_when_it_was_done_has_left_the_world(
+    name: str, leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
         mine, other = join_all(nodes)
         awaited = AioWorld(mine)
 
-        async def cancelled(call: Any, others: Callable[[], object]) -> None:
+        async def cancelled() -> None:
             """Cancel a call whose result waits for this thread, which did not look."""
+            call = (
+                awaited.barrier("here", LIMIT_S)
+                if name == "barrier"
+                else awaited.exchange(b"mine", LIMIT_S)
+            )
             with ThreadPoolExecutor(1) as pool:
-                theirs = pool.submit(others)
+                theirs = pool.submit(CALLS[name], other, b"theirs")
                 calling = asyncio.ensure_future(call)
                 await asyncio.sleep(0)
                 theirs.result(LIMIT_S)
@@ -111,15 +130,8 @@ def test_what_was_done_when_its_caller_was_cancelled_is_not_lost(
                 await asyncio.wait({calling})
                 assert calling.cancelled()
 
-        async def main() -> None:
-            await cancelled(
-                awaited.exchange(b"a1", LIMIT_S), lambda: other.exchange(b"b1", LIMIT_S)
-            )
-            assert sorted(await awaited.exchange(b"again", LIMIT_S)) == [b"a1", b"b1"]
-            await cancelled(awaited.barrier("x", LIMIT_S), lambda: other.barrier("x", LIMIT_S))
-            await awaited.barrier("x", LIMIT_S)  # returns at once
-
-        asyncio.run(main())
-        values = at_once([lambda: mine.exchange(b"2"), lambda: other.exchange(b"2")])
-        assert values == [[b"2", b"2"]] * 2
-        at_once([lambda: mine.barrier("x", LIMIT_S), lambda: other.barrier("x", LIMIT_S)])
+        asyncio.run(cancelled())
+        assert mine.wait_over(LIMIT_S)
+        assert other.wait_over(LIMIT_S)
+        again = join_all(nodes)
+        at_once([partial(CALLS[name], world, b"again") for world in again])

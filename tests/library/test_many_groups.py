@@ -74,7 +74,7 @@ def told_at_barrier(world: World) -> WorldOverError:
 
 
 def arrivals(server: EtcdServer, job_id: str) -> int:
-    return len([key for key in server.keys(job_root(job_id) + b"barrier/") if b"/arrived/" in key])
+    return len([key for key in server.keys(job_root(job_id) + b"barrier/") if b"/given/" in key])
 
 
 def one_life(server: EtcdServer, job_id: str) -> None:

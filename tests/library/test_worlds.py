@@ -28,7 +28,7 @@ from rdzv_etcd.errors import (
     WorldClosedError,
     WorldOverError,
 )
-from rdzv_etcd.kv import reads
+from rdzv_etcd.group import collectives
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,
@@ -70,7 +70,7 @@ class Door:
 
     def wait_for_bytes(self, members: int) -> None:
         """Until that many have given something in the first exchange."""
-        given = re.compile(rb"exchange/k/1/\d+$")
+        given = re.compile(rb"/exchange[^/]*/given/1/\d+$")
 
         def look() -> bool:
             keys = self._server.gateway.keys(job_root(self._job_id))
@@ -400,7 +400,7 @@ def test_what_all_gave_before_one_left_is_there_for_all(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups, worlds = door.worlds(2, (1, 2))
-    monkeypatch.setattr(reads, "puts_after", notified_of_nothing)
+    monkeypatch.setattr(collectives, "puts_after", notified_of_nothing)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worlds[0].exchange, b"0", LIMIT_S)
         door.wait_for_bytes(1)
@@ -413,8 +413,10 @@ def test_no_more_than_two_exchanges_are_kept(
     door: Door, etcd_server: EtcdServer, job_id: str
 ) -> None:
     def kept() -> set[bytes]:
-        place = job_root(job_id) + b"store/"
-        return {key.rpartition(b"/k/")[2] for key in etcd_server.keys(place) if b"/k/" in key}
+        place = job_root(job_id) + b"barrier/"
+        return {
+            key.rpartition(b"/given/")[2] for key in etcd_server.keys(place) if b"/given/" in key
+        }
 
     _, worlds = door.worlds(2)
     for turn in range(1, 6):
@@ -423,7 +425,7 @@ def test_no_more_than_two_exchanges_are_kept(
         assert worlds[1].exchange(b"-", LIMIT_S) == [b"%d" % turn, b"-"]
         assert worlds[0].exchange(b"other", LIMIT_S) == [b"%d" % turn, b"-"]
         turns = [turn - 1, turn] if turn > 1 else [turn]
-        assert kept() == {b"%d/%d" % (each, rank) for each in turns for rank in (0, 1)}
+        assert kept() == {b"%d/%06d" % (each, rank) for each in turns for rank in (0, 1)}
 
 
 @pytest.mark.parametrize("given", ["text", 5, None, [b"x"]])

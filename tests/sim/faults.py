@@ -63,6 +63,7 @@ class Life(Part):
             if self._plan.works:
                 self._afterwards.replace_ended()
         self._stage.note("everything is healed")
+        job.history.is_healed = True
         self._aimed.enough()
         await self._afterwards.heal()
         await self._afterwards.converge()

@@ -13,7 +13,7 @@ from rdzv_etcd.core.model import Change, Closure, Control, Round
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing.simloop import WALL_EPOCH_S
-from tests.sim.commits import COUNTER, Commits
+from tests.sim.commits import COUNTER, Commits, Saved
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
@@ -30,6 +30,37 @@ class Told:
     at_s: float
 
 
+class AtBarrier:
+    """The members of a world at one turn of a barrier."""
+
+    def __init__(self, members: frozenset[str]) -> None:
+        self._members = members
+        self._here: set[str] = set()
+        self._reached: set[str] = set()
+        self.are_all_here = False
+        """Whether all are there at this moment, or have been at one since which none gave up: then
+        it may be passed."""
+        self.is_passed = False
+
+    @property
+    def missing(self) -> frozenset[str]:
+        return self._members - self._here
+
+    def reach(self, node_id: str) -> None:
+        self._here.add(node_id)
+        self._reached.add(node_id)
+        self.are_all_here = not self.missing
+
+    def give_up(self, node_id: str) -> None:
+        self._here.discard(node_id)
+        self.are_all_here = False
+
+    def may_all_be_back(self) -> None:
+        """A restored etcd may hold what was taken back since, until its node has looked."""
+        self._here |= self._reached
+        self.are_all_here = not self.missing
+
+
 class History:
     """Everything one job went through; :meth:`check` raises InvariantError."""
 
@@ -38,16 +69,14 @@ class History:
         self.clocks_are_wrong = False
         self.interrupts = False
         """Whether workers meet in calls that are interrupted, and a leave is, too."""
-        self.is_calm = False
-        """Whether nothing keeps a node from etcd, so that who gives up is not there any more."""
+        self.is_healed = False
+        """Whether nothing new happens to the job."""
         self.clocks_s: set[float] = set()
         """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
         self._verdicts = Verdicts()
         self._commits = Commits(keys, self._state, self._verdicts, settings)
-        self._at_barrier: dict[tuple[int, str], set[str]] = {}
-        self._met: set[tuple[int, str]] = set()
-        """The barriers at which all were at the same time."""
+        self._barriers: dict[tuple[int, str], AtBarrier] = {}
         self._given: dict[tuple[int, int], dict[str, set[bytes]]] = {}
         self._taken: dict[tuple[int, int], list[bytes]] = {}
         """What was given in each world's exchanges, and what was told of it."""
@@ -57,7 +86,6 @@ class History:
         self.observe = self._commits.observe
         self.counter = self._commits.counter
         self.saved = self._commits.saved
-        self.go_back = self._commits.go_back
         self.lose_all = self._commits.lose_all
         self.writers = self._commits.writers
         self.below = self._commits.below
@@ -130,14 +158,18 @@ class History:
         )
 
     def reach_barrier(self, world: Seat, name: str, node_id: str) -> None:
-        here = self._at_barrier.setdefault((world.epoch, name), set())
-        here.add(node_id)
-        if here.issuperset(self.members_of(world)):
-            self._met.add((world.epoch, name))
+        members = frozenset(self.members_of(world))
+        self._barriers.setdefault((world.epoch, name), AtBarrier(members)).reach(node_id)
 
     def give_up_barrier(self, world: Seat, name: str, node_id: str) -> None:
-        if self.is_calm:  # else it may count as being there, as etcd was not told
-            self._at_barrier[world.epoch, name].discard(node_id)
+        """A node's call has ended, and etcd has heard that it is not there any more."""
+        self._barriers[world.epoch, name].give_up(node_id)
+
+    def go_back(self, saved: Saved, at_s: float) -> None:
+        """Etcd went back to what it held when :meth:`saved` was called."""
+        self._commits.go_back(saved, at_s)
+        for barrier in self._barriers.values():
+            barrier.may_all_be_back()
 
     def members_of(self, world: Seat) -> tuple[str, ...]:
         """Who is in that world, wherever they are named."""
@@ -147,12 +179,13 @@ class History:
         return world.members
 
     def pass_barrier(self, world: Seat, name: str, node_id: str) -> None:
-        missing = set(self.members_of(world)) - self._at_barrier[world.epoch, name]
+        barrier = self._barriers[world.epoch, name]
         self.demand(
-            (world.epoch, name) in self._met,
+            barrier.are_all_here or barrier.is_passed,
             Invariant.BARRIER,
-            f"{node_id} passed {name} of round {world.round} without {sorted(missing)}",
+            f"{node_id} passed {name} of round {world.round} without {sorted(barrier.missing)}",
         )
+        barrier.is_passed = True
 
     def give(self, world: Seat, turn: int, node_id: str, data: bytes) -> None:
         """A node calls for an exchange, perhaps again."""

@@ -23,10 +23,9 @@ from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.group import (
-    barrier,
+    collectives,
     drafting,
     ending,
-    exchange,
     job_lease,
     join_limits,
     joining,
@@ -39,7 +38,7 @@ from rdzv_etcd.group import (
     session,
 )
 from rdzv_etcd.kv import writes
-from rdzv_etcd.schema import barrier_requests, health_requests, requests
+from rdzv_etcd.schema import collective_requests, health_requests, requests
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
@@ -263,9 +262,9 @@ async def gives_up(original: Any, self: Any, error: Exception) -> None:
     raise error
 
 
-def gives_anew(original: Any, self: Any, turn: int, *args: Any) -> Any:
+def gives_anew(original: Any, self: Any, turn: int, data: bytes) -> Any:
     self._given.pop(turn, None)
-    return original(self, turn, *args)
+    return original(self, turn, data)
 
 
 def whole_families(original: Any, self: JobKeys, family: bytes, *before: int) -> KeyRange:
@@ -325,9 +324,9 @@ MUTANTS = [
            (I.SEATS, I.CONVERGENCE)),
     Mutant("an add is sent again blindly", writes.OnceWriter, "apply", retries_blindly,
            (I.COUNTED_ONCE,), noticed_by=6),
-    Mutant("a barrier opens one early", work, "Barriers", last_may_be_late,
+    Mutant("a barrier opens one early", work, "Collectives", last_may_be_late,
            (I.BARRIER,), two_or_more),
-    Mutant("a barrier opens for all times", barrier_requests, "turns", open_for_ever,
+    Mutant("a barrier opens for all times", collective_requests, "turns", open_for_ever,
            (I.BARRIER,), two_or_more),
     Mutant("the job is removed under those who are there", requests, "remove_job",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),
@@ -348,17 +347,18 @@ MUTANTS = [
            kinds=("join_timeout",)),
     Mutant("a member gives up when it is refused", join_limits.JoinLimits, "sit_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
-    Mutant("a barrier that was passed is not owed to who was interrupted", barrier.Barrier,
-           "not_told", returns(None), (I.BARRIER,), two_or_more, kinds=("interrupted_calls",)),
-    Mutant("an exchange that was done is not owed to who was interrupted", exchange.Exchange,
-           "not_told", returns(None), (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
-    Mutant("who gave up still counts as being there", barrier_requests, "take_back",
+    Mutant("who gave up still counts as being there", collective_requests, "take_back",
            lambda original, *args: replace(original(*args), success=original(*args).success[:-1]),
            (I.BARRIER,), two_or_more, kinds=("interrupted_calls",)),
-    Mutant("what is given anew in an exchange counts", exchange.Exchange, "_give", gives_anew,
-           (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
-    Mutant("what etcd has forgotten of an exchange is not given again", exchange,
-           "after_losses", does_nothing, (I.IN_STEP,), two_or_more, noticed_by=120005006,
+    Mutant("an arrival is taken back though all are there", collective_requests, "take_back",
+           without_guard(lambda guard: guard.range_end is not None), (I.BARRIER, I.IN_STEP),
+           two_or_more, kinds=("interrupted_calls",)),
+    Mutant("an interrupted call leaves its member in the world", node.Node, "leave_world",
+           does_nothing, (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("what is given anew in an exchange counts", collectives.Collective, "_give_and_take",
+           gives_anew, (I.IN_STEP,), two_or_more, kinds=("interrupted_calls",)),
+    Mutant("what etcd has forgotten is not given again", collectives.Collective, "put_right",
+           does_nothing, (I.IN_STEP, I.BARRIER), two_or_more, noticed_by=160,
            kinds=("interrupted_calls", "lose_the_tail", "restore_a_backup")),
     Mutant("what a node is asked goes with its session", faults_operator, "request_drain",
            asks_its_session, (I.ASKED,), kinds=("ask_to_leave",)),

@@ -178,7 +178,6 @@ class Afterwards(Part):
             else:
                 await self._replace_failed()
         await self._demand(Invariant.CONVERGENCE, self._converged, "all work, or wait for a seat")
-        job.history.is_calm = True
         before = {node.name: node.joins for node in self._stage.alive()}
         await asyncio.sleep(CALM_S)
         await self._demand(
@@ -285,7 +284,6 @@ class Afterwards(Part):
         lost over that: then the round is over, and its store will be swept away."""
         nodes = self._job.members_now()
         worlds = [node.world for node in nodes]
-        self._job.history.is_calm = False
         for node in nodes:
             node.connection.link.lose(0.1, 0.2)
         meeting = [

@@ -11,8 +11,8 @@ from collections import Counter
 from itertools import count
 
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
-from rdzv_etcd.group.barrier import Barriers
+from rdzv_etcd.errors import BarrierTimeoutError, RdzvEtcdError, StateCorruptError
+from rdzv_etcd.group.collectives import Collectives
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
 from tests.sim.history import COUNTER, History
@@ -34,9 +34,9 @@ class Work:
         context = node.context
         self._node = node
         self._world = world
-        self._barriers = Barriers(node, world)
+        self._collectives = Collectives(node, world)
         self._turns: Counter[str] = Counter()
-        self.interrupted = Interrupted(node, world, self._barriers, history)
+        self.interrupted = Interrupted(node, world, self._collectives, history)
         self._history = history
         self._node_id = context.identity.node_id
         self.store = KeyValueStore(
@@ -48,23 +48,19 @@ class Work:
         )
 
     async def run(self) -> None:
-        """Work until cancelled; returns when the job was closed because it is done."""
-        beside = [
-            asyncio.ensure_future(work())
-            for work, wanted in (
-                (self.interrupted.meet, self._history.interrupts),
-                (self.interrupted.exchange, self._history.interrupts),
-            )
-            if wanted
-        ]
+        """Work until cancelled; returns when the job was closed because it is done, or a call was
+        interrupted."""
+        works = [self._work()]
+        if self._history.interrupts:
+            works += [self.interrupted.meet(), self.interrupted.exchange()]
+        tasks = [asyncio.ensure_future(work) for work in works]
         try:
-            await self._work()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            if beside:
-                await asyncio.wait(beside)
-            for task in beside:
+            await asyncio.wait(tasks)
+            for task in tasks:
                 if not task.cancelled():
                     task.result()
 
@@ -112,6 +108,11 @@ class Work:
         """Reach a barrier, and pass it when all are there as often; who gives up tries again."""
         turn = f"{name}, turn {self._turns[name] + 1}"
         self._history.reach_barrier(self._world, turn, self._node_id)
-        await self._barriers.wait(name, LIMIT_S)
+        try:
+            await self._collectives.barrier(name, LIMIT_S)
+        except BarrierTimeoutError as error:
+            if error.missing is not None:  # etcd has heard of it
+                self._history.give_up_barrier(self._world, turn, self._node_id)
+            raise
         self._history.pass_barrier(self._world, turn, self._node_id)
         self._turns[name] += 1

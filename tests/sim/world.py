@@ -164,7 +164,7 @@ class SimNode:
                 over.result()
             else:
                 working.result()
-                self.finished = True
+                self.finished = self.node.closure() is not None  # else a call was interrupted
         finally:
             working.cancel()
             over.cancel()
