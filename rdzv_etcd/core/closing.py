@@ -10,7 +10,7 @@ from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.model import Control, NodeInfo, Nodes, Presence, left_because
 from rdzv_etcd.core.names import display_names
 from rdzv_etcd.core.ranks import assign_ranks
-from rdzv_etcd.core.wait_text import finished_text, needed
+from rdzv_etcd.core.wait_text import finished_text, needed, no_successor
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
 
@@ -67,10 +67,13 @@ def decide_close(
       because a world without them might begin again what they have got;
     * at least ``min_nodes``, and no previous round that could tell who is still to come: after
       ``last_call``;
-    * fewer: wait.
+    * fewer: wait; so if the number of the round could not be read.
 
     Whatever may be closed is closed before the leader gives up.
     """
+    stuck = no_successor(control)
+    if stuck:
+        return KeepWaiting(None, stuck)
     round_label = f"round {control.next_number}"
     if control.round is None and len(nodes.present) < settings.min_nodes:
         # The common case while a big job starts: do not sort thousands of nodes at each arrival.

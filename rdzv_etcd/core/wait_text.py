@@ -9,6 +9,7 @@ from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger
 from rdzv_etcd.core.names import display_name, display_names, is_unknown, names_apart
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.limits import MAX_ROUND
 from rdzv_etcd.text import shown
 
 _NAMED = 8
@@ -87,6 +88,9 @@ def tell_round(
     yet may be looking elsewhere.
     """
     head = f"for round {control.next_number}"
+    stuck = no_successor(control)
+    if stuck:
+        return f"{head}: {stuck}"
     if nodes is None:
         parts = [f"{head}: {count} of {needed(settings)} nodes are there"]
         parts += _where_others_are(control, settings, (), count, where)
@@ -103,6 +107,14 @@ def tell_round(
     return "; ".join(parts)
 
 
+def no_successor(control: Control) -> str:
+    """Say so if no round can follow the one there is: then all wait until its record is gone."""
+    number = control.next_number - 1
+    if number < MAX_ROUND:
+        return ""
+    return f"no round can follow that of number {number}, which no node wrote: delete ctl/round"
+
+
 def tell_arrived(
     control: Control, nodes: Nodes, settings: JobSettings
 ) -> tuple[tuple[str, ...], str]:
@@ -116,6 +128,7 @@ def tell_arrived(
     arrived = tuple(sorted(presence.info.node_id for presence in census.pool))
     named = display_names(arrived) or "none"
     parts = [f"{len(arrived)} of at least {settings.min_nodes} nodes arrived ({named})"]
+    parts += filter(None, [no_successor(control)])
     parts += _missing(control, nodes, census)
     parts += _not_counted(census)
     return arrived, "; ".join(parts)

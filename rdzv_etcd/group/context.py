@@ -62,6 +62,15 @@ class NodeContext:
         timing = self.settings.timing
         return min(self.settings.connection.request_timeout_s, max(5.0, timing.lease_ttl_s))
 
+    @property
+    def to_grant(self) -> str:
+        """What to do if etcd does not let this node read or write a key of the job's."""
+        root = self.keys.root.decode(errors="replace")
+        return (
+            f". Every node needs all keys under {root}, as each may come to lead: etcdctl role "
+            f"grant-permission ROLE --prefix=true readwrite {root}"
+        )
+
     def show_written(self, revision: int, **news: Any) -> None:
         """Put what this node has written at ``revision`` into the view, ahead of the watch.
 

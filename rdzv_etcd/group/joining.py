@@ -175,21 +175,14 @@ class Joining:
         one that may not arrive: its role is wrong, and its end frees the lead for a node that may
         do more. If that has worked before, the role may just be edited, and the node waits.
         """
-        problem = self._leadership.problem
+        context, problem = self._context, self._leadership.problem
         if problem is None:
             return
         if isinstance(problem, EtcdPermissionError):
             if self._leadership.is_unfit:
                 self._limits.note_unfit()
-            raise EtcdPermissionError(f"cannot lead the job: {problem}{self._to_grant()}")
+            raise EtcdPermissionError(f"cannot lead the job: {problem}{context.to_grant}")
         raise problem.copy()  # it may be raised again and again
-
-    def _to_grant(self) -> str:
-        root = self._context.keys.root.decode(errors="replace")
-        return (
-            f". Every node needs all keys under {root}, as each may come to lead: etcdctl role "
-            f"grant-permission ROLE --prefix=true readwrite {root}"
-        )
 
     def _is_over(self) -> bool:
         return self._context.clock.now_s() >= self._limits.deadline_s()
@@ -352,7 +345,7 @@ class Joining:
             limit_s = within(context.clock, 5.0)
             result = await read_pages(context.etcd, context.keys.nodes, limit_s=limit_s)
         except EtcdPermissionError as error:
-            return JoinTimeoutError(f"{text}who is there is not known: {error}{self._to_grant()}")
+            return JoinTimeoutError(f"{text}who is there is not known: {error}{context.to_grant}")
         except (EtcdRefusedError, StateCorruptError) as error:
             return JoinTimeoutError(f"{text}who is there is not known: {error}")
         except RdzvEtcdError as error:

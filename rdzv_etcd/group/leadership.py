@@ -37,7 +37,6 @@ from rdzv_etcd.group.strangers import Strangers
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_after, nodes_from
-from rdzv_etcd.schema.fields import MAX_ROUND
 
 _RESTS = 3
 """While thousands arrive, deciding at each arrival would take all the time: after a decision the
@@ -314,13 +313,8 @@ class Leadership:
         return (requests.publish_change(context.keys, control, change),)
 
     async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
-        """Publish the round; ``False`` if things are not as they were when it was decided, or no
-        round can follow the last one: nobody could read that, and this node would work alone."""
+        """Publish the round; ``False`` if things are not as they were when it was decided."""
         context = self._context
-        if control.next_number > MAX_ROUND:
-            problem = f"no round can follow that of number {control.next_number - 1}"
-            context.log.warn(str(StateCorruptError(context.keys.round.decode(), problem)))
-            return False
         record = await self._drafting.next_record(control, nodes, decision)
         epoch_lease = await self._drafting.epoch_lease(control, record)
         members = [node.node_id for node in decision.world]

@@ -14,7 +14,7 @@ from rdzv_etcd.core.model import Accusation, NodeInfo
 from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.core.peer_ring import room_for_a_world_s
 from rdzv_etcd.core.steps import Recovery, decide_recovery
-from rdzv_etcd.errors import EtcdError, StateCorruptError, WatchLostError
+from rdzv_etcd.errors import EtcdError, EtcdPermissionError, StateCorruptError, WatchLostError
 from rdzv_etcd.etcd.api import EventKind, KeyValue
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
@@ -52,7 +52,10 @@ async def watch_own(context: NodeContext, member: Member) -> None:
             pass  # etcd may have lost the presence, too: it is looked for at once
         except EtcdError as error:  # if etcd is away, the keep-alives say so
             if backoff.is_news(error):
-                context.log.warn(f"cannot check that this node's presence is in etcd: {error}")
+                hint = context.to_grant if isinstance(error, EtcdPermissionError) else ""
+                context.log.warn(
+                    f"cannot check that this node's presence is in etcd: {error}{hint}"
+                )
             await context.clock.sleep(max(_RETRY_S, backoff.after(error)))
 
 

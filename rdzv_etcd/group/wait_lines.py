@@ -6,7 +6,7 @@ from functools import partial
 
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.wait_text import LineTimes, kept_out, tell_round, tell_seat, tell_stranger
-from rdzv_etcd.errors import EtcdError, RdzvEtcdError
+from rdzv_etcd.errors import EtcdError, EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.join_limits import JoinLimits
 from rdzv_etcd.schema import requests
@@ -81,7 +81,9 @@ class WaitLines:
             result = await context.etcd.get(request, timeout_s=_ANSWER_S)
             here = nodes_from(context.keys, result, context.clock.now_s()) if few else None
         except EtcdError as error:
-            return f"for etcd: {error}"
+            denied = isinstance(error, EtcdPermissionError)
+            more = ", which does not show who is there" if denied else ""
+            return f"for etcd{more}: {error}{context.to_grant if denied else ''}"
         except RdzvEtcdError as error:
             return f"for round {control.next_number}: {error}"
         where = f"{context.settings.connection}, {context.settings.prefix}"

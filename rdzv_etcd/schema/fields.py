@@ -28,8 +28,6 @@ MAX_NAME = 512
 """Characters of a name: a node's id, a run, an address."""
 MAX_TEXT = 1024
 """Characters of a text for people, and of a rank key."""
-MAX_ROUND = 10**9
-"""Of a record. A leader that finds this one says that no other can follow: nobody could read it."""
 MAX_EPOCH = 2**61
 """Of a record that is read, and of what epochs count from. The next base may be higher by etcd's
 revision; with that added once more it still is a number of 64 bits."""

@@ -27,7 +27,6 @@ from rdzv_etcd.core.model import (
 from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.schema.fields import (
     MAX_EPOCH,
-    MAX_ROUND,
     VERSION,
     Fields,
     a_name,
@@ -36,7 +35,7 @@ from rdzv_etcd.schema.fields import (
     encode,
 )
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES
+from rdzv_etcd.settings.limits import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
 from rdzv_etcd.text import shown
 
 __all__ = ["VERSION", "decode_key"]

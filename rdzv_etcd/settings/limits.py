@@ -11,6 +11,8 @@ MAX_SLICE_NODES = 1024
 """More names in one value would not help anybody; etcd limits a request to 1.5 MiB."""
 MAX_NODES = 1_000_000
 """More than any job has; every number in etcd that counts nodes is checked against it."""
+MAX_ROUND = 10**9
+"""Of a record. No round can follow that of this number: nobody could read it."""
 MAX_HISTORY = 1000
 """Rounds: eight megabytes of etcd at most, and keys that the leader can read at once."""
 MAX_ID = 1000

@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from rdzv_etcd.core.model import Closure, Round
-from rdzv_etcd.errors import StateCorruptError
+from rdzv_etcd.errors import JoinTimeoutError, StateCorruptError
 from rdzv_etcd.etcd.api import Delete, KeyValue, Op, Put, Txn
 from rdzv_etcd.schema import values
-from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_ROUND
+from rdzv_etcd.schema.fields import MAX_EPOCH
 from rdzv_etcd.schema.requests import read_slice
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.limits import MAX_ROUND
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Grant
+from tests.group.test_refusals import warnings_of
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
 SOON_S = 1.0
@@ -277,10 +279,25 @@ def test_a_record_of_the_last_round_says_that_no_other_can_follow_it(
         await job.pass_time(2 * TTL_S)
         (kv,) = job.server.snapshot(job.keys.round)
         assert values.decode_round(kv.key, kv.value) == last
-        told = [record.getMessage() for record in caplog.records]
-        assert any("ctl/round" in line and "no round can follow" in line for line in told)
+        for name in "abc":  # not only the leader
+            told = warnings_of(caplog, job.nodes[name])
+            assert any("ctl/round" in line and "no round can follow" in line for line in told)
         write(job, Delete(job.keys.round))
         await job.until_works("abc", TTL_S + 3)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def test_who_gives_up_waiting_for_a_round_that_cannot_follow_says_so() -> None:
+    async def scenario(job: SimJob) -> None:
+        closure = Closure("x", "a stranger's", True, 1.0)
+        last = Round(MAX_ROUND, "r", ("x",), JobSettings(2, 3), "h", 1, 4711, closure=closure)
+        write(job, Put(job.keys.round, values.encode_round(last), lease(job)))
+        nodes = job.start_all("ab", join_timeout_s=40.0)
+        await job.until(lambda: all(node.error for node in nodes), "they give up", 45.0)
+        for node in nodes:
+            assert isinstance(node.error, JoinTimeoutError)
+            assert "no round can follow" in str(node.error)
 
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 

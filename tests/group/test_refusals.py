@@ -36,6 +36,29 @@ def rejoin(job: SimJob, node: SimNode) -> None:
     node.agent = job.on(node, node.run())
 
 
+def test_a_node_that_may_not_read_who_is_there_says_so_while_it_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the command that mends it, and not only when its time is up."""
+
+    async def scenario(job: SimJob) -> None:
+        caplog.clear()
+        job.start("a")
+        await job.pass_time(1.0)
+        job.server.set_lacks(Lack(job.keys.nodes.start, job.keys.nodes.end, writes=False))
+        late = job.start("b")
+        await job.pass_time(12.0)
+        assert late.error is None
+        (line,) = [line for line in warnings_of(caplog, late) if "waiting 1" in line]
+        assert "which does not show who is there" in line
+        assert f"grant-permission ROLE --prefix=true readwrite {job.keys.root.decode()}" in line
+        job.server.set_lacks()
+        job.start("c")
+        await job.until_works("abc", 60.0)
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
 def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
     return [
         record.getMessage()

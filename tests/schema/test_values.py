@@ -30,9 +30,9 @@ from rdzv_etcd.core.model import (
 from rdzv_etcd.errors import StateCorruptError, StateVersionError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
 from rdzv_etcd.schema import values
-from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_NAME, MAX_ROUND, MAX_TEXT, decode_key
+from rdzv_etcd.schema.fields import MAX_EPOCH, MAX_NAME, MAX_TEXT, decode_key
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM, MAX_NODES
+from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
 
 KEY = b"/rdzv_etcd/job/ctl/thing"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
