@@ -14,7 +14,6 @@ import ipaddress
 import json
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
@@ -22,6 +21,7 @@ from typing import TypeAlias, cast
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer
 from rdzv_etcd.text import shown
+from rdzv_etcd.threads import begun_in_thread
 
 _WORDS = b"rdzv-etcd peer 1 "
 """With the version of what is said here. Both sides' lines begin with it."""
@@ -343,28 +343,19 @@ async def _resolve(address: str, port: int) -> list[_Place]:
         if getattr(literal, "scope_id", None) is None:
             family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
             return [(family, (address, port))]
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[_Place]] = loop.create_future()
 
-    def tell(set_it: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(lambda: None if found.done() else set_it())
-
-    def look_up() -> None:
+    def look_up() -> list[_Place]:
         try:
             infos = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
-            problem = OSError(f"its name cannot be resolved: {error}")
-            tell(lambda: found.set_exception(problem))
-        else:
-            places: list[_Place] = [(int(family), target) for family, _, _, _, target in infos]
-            tell(lambda: found.set_result(places))
+            raise OSError(f"its name cannot be resolved: {error}") from None
+        return [(int(family), target) for family, _, _, _, target in infos]
 
     try:
-        threading.Thread(target=look_up, name="rdzv-etcd name look-up", daemon=True).start()
+        found = begun_in_thread(look_up, "rdzv-etcd name look-up")
     except RuntimeError as error:
         raise OSError(f"its name cannot be looked up: {error}") from error
-    return await found
+    return await asyncio.wrap_future(found)
 
 
 # --- forks ----------------------------------------------------------------------------------------
