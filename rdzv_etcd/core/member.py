@@ -148,7 +148,7 @@ class Member:
 
     @property
     def has_finished(self) -> bool:
-        """Whether its work in its world is done, and it has told the others."""
+        """Whether its work in its world is done; its presence says so, or is about to."""
         return self.info is not None and self.info.finished
 
     @property

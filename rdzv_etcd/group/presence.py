@@ -84,13 +84,16 @@ async def _check(context: NodeContext, member: Member) -> None:
         session = context.session.lease_id
         if not session or not _should_be_there(member):
             return
-        # If etcd went back, what a waiting node said at an earlier arrival may be there again.
-        arrived = member.info if member.phase is Phase.WAITING else None
+        # If etcd went back, what a waiting node said at an earlier arrival may be there again, or
+        # what a member said before it had finished.
+        said = member.info if member.phase is Phase.WAITING else None
+        if member.has_finished:
+            said = member.plan_return()
         place = await read_own(context)
-        if is_own(place, session, arrived):
+        if is_own(place, session, said):
             return
-        if member.phase is Phase.WAITING:  # it arrives again, on the same session if that lives
-            member.forget_arrival()
+        if member.phase is Phase.WAITING or is_own(place, session):
+            member.forget_arrival()  # it is put again, on the same session if that lives
             context.wakeup.notify()
         elif place is None or not await _answer(context, member, session, place):
             context.session.lost(session)

@@ -43,7 +43,22 @@ async def cut_off(job: SimJob, done: SimNode) -> None:
     await job.pass_time(15.0)
 
 
-@pytest.mark.parametrize("event", [nothing, wiped, revoked, cut_off])
+async def restored(job: SimJob, done: SimNode) -> None:
+    """etcd is restored from a snapshot, in which it had told nobody."""
+    presence = job.keys.node(done.node_id)
+    before = job.save()
+    told = b'"finished":true'
+
+    def has_told() -> bool:
+        return any(kv.key == presence and told in kv.value for kv in job.server.snapshot())
+
+    assert not has_told()
+    await job.until(has_told, "it tells the others", 5.0)
+    job.restore(before, bump_revision=1000)
+    await job.pass_time(15.0)
+
+
+@pytest.mark.parametrize("event", [nothing, wiped, revoked, cut_off, restored])
 @pytest.mark.parametrize("leads", [True, False], ids=["the leader", "another"])
 def test_the_others_go_on_without_a_member_that_has_finished(
     leads: bool, event: Callable[[SimJob, SimNode], Awaitable[None]]
