@@ -14,12 +14,21 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Unlike ``time.monotonic``, Linux counts in it the time for which the machine was suspended, and
+in that time leases run out. Elsewhere there is none."""
+
 
 class Clock(Protocol):
-    """Monotonic seconds for decisions, wall-clock seconds for people's eyes only."""
+    """Monotonic seconds for decisions, wall-clock seconds for people's eyes only.
+
+    While a machine is suspended, the waits of its event loop stand still and end later by that
+    much. So how long something took is decided by :meth:`now_s` after a wait, not by its length.
+    """
 
     def now_s(self) -> float:
-        """Return seconds on a clock that never goes back; its zero has no meaning."""
+        """Return seconds on a clock that never goes back; its zero has no meaning. It counts the
+        time for which the machine was suspended, where the system can tell."""
 
     def wall_s(self) -> float:
         """Return seconds since the epoch; shown to people, never compared between hosts."""
@@ -42,7 +51,7 @@ class SystemClock:
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(_SINCE_BOOT)
 
     def wall_s(self) -> float:
         return time.time()

@@ -23,7 +23,8 @@ class _Observed:
     """When it was observed; events that differ in nothing else are equal."""
 
     at_s: float = field(default=0.0, compare=False)
-    """Seconds on the observer's monotonic clock (``time.monotonic``)."""
+    """Seconds on the observer's clock that never goes back: ``CLOCK_BOOTTIME`` on Linux, else
+    ``time.monotonic``."""
     wall_s: float = field(default=0.0, compare=False)
     """Seconds since 1970 on the observer's wall clock (``time.time``)."""
 

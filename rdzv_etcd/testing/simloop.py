@@ -30,6 +30,8 @@ T = TypeVar("T")
 WALL_EPOCH_S = 1_700_000_000.0
 """The wall-clock time at which a simulation begins."""
 
+_Timer = tuple[float, int, str, asyncio.TimerHandle]
+
 _NODE: contextvars.ContextVar[str] = contextvars.ContextVar("rdzv_etcd_sim_node", default="")
 
 
@@ -69,12 +71,14 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         self._limit_s = float("inf")
         self._ready_now: list[tuple[str, asyncio.Handle]] = []
-        self._timers: list[tuple[float, int, str, asyncio.TimerHandle]] = []
+        self._timers: list[_Timer] = []
         self._cancelled_timers = 0
         self._serial = 0
         self._batch: deque[tuple[str, asyncio.Handle]] = deque()
         """What is being run, in this order."""
         self._stopped: set[str] = set()
+        self._asleep: dict[str, tuple[float, list[_Timer]]] = {}
+        """Since when a machine has been suspended, and its timers."""
         self._crashed: set[str] = set()
         self._stalled: set[str] = set()
         self._held: defaultdict[str, list[tuple[str, asyncio.Handle]]] = defaultdict(list)
@@ -99,10 +103,33 @@ class SimLoop(asyncio.BaseEventLoop):
         self._stopped.add(name)
 
     def resume(self, name: str) -> None:
-        """Let a paused node go on; what became due meanwhile runs now."""
+        """Let a paused node go on; what became due meanwhile runs now. A suspended one has to be
+        woken up."""
+        if name in self._asleep:
+            return
         self._stopped.discard(name)
         if name not in self._stalled:
             self._ready_now += self._held.pop(name, [])
+
+    def suspend(self, name: str) -> None:
+        """Suspend a node's machine: nothing of it runs, and its timers stand still."""
+        if name in self._asleep:
+            return
+        self.pause(name)
+        theirs = [entry for entry in self._timers if entry[2] == name]
+        self._timers = [entry for entry in self._timers if entry[2] != name]
+        heapq.heapify(self._timers)
+        self._asleep[name] = (self._now_s, theirs)
+
+    def wake(self, name: str) -> float:
+        """Wake a node's machine up; return for how many seconds it was suspended. Its timers have
+        as long left as they had then."""
+        since_s, theirs = self._asleep.pop(name, (self._now_s, []))
+        slept_s = self._now_s - since_s
+        for when_s, serial, node, timer in theirs:
+            heapq.heappush(self._timers, (when_s + slept_s, serial, node, timer))
+        self.resume(name)
+        return slept_s
 
     def crash(self, name: str) -> None:
         """Stop a node for good: not even its ``finally`` blocks run before the simulation ends.
@@ -225,6 +252,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def release(self) -> None:
         """Let every paused and crashed node go on, so that its tasks can be ended."""
+        for name in list(self._asleep):
+            self.wake(name)
         self._stopped.clear()
         self._crashed.clear()
         for name in list(self._held):
@@ -301,13 +330,22 @@ class SimClock:
     """One node's clock in a simulation; implements :class:`rdzv_etcd.clock.Clock`.
 
     ``offset_s`` shifts the monotonic clock (its zero has no meaning anyway; see :meth:`jump`);
-    ``wall_skew_s`` is how far the wall clock is off, and may be changed at any time.
+    ``wall_skew_s`` is how far the wall clock is off, and may be changed at any time. The clock
+    counts the time for which its machine was suspended, as Linux's ``CLOCK_BOOTTIME``; without
+    ``counts_suspension`` it stands still meanwhile, as ``CLOCK_MONOTONIC`` (see :meth:`woke`).
     """
 
     def __init__(
-        self, loop: SimLoop, *, offset_s: float = 0.0, wall_skew_s: float = 0.0, seed: object = 0
+        self,
+        loop: SimLoop,
+        *,
+        offset_s: float = 0.0,
+        wall_skew_s: float = 0.0,
+        seed: object = 0,
+        counts_suspension: bool = True,
     ) -> None:
         self.wall_skew_s = wall_skew_s
+        self.counts_suspension = counts_suspension
         self._loop = loop
         self._offset_s = offset_s
         self._random = random.Random(f"clock {loop.seed} {seed}")
@@ -333,13 +371,15 @@ class SimClock:
         return self._random.random() * upto_s
 
     def jump(self, ahead_s: float) -> None:
-        """Let the monotonic clock jump ahead, as if the machine had been suspended.
-
-        Waits that have begun are not shortened, as with the machine's own clock.
-        """
+        """Let the monotonic clock jump ahead. Waits that have begun are not shortened."""
         if ahead_s < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-ahead_s} s")
         self._offset_s += ahead_s
+
+    def woke(self, slept_s: float) -> None:
+        """Tell the clock for how long its machine was suspended (see :meth:`SimLoop.wake`)."""
+        if not self.counts_suspension:
+            self._offset_s -= slept_s
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(max(0.0, delay_s))

@@ -1079,3 +1079,40 @@ def test_a_short_ttl_needs_no_other_timing() -> None:
         await job.until_works(rest, 2 + TICK_S + SOON_S)
 
     simulate(scenario, min_nodes=2, max_nodes=3, timing=replace(TIMING, lease_ttl_s=2))
+
+
+@pytest.mark.parametrize("for_s", [0.5 * TTL_S, 0.7 * TTL_S, 0.95 * TTL_S, 2 * TTL_S])
+def test_machines_that_are_suspended_together_work_on(for_s: float) -> None:
+    """They wake up one after the other, the leader first. Whose lease has run out meanwhile gets
+    another one, and nobody is declared lost."""
+
+    async def scenario(job: SimJob) -> None:
+        for name in "abc":
+            job.start(name)
+            await job.pass_time(job.loop.rng.uniform(0.0, TTL_S / 3))
+        await job.until_works("abc")
+        await job.pass_time(job.loop.rng.uniform(0.0, TTL_S))
+        joins = {name: job.nodes[name].joins for name in "abc"}
+        for name in "abc":
+            job.suspend(name)
+        await job.pass_time(for_s)
+        for name in sorted("abc", key=lambda name: not job.nodes[name].node.leads):
+            job.wake(name)
+            await job.pass_time(TTL_S / 10)
+        await job.pass_time(3 * TTL_S)
+        assert {name: job.nodes[name].joins for name in "abc"} == joins
+
+    simulate(scenario, min_nodes=3, max_nodes=3)
+
+
+def test_a_machine_that_was_suspended_for_long_joins_again() -> None:
+    async def scenario(job: SimJob) -> None:
+        for name in "ab":
+            job.start(name)
+        await job.until_works("ab")
+        job.suspend("b")
+        await job.until_works("a")
+        job.wake("b")
+        await job.until_works("ab")
+
+    simulate(scenario, min_nodes=1, max_nodes=2)

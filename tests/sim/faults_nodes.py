@@ -110,6 +110,26 @@ class NodeFaults(Part):
         await asyncio.sleep(self._rng.uniform(0, 3 * self._plan.ttl_s))
         self._job.resume(node.name)
 
+    def suspend(self) -> None:
+        """A machine is suspended, unlike a process that is stopped with its timers."""
+        for node in self._stage.some():
+            self._stage.later(self._suspended(node, self._rng.uniform(0, 3 * self._plan.ttl_s)))
+
+    def suspend_together(self) -> None:
+        """All machines are suspended, and wake up one after the other; mostly in time for their
+        leases."""
+        nodes = self._stage.alive()
+        self._rng.shuffle(nodes)
+        duration_s = self._rng.uniform(0, 1.5 * self._plan.ttl_s)
+        for node in sorted(nodes, key=lambda node: not node.node.leads):
+            self._stage.later(self._suspended(node, duration_s))
+            duration_s += self._rng.uniform(0, 2.0)
+
+    async def _suspended(self, node: SimNode, duration_s: float) -> None:
+        self._job.suspend(node.name)
+        await asyncio.sleep(duration_s)
+        self._job.wake(node.name)
+
     def worker_fails(self) -> None:
         """The agent joins again by itself."""
         for node in self._stage.some():

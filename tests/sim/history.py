@@ -90,6 +90,7 @@ class History:
         self.writers = self._commits.writers
         self.below = self._commits.below
         self.note_jump = self._state.note_jump
+        self.note_woke = self._state.note_woke
 
     @property
     def log(self) -> list[str]:

@@ -27,6 +27,8 @@ NODES = (
     "die_at_work",
     "stall",
     "finish_early",
+    "suspend",
+    "suspend_together",
 )
 """See :mod:`tests.sim.faults_nodes`."""
 

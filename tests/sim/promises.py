@@ -174,6 +174,7 @@ class Promises:
                 Invariant.UNDISTURBED,
                 f"{node_id} was declared lost, but was there since {self._state.came.get(node_id)}",
             )
+            self._check_grace(applied, node_id, how)
         if change.lost:
             return
         recently = [
@@ -194,6 +195,25 @@ class Promises:
             back or possible // settings.node_unit * settings.node_unit > record.size,
             Invariant.UNDISTURBED,
             f"{change} ends {record}, which could not grow",
+        )
+
+    def _check_grace(self, applied: Applied, node_id: str, how: str) -> None:
+        """A leader whose machine was suspended leaves the others a lease to come back in: theirs
+        may have been, too."""
+        since_s, woke_s = self._state.woke.get(applied.source, (0.0, 0.0))
+        leader = self._state.nodes.get(applied.source)
+        ttl_s = 0 if leader is None else leader.info.lease_ttl_s or self._lease_ttl_s
+        went = self._state.went.items()
+        gone_s = [until_s for (name, _), (_, until_s) in went if name == node_id]
+        self._demand(
+            how != Loss.EXPIRED.value
+            or leader is None
+            or woke_s - since_s <= ttl_s / 2
+            or applied.at_s >= woke_s + ttl_s
+            or any(until_s < since_s for until_s in gone_s),
+            Invariant.UNDISTURBED,
+            f"{node_id} was declared lost by {applied.source}, which was suspended from {since_s} "
+            f"to {woke_s}",
         )
 
     def check_survivors(self, record: Round, at_s: float) -> None:

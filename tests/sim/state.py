@@ -65,11 +65,18 @@ class State:
     """Who removed the job when nobody was there."""
     highest: dict[str, int] = field(default_factory=dict)
     """The highest epoch of a round that each node was told it is in."""
+    woke: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of nodes whose machine was suspended last: since when, and until when."""
     opened_s: float | None = None
     """Since when the round there is has been called over; ``None``: nobody has."""
 
+    def note_woke(self, node_id: str, slept_s: float, at_s: float) -> None:
+        """A node's machine was suspended for so long."""
+        self.woke[node_id] = (at_s - slept_s, at_s)
+
     def note_jump(self, ahead_s: float) -> None:
         """A node's clock says that so much more time has passed."""
+        self.woke.clear()
         if self.opened_s is not None:
             self.opened_s -= ahead_s
 

@@ -42,7 +42,7 @@ from rdzv_etcd.schema import collective_requests, health_requests, requests
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
-from rdzv_etcd.testing import SimulationError
+from rdzv_etcd.testing import SimClock, SimulationError
 from tests.group import test_epochs as epochs
 from tests.group import test_restored_etcd as restored
 from tests.sim import faults_operator, work
@@ -93,6 +93,11 @@ def without_guard(which: Callable[[Compare], bool]) -> Callable[..., Txn]:
         return replace(txn, guards=kept)
 
     return mutated
+
+
+def stands_still(_original: Callable[..., None], clock: SimClock, slept_s: float) -> None:
+    clock.counts_suspension = False
+    _original(clock, slept_s)
 
 
 NOBODY = Compare(b"nobody", Target.CREATE, Relation.EQUAL, 0)
@@ -313,6 +318,9 @@ MUTANTS = [
            lambda p: p.closes_midway, noticed_by=110),
     Mutant("a living member is declared lost", leading, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
+    Mutant("a clock that stands still while its machine is suspended", SimClock, "woke",
+           stands_still, (I.UNDISTURBED,), two_or_more, noticed_by=910025,
+           kinds=("suspend", "suspend_together")),
     Mutant("who works on is seated", closing, "take_census", seats_the_absent, (I.SEATS,)),
     Mutant("a member that has finished is waited for", closing, "take_census",
            waits_for_the_finished, (I.UNAWAITED,), kinds=("finish_early",)),

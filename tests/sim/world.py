@@ -366,6 +366,24 @@ class SimJob:
             if node.peer is not None:
                 node.peer.switch.resume(node.peer)
 
+    def suspend(self, name: str) -> None:
+        """Suspend the node's machine: nothing of it runs, and its timers stand still."""
+        node = self.nodes[name]
+        self.loop.suspend(self._place(node))
+        if node.peer is not None:
+            node.peer.switch.stop(node.peer)
+
+    def wake(self, name: str) -> None:
+        node = self.nodes[name]
+        if not node.crashed:
+            slept_s = self.loop.wake(self._place(node))
+            clock = node.node.context.clock
+            assert isinstance(clock, SimClock)
+            clock.woke(slept_s)
+            self.history.note_woke(node.node_id, slept_s, self.loop.time())
+            if node.peer is not None:
+                node.peer.switch.resume(node.peer)
+
     async def leave(self, name: str, reason: str = "SIGTERM") -> None:
         """What a signal does to a torchrun: the agent's work ends, the node leaves."""
         node = self.nodes[name]

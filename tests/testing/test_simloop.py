@@ -228,6 +228,28 @@ def test_waits_with_a_limit_use_simulated_time() -> None:
     run_simulation(scenario)
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_timers_of_a_suspended_machine_stand_still_and_its_clock_need_not(counts: bool) -> None:
+    async def scenario(loop: SimLoop) -> None:
+        clock = SimClock(loop, counts_suspension=counts)
+        with loop.node("a"):
+            sleeping = asyncio.ensure_future(asyncio.sleep(10))
+        began_s = clock.now_s()
+        await asyncio.sleep(4)
+        loop.suspend("a")
+        await asyncio.sleep(100)
+        assert not sleeping.done()
+        loop.resume("a")  # of a pause that began before, for instance
+        clock.woke(loop.wake("a"))
+        assert clock.now_s() - began_s == (104 if counts else 4)
+        await asyncio.sleep(5.9)
+        assert not sleeping.done()
+        await asyncio.sleep(0.2)
+        assert sleeping.done()
+
+    run_simulation(scenario)
+
+
 def test_wall_clocks_may_differ_and_jump() -> None:
     async def scenario(loop: SimLoop) -> None:
         true, wrong = SimClock(loop), SimClock(loop, wall_skew_s=3600)
