@@ -68,8 +68,6 @@ class Repair:
                 context.log.say(f"the others left round {record.number} without this node")
                 context.wakeup.notify()
                 return
-            if control.is_behind(record):
-                context.session.shake()  # others' leases may be lost with what etcd has forgotten
             if recovery is Recovery.NOTHING:
                 return  # the job is over; `notice` has seen it
             session, there = await asyncio.gather(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rdzv_etcd.core.model import Change, Control, Drain
+from rdzv_etcd.core.model import Change, Control, Drain, NodeInfo
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.schema import values
-from rdzv_etcd.schema.control import control_after, control_from
+from rdzv_etcd.schema.control import control_after, control_from, nodes_after, nodes_from
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.settings import JobSettings
 
 KEYS = JobKeys("/rdzv_etcd", "job")
 OLD, NEW = Change("run", 1, ("a",)), Change("run", 2, ("b",))
@@ -28,6 +29,25 @@ def test_news_older_than_what_a_node_has_written_itself_changes_nothing() -> Non
     assert control_after(KEYS, view, 11, [put(OLD, 11)]) == replace(
         view, revision=11, change=OLD, change_revision=11
     )
+
+
+def test_presences_older_than_what_was_read_change_nothing() -> None:
+    """A watch begins before the read beside it. A leader that folded its first events in again
+    would decide on what was, and the guard of its write, the view's revision, would not see it."""
+    key, job = KEYS.node("a~1~x"), JobSettings(1, 2)
+
+    def arrived(number: int, revision: int) -> KeyValue:
+        info = NodeInfo("a~1~x", "10.0.0.1", 2000, number, job)
+        return KeyValue(key, values.encode_node(info), 3, revision, 1, 7)
+
+    view = nodes_from(KEYS, GetResult(10, (arrived(2, 9),), 1), 0.0)
+    older = (
+        Event(EventKind.PUT, arrived(1, 8)),
+        Event(EventKind.DELETE, KeyValue(key, b"", 0, 7, 0)),
+    )
+    assert nodes_after(KEYS, view, 10, older, 1.0) == view
+    after = nodes_after(KEYS, view, 11, [Event(EventKind.PUT, arrived(3, 11))], 1.0)
+    assert after.present["a~1~x"].info.arrived_for == 3
 
 
 def drain_at(node_id: str, value: bytes, revision: int) -> KeyValue:

@@ -240,8 +240,11 @@ class Commits:
                 self._state.drop_node(node_id, applied.at_s)
                 return
             self._promises.check_evicted(info, self.lost_s)
+            self._promises.check_session(node_id, kv.lease_id, self.lost_s)
             self._state.put_node(info, kv.mod_revision, applied.at_s)
         else:
+            if not isinstance(applied.request, Revoke) and applied.source != OPERATOR:
+                self._promises.check_presence_deleted(applied, node_id)
             self._state.drop_node(node_id, applied.at_s)
 
     def _take_foreign(self, event: Event, at_s: float) -> None:

@@ -29,6 +29,8 @@ class Promises:
         self._lease_ttl_s = timing.lease_ttl_s
         self._remembered_s = max(timing.closed_ttl_s, timing.ended_ttl_s)
         self._after_end = settings.after_end
+        self._sessions: dict[tuple[str, float | None], list[int]] = {}
+        """The leases on which each node's presence was put, in this order, since etcd lost data."""
         self._keys = keys
         self._state = state
         self._demand = verdicts.demand
@@ -125,6 +127,25 @@ class Promises:
         """Whether its presence, which had gone, is there again since etcd went back just now."""
         returned_s = self._state.nodes[node_id].returned_s
         return returned_s is not None and at_s < returned_s + self._lease_ttl_s
+
+    def check_session(self, node_id: str, lease_id: int, lost_s: float | None) -> None:
+        """What a node said on a session does not come back once it has said more on a later one."""
+        sessions = self._sessions.setdefault((node_id, lost_s), [])
+        self._demand(
+            lease_id not in sessions[:-1],
+            Invariant.KEPT,
+            f"what {node_id} said on an earlier session, {lease_id:x}, took the place of the later",
+        )
+        if lease_id not in sessions:
+            sessions.append(lease_id)
+
+    def check_presence_deleted(self, applied: Applied, node_id: str) -> None:
+        """A node's presence is its own; others may put an accusation there, and take that back."""
+        self._demand(
+            applied.source == node_id or node_id not in self._state.nodes,
+            Invariant.KEPT,
+            f"{applied.source} deleted the presence of {node_id}",
+        )
 
     def check_evicted(self, info: NodeInfo, lost_s: float | None) -> None:
         """Once a member was declared lost, no presence of it comes back into that round.

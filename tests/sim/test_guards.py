@@ -17,7 +17,7 @@ from rdzv_etcd.core.closing import Close
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group import drafting, presence
+from rdzv_etcd.group import drafting, presence, session
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.values import decode_place
@@ -195,6 +195,35 @@ def test_a_member_that_came_back_too_late_is_named() -> None:
         max_nodes=3,
         timing=replace(TIMING, rejoin_timeout_s=30.0),
     )
+
+
+def is_not_shaken(original: Any, self: session.Session, lease_id: int) -> None:
+    """Go by what is seen at once after the loss of this node's own lease."""
+    shaken_s = self._shaken_s
+    original(self, lease_id)
+    self._shaken_s = shaken_s
+
+
+def test_all_leases_are_taken_while_a_member_cannot_reach_etcd() -> None:
+    """Contact was there all the time, and half a TTL without any costs nobody its lease otherwise:
+    only the loss of its own tells the next leader that the member may be about to come back."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        await job.pass_time(3 * TTL_S)
+        away = job.followers()[0].connection.link
+        away.partition(silent=job.loop.rng.random() < 0.5)
+        await job.pass_time(0.5)
+        job.revoke([node.node.context.session.lease_id for node in nodes])
+        await job.pass_time(2.5)
+        away.heal()
+        await job.pass_time(3 * TTL_S)
+        assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
+
+    simulate(scenario, min_nodes=2, max_nodes=3)
+    with swapped(session.Session, "lost", is_not_shaken), pytest.raises(AssertionError):
+        simulate(scenario, min_nodes=2, max_nodes=3)
 
 
 async def _looks_away(context: NodeContext, member: Member) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.core import member
-from rdzv_etcd.core.model import Control
+from rdzv_etcd.core.model import Control, NodeInfo
 from rdzv_etcd.etcd.api import Delete, Txn, prefix_end
 from rdzv_etcd.group import job_lease
 from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.schema.values import decode_place
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import Request
+from rdzv_etcd.testing.requests import Request, Revoke
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
 from tests.sim.matching import noted, puts
@@ -122,6 +123,46 @@ def test_a_round_closed_over_the_end_of_the_job() -> None:
         Invariant.SUCCESSION,
         min_nodes=1,
         max_nodes=3,
+    )
+
+
+def says_goodbye(job: SimJob, node: SimNode) -> Match:
+    key = job.keys.node(node.node_id)
+
+    def matching(request: Request) -> bool:
+        return isinstance(request, Txn) and any(
+            isinstance(place := decode_place(key, node.node_id, put.value), NodeInfo)
+            and place.leaving is not None
+            for put in request.puts()
+            if put.key == key
+        )
+
+    return matching
+
+
+def test_a_goodbye_that_comes_after_its_node_has_joined_again() -> None:
+    """Its session was to be revoked, but that was lost, so its lease lives on for a while."""
+
+    async def scenario(job: SimJob) -> None:
+        node = job.start("a")
+        await job.pass_time(1.0)
+        link = node.connection.link
+        link.repeat_requests(7.0, 1, says_goodbye(job, node))
+        link.drop_requests(9, lambda request: isinstance(request, Revoke))
+        await job.join_again("a")
+        other = job.start("b")
+        await job.until_works("ab")
+        await job.pass_time(3 * TTL_S)
+        assert (node.joins, other.joins) == (2, 1), job.tell()
+
+    assert_noticed(
+        scenario,
+        requests,
+        "say_goodbye",
+        without_guard(lambda _: True),
+        Invariant.KEPT,
+        min_nodes=2,
+        max_nodes=2,
     )
 
 

@@ -372,6 +372,12 @@ MUTANTS = [
            asks_its_session, (I.ASKED,), kinds=("ask_to_leave",)),
     Mutant("what is below a job's keys is taken for its own", JobKeys, "_rounds",
            whole_families, (I.OTHERS,), kinds=("neighbour",)),
+    Mutant("what is withdrawn may be what its node has said since", requests,
+           "withdraw_accusation", without_guard(lambda _: True), (I.KEPT,), two_or_more,
+           kinds=("report_dead", "kill_processes"), noticed_by=1),
+    Mutant("who was declared lost answers all the same", presence, "decide_recovery",
+           returns(Recovery.PRESENCE), (I.EVICTED,), two_or_more,
+           kinds=("report_dead", "stop_slowly"), noticed_by=43),
     Mutant("a leave ends with the call that began it", ending.Ending, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip
