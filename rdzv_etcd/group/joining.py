@@ -296,11 +296,13 @@ class Joining:
         context, record = self._context, self._context.control.view.round
         self._member.meet_end(closure)
         had_no_part = record is not None and record.settings != context.settings.job
-        started = "was started with other settings" if had_no_part else "was started after that"
+        started = "This node was started after that"
+        if had_no_part:
+            started = "This node was started with other settings"
         after_end, text = context.settings.after_end, self._closed_text(closure)
         if after_end is AfterEnd.NEW_RUN:
             context.log.warn(
-                f"{text}. This node {started} and begins a new run of the job, for "
+                f"{text}. {started} and begins a new run of the job, for "
                 f"which it waits for {context.settings.job} (with after_end=refuse or "
                 "after_end=finish it would end instead)"
             )
@@ -308,7 +310,7 @@ class Joining:
         if after_end is AfterEnd.FINISH:
             context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
         raise JobClosedError(
-            f"{text}. This node {started} (after_end={after_end.value}, "
+            f"{text}. {started} (after_end={after_end.value}, "
             f"closed_ttl={context.settings.timing.closed_ttl_s})",
             closed_by=closure.by,
             reason=closure.reason,
