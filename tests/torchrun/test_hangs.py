@@ -211,6 +211,14 @@ def test_a_spare(stage: Stage) -> None:
     stage.shows_what_the_document_quotes()
 
 
+def test_a_finished_node(stage: Stage) -> None:
+    done = stage.start("gpu-01", script_args=("--steps=3",))
+    stage.start("gpu-02")
+    stage.wait_for(done, "waiting 10 s for the others to finish")
+    stage.command("gpu-02", "status")
+    stage.shows_what_the_document_quotes()
+
+
 def test_a_late_node(stage: Stage) -> None:
     done = stage.start("gpu-01", nnodes="1", script_args=("--steps=3",))
     assert done.wait() == 0
