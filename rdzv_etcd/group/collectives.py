@@ -152,7 +152,7 @@ class Collective:
         self._taken: dict[int, bytes] = {}
         """What it has read of the next turn, by rank."""
         self._part = PartSize()
-        self.may_count = False
+        self._may_count = False
         """Whether others may find that this member has given something in the next turn."""
         self._mark = 0
         """The revision of this member's mark, as far as it knows."""
@@ -207,20 +207,22 @@ class Collective:
     async def _meet(self, data: bytes, limit_s: float) -> list[bytes]:
         turn = self._passed + 1
         try:
-            taken = await self._context.clock.wait_for(self._unless_over(turn, data), limit_s)
+            await self._context.clock.wait_for(self._unless_over(turn, data), limit_s)
         except (RdzvEtcdError, TimeoutError) as error:
             missing = await self._give_up(turn)
-            last = await self._last_look(turn) if self._done >= turn else None
-            if last is None and isinstance(error, TimeoutError):
-                raise await self._timeout(limit_s, missing) from None
-            if last is None:
+            if self._done >= turn:  # though there is no time left
+                with suppress(EtcdError, TimeoutError):
+                    await self._context.clock.wait_for(self._read_all(turn), _LAST_WORD_S)
+            if self._done < turn or not self._has_read_all:
+                if isinstance(error, TimeoutError):
+                    raise await self._timeout(limit_s, missing) from None
                 raise self._broken(error) from None
-            taken = last
-        self._passed, self._taken, self.may_count = turn, {}, False
+        taken = [self._taken[rank] for rank in sorted(self._taken)]
+        self._passed, self._taken, self._may_count = turn, {}, False
         self._given = {turn: self._given[turn]} if self._name is None else {}
         return taken
 
-    async def _unless_over(self, turn: int, data: bytes) -> list[bytes]:
+    async def _unless_over(self, turn: int, data: bytes) -> None:
         """Give and take, or raise that the world is over."""
         over = asyncio.ensure_future(until_over(self._node, self._seat, self._what))
         working = asyncio.ensure_future(self._give_and_take(turn, data))
@@ -228,41 +230,37 @@ class Collective:
             await first_of(self._node, self._what, working, over)
             if not working.done():
                 raise over.result()
-            return working.result()
+            working.result()
         finally:
             await abandon(working, over)
 
-    async def _give_and_take(self, turn: int, data: bytes) -> list[bytes]:
+    async def _give_and_take(self, turn: int, data: bytes) -> None:
         data = self._given.setdefault(turn, data)
         try:
             await self._until_all_gave(turn)
         except RequestTooLargeError as error:
             del self._given[turn]
-            self.may_count = False
+            self._may_count = False
             raise too_large(f"what this member gives in {self._what}", len(data)) from error
-        return await self._read_all(turn)
+        await self._read_all(turn)
 
-    async def _last_look(self, turn: int) -> list[bytes] | None:
-        """Read what all gave in a turn that is done, though there is no time left."""
-        with suppress(EtcdError, TimeoutError):
-            return await self._context.clock.wait_for(self._read_all(turn), _LAST_WORD_S)
-        return None
+    @property
+    def _has_read_all(self) -> bool:
+        return self._name is not None or len(self._taken) == self._seat.size
 
-    async def _read_all(self, turn: int) -> list[bytes]:
+    async def _read_all(self, turn: int) -> None:
         """Read what all gave in an exchange, in parts: a call that is made again goes on with what
         is missing."""
-        if self._name is not None:
-            return []
-        ranks, end = range(self._seat.size), self._keys.all_given(turn).end
-        self._part.expect(len(self._given[turn]))
-        while len(self._taken) < len(ranks):
-            start = self._keys.given(turn, next(rank for rank in ranks if rank not in self._taken))
+        end = self._keys.all_given(turn).end
+        self._part.expect(len(self._given.get(turn, b"")))
+        while not self._has_read_all:
+            first = next(rank for rank in range(self._seat.size) if rank not in self._taken)
+            start = self._keys.given(turn, first)
             with suppress(EtcdUnavailableError):  # this node's own limit is the caller's
                 async for part in read_range(self._context.etcd, start, end, size=self._part):
                     self._taken.update({self._keys.rank(kv.key): kv.value for kv in part.kvs})
-            if len(self._taken) < len(ranks):  # etcd lost some: their members put them again
+            if not self._has_read_all:  # etcd lost some: their members put them again
                 await self._context.clock.sleep(RETRY_S)
-        return [self._taken[rank] for rank in ranks]
 
     # -- giving -----------------------------------------------------------------------------------
 
@@ -321,7 +319,7 @@ class Collective:
         world is not as this node knows it."""
         while self._is_open():
             self._record = self._node.control.round_revision
-            self.may_count = True
+            self._may_count = True
             txn = requests.give(
                 self._keys,
                 self._seat.rank,
@@ -413,8 +411,9 @@ class Collective:
                 return None
             seen = put if each == turn else seen
         if turn not in self._given:
-            self.may_count |= turn in seen.own or seen.mark is None
-            await self._withdraw(turn)
+            self._may_count |= turn in seen.own or seen.mark is None
+            if self._may_count:
+                await self._withdraw(turn)
         return seen
 
     async def _look(self, turn: int, *, names: bool = False) -> Seen:
@@ -454,33 +453,30 @@ class Collective:
         while True:
             seen = await self._look(turn, names=True)
             missing = ranks - seen.ranks - {self._seat.rank}  # it was there until now
-            if await self._is_done(turn, seen) or turn in self._given or not self.may_count:
+            if await self._is_done(turn, seen) or turn in self._given or not self._may_count:
                 return missing
             txn = requests.take_back(self._keys, self._seat.rank, turn, self._seat.job_lease, seen)
             result = await self._context.etcd.txn(txn, repeatable=True)
             if result.succeeded:
-                self._mark, self.may_count = result.revision, False
+                self._mark, self._may_count = result.revision, False
                 return missing
 
     async def _timeout(self, limit_s: float, missing: Collection[int] | None) -> Exception:
-        seat, in_time = self._seat, f"within {limit_s:g} s"
-        failed = f"not all gave {in_time}" if self._name is None else f"not passed {in_time}"
-        text = f"{self._what} of round {seat.round}: {failed}"
+        size, failed = self._seat.size, "not all gave" if self._name is None else "not passed"
+        text = f"{self._what} of round {self._seat.round}: {failed} within {limit_s:g} s"
         if self._done > self._passed:
-            read = f"read {len(self._taken)} of {seat.size} values"
-            return BarrierTimeoutError(f"{text}: all gave, but this member has {read}", missing=())
-        if missing is None:
-            return BarrierTimeoutError(
-                f"{text}, and etcd did not say who is missing: until it has heard that this member "
-                "gave up, it may count as being there"
-            )
-        text += f": {len(missing)} of {seat.size} members are missing"
-        try:
-            members = await members_of(self._context, seat)
-        except EtcdError as error:
-            return BarrierTimeoutError(f"{text}, and etcd did not say who they are: {error}")
-        names = [members[rank] for rank in sorted(missing)]
-        return BarrierTimeoutError(f"{text} ({display_names(names)})", missing=names)
+            text += f": all gave, but {len(self._taken)} of {size} values were read"
+            return BarrierTimeoutError(text, missing=())
+        if missing is not None:
+            with suppress(EtcdError):
+                members = await members_of(self._context, self._seat)
+                names = [members[rank] for rank in sorted(missing)]
+                text += f": {len(names)} of {size} members are missing ({display_names(names)})"
+                return BarrierTimeoutError(text, missing=names)
+        text += ", and etcd did not say who is missing"
+        if self._may_count:
+            text += ": until it has heard that this member gave up, it may count as being there"
+        return BarrierTimeoutError(text)
 
     def _broken(self, error: Exception) -> Exception:
         if self._name is None or isinstance(error, WorldClosedError):

@@ -221,6 +221,20 @@ def test_what_takes_an_arrival_back_late_does_not_take_the_next_one(
     simulate(scenario, min_nodes=2, max_nodes=2)
 
 
+async def an_arrival_comes_late(job: SimJob) -> None:
+    """A copy of one that was taken back since."""
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    a.connection.link.repeat_requests(2.0, 1, gives)
+    with pytest.raises(BarrierTimeoutError):
+        await at_barrier(job, a, 0.3)
+    await job.pass_time(3.0)
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    await job.pass_time(10.0)
+    assert not waiting.done(), job.tell()
+    waiting.cancel()
+
+
 async def a_turn_is_said_to_be_done_late(job: SimJob) -> None:
     """What says that the first turn is done is applied once more when the second one is done, just
     before a member looks that was slow to hear how many were there when it came."""
@@ -302,6 +316,7 @@ async def what_is_given_again_is_late(job: SimJob) -> None:
 SCENES: dict[str, tuple[Scenario, int]] = {
     scene.__name__: (scene, nodes)
     for scene, nodes in (
+        (an_arrival_comes_late, 2),
         (a_turn_is_said_to_be_done_late, 2),
         (an_arrival_is_taken_back_after_a_wipe, 2),
         (all_arrive_as_one_gives_up, 2),
@@ -319,6 +334,7 @@ def test_late_copies_and_givers_up_do_no_harm(scene: str) -> None:
 @pytest.mark.parametrize(
     ("scene", "function", "guards"),
     [
+        ("an_arrival_comes_late", "give", lambda guard: b"/by/" in guard.key),
         ("a_turn_is_said_to_be_done_late", "announce", on(b"/done")),
         ("an_arrival_is_taken_back_after_a_wipe", "take_back", lambda guard: b"/by/" in guard.key),
         ("all_arrive_as_one_gives_up", "take_back", lambda guard: guard.range_end is not None),
