@@ -8,10 +8,12 @@ Sources: etcd v3 API, https://etcd.io/docs/v3.5/learning/api/
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
+
+from rdzv_etcd.errors import EtcdError
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Get:
     limit: int = 0
     keys_only: bool = False
     count_only: bool = False
+    newest_first: bool = False
+    """In the order in which the keys were written last, the latest first, instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +179,9 @@ class WatchBatch:
 class Watch(Protocol):
     """A gapless stream of changes; survives reconnects and endpoint changes by itself.
 
-    Iterating raises :class:`~rdzv_etcd.errors.WatchLostError` (compacted, data wiped) when a gap
-    cannot be excluded, and auth or permission errors; it never ends silently.
+    Iterating raises :class:`~rdzv_etcd.errors.WatchLostError` when a gap cannot be excluded
+    (compacted, data wiped, a read shows what the watch has not brought), and auth or permission
+    errors; it never ends silently, nor stays silent: see :class:`WatchHealth`.
     """
 
     def __aiter__(self) -> AsyncIterator[WatchBatch]: ...
@@ -189,8 +194,37 @@ class Watch(Protocol):
         100 ms (``syncWatchersLoop`` in its mvcc package). Raises what iterating would raise.
         """
 
+    def count_from(self, result: GetResult) -> None:
+        """Take a read of the whole range that was made after :meth:`ready`.
+
+        From then on the watch notices, too, if etcd does not report that a key was deleted.
+        """
+
     async def close(self) -> None:
         """Cancel the watch; a pending iteration ends with ``StopAsyncIteration``. Idempotent."""
+
+
+class WatchHealth(Protocol):
+    """Whether the watches of a connection bring what there is: about once a period, while there are
+    watches, the connection compares them with reads."""
+
+    problem: EtcdError | None
+    """Why the last comparison did not find all watches up to date."""
+    listeners: list[Callable[[], None]]
+    """Called whenever there is a problem, and when there is none any more."""
+
+    async def check_now(self) -> None:
+        """Compare them now. Raises nothing: see :attr:`unsure_s`."""
+
+    def check_every(self, period_s: float) -> None:
+        """Set the period, of the comparisons after the next one."""
+
+    @property
+    def unsure_s(self) -> float:
+        """For how long such a comparison has been due.
+
+        While that is long, nobody can tell whether what the watches show is what is there.
+        """
 
 
 class Etcd(Protocol):
@@ -207,6 +241,9 @@ class Etcd(Protocol):
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called: no call can succeed any more."""
+
+    @property
+    def watch_health(self) -> WatchHealth: ...
 
     async def get(self, request: Get, *, timeout_s: float | None = None) -> GetResult: ...
 

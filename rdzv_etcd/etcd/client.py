@@ -34,6 +34,7 @@ from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.etcd.server import AioServer, Server
 from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch
+from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.etcd.watch_stream import WatchStreams
 from rdzv_etcd.settings.connection import Connection
 from rdzv_etcd.settings.hosts import is_loopback
@@ -80,6 +81,7 @@ class EtcdClient:
         self._keep_alive = KeepAlive(self._failover)
         self._streams = WatchStreams(self._failover)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
+        self.watch_health = WatchCheck(clock, lambda: self._watches, self._read, self._move)
 
     @property
     def closed(self) -> bool:
@@ -184,10 +186,12 @@ class EtcdClient:
             tell_resumes=tell_resumes,
         )
         self._watches.add(watch)
+        self.watch_health.begin()
         return watch
 
     async def close(self) -> None:
         self._failover.closed = True  # nothing that fails from here on is tried again
+        await self.watch_health.close()
         for watch in tuple(self._watches):
             await watch.close()
         await self._streams.close()
@@ -196,6 +200,19 @@ class EtcdClient:
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._connection.request_timeout_s if timeout_s is None else timeout_s
+
+    async def _read(self, request: api.Get, timeout_s: float) -> api.GetResult:
+        try:
+            return await self.get(request, timeout_s=timeout_s)
+        except EtcdUnavailableError:
+            if not self._failover.has_alternatives:  # else it has moved already
+                self._move()
+            raise
+
+    def _move(self) -> None:
+        """Go on at another endpoint, or over another connection if there is none: all of it."""
+        self._streams.give_up()
+        self._failover.move()
 
     async def _revision(self, key: bytes) -> int:
         result = await self.get(api.Get(key, limit=1, count_only=True))

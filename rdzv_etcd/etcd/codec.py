@@ -94,7 +94,9 @@ def _compare_fields(guard: api.Compare) -> dict[str, Any]:
 
 
 def _range_fields(request: api.Get) -> dict[str, Any]:
+    order = {"sort_order": 2, "sort_target": 3} if request.newest_first else {}  # DESCEND, MOD
     return {
+        **order,
         "key": request.key,
         "range_end": request.range_end or b"",
         "limit": request.limit,

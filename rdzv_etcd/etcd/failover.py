@@ -5,6 +5,7 @@ Knows endpoints, verdicts and policies. Must not know what is asked of etcd.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,6 +123,8 @@ class Failover:
         self._current = 0
         self._probe = probe
         self._failback = Failback(clock, failback_after_s, self._fail_back)
+        self._renewing: set[asyncio.Future[None]] = set()
+        """Connections that are being given up."""
         self.clock = clock
         self.closed = False
 
@@ -192,12 +195,28 @@ class Failover:
             self.leave(server)
         return AttemptError(fault, server.name)
 
-    def leave(self, server: Server) -> None:
-        """Turn to the next endpoint, unless that has happened already."""
+    def leave(self, server: Server, *, renew: bool = False) -> None:
+        """Turn to the next endpoint, unless that has happened already.
+
+        The client moves as a whole: streams at the old endpoint end, and their owners open them
+        again at the new one. ``renew``: if there is no other endpoint, over a new connection, as
+        several members of etcd may be behind one address.
+        """
         if self._servers[self._current] is server:
-            self._current = (self._current + 1) % len(self._servers)
-            if self._current and not self.closed:
-                self._failback.begin()
+            self._turn()
+            if (renew or self.has_alternatives) and not self.closed:
+                renewing = asyncio.ensure_future(server.renew())
+                self._renewing.add(renewing)
+                renewing.add_done_callback(self._renewing.discard)
+
+    def move(self) -> None:
+        """Leave the current endpoint, or at least the connection to it."""
+        self.leave(self._servers[self._current], renew=True)
+
+    def _turn(self) -> None:
+        self._current = (self._current + 1) % len(self._servers)
+        if self._current and not self.closed:
+            self._failback.begin()
 
     @property
     def user(self) -> str | None:
@@ -210,6 +229,8 @@ class Failover:
     async def close(self) -> None:
         self.closed = True
         await self._failback.close()
+        if self._renewing:
+            await asyncio.wait(self._renewing)
         for server in self._servers:
             await server.close()
         await self.clock.sleep(_CANCELLATION_S)
@@ -252,7 +273,8 @@ class Failover:
                 return server
         except ClosedError as error:
             raise self.failed(server, error) from error
-        self.leave(server)
+        if self._servers[self._current] is server:
+            self._turn()  # it may be connected when it is its turn again
         fault = unavailable(Verdict.NOT_SENT, f"no connection within {limit_s:.1f} s")
         raise AttemptError(fault, server.name)
 

@@ -90,8 +90,7 @@ class KeepAlive:
             if exchange is self._live:
                 self._live = None
                 await exchange.close()
-                self._failover.leave(exchange.opened.server)
-                await exchange.opened.server.renew()
+                self._failover.leave(exchange.opened.server, renew=True)
             raise AttemptError(fault, exchange.opened.server.name) from None
         except AttemptError as failed:
             self._note_refusal(failed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Coroutine
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -50,8 +51,9 @@ class Server(Protocol):
 
     def stream(self, method: str, *, metadata: Metadata) -> Stream: ...
 
-    async def renew(self) -> None:
-        """Give up the connection, so that the next call makes a new one."""
+    def renew(self) -> Coroutine[Any, Any, None]:
+        """Give up the connection, so that the next call makes a new one; what is returned closes
+        the old one."""
 
     async def close(self) -> None: ...
 
@@ -185,15 +187,15 @@ class AioServer:
         self._streams.add(stream)
         return stream
 
-    async def renew(self) -> None:
-        """Unary calls in flight go on on the old channel; it is closed when the last has ended.
+    def renew(self) -> Coroutine[Any, Any, None]:
+        """Unary calls in flight go on on the old channel, which is closed when the last has ended.
 
-        Streams on it fail then, and are opened again on the new one by whoever holds them.
+        Streams on it end at once, and are opened again on the new one by whoever holds them.
         """
         if self._channel is not None:
             self._retired.append(self._channel)
             self._channel = None
-            await self._close_retired()
+        return self._close_retired()
 
     async def close(self) -> None:
         self._closed = True
@@ -203,7 +205,8 @@ class AioServer:
         # The stubs go too: they keep the channel, and it grpc's own thread, alive.
         self._retired, self._channel, self._calls = [], None, {}
         for channel in channels:
-            await self._shut(channel)
+            await self._end_streams(channel)
+            await channel.close(grace=None)
 
     def _open(self) -> grpc.aio.Channel:
         if self._closed:
@@ -223,19 +226,21 @@ class AioServer:
             await self._open().wait_for_state_change(state)
 
     async def _close_retired(self) -> None:
-        busy = set(self._in_flight.values()) if self._retired else set()
-        idle = [channel for channel in self._retired if channel not in busy]
-        self._retired = [channel for channel in self._retired if channel in busy]
-        for channel in idle:
-            await self._shut(channel)
+        if not self._retired:
+            return
+        retired, busy = self._retired, set(self._in_flight.values())
+        self._retired = [channel for channel in retired if channel in busy]
+        for channel in retired:
+            await self._end_streams(channel)
+            if channel not in busy:
+                await channel.close(grace=None)
 
-    async def _shut(self, channel: grpc.aio.Channel) -> None:
+    async def _end_streams(self, channel: grpc.aio.Channel) -> None:
         streams = [stream for stream in self._streams if stream.channel is channel]
         for stream in streams:
             stream.drop()
         for stream in streams:
             await stream.ended()
-        await channel.close(grace=None)
 
 
 def _being_cancelled() -> bool:

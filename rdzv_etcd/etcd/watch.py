@@ -20,12 +20,13 @@ from rdzv_etcd.errors import (
     RevisionRegressedError,
 )
 from rdzv_etcd.etcd import codec, retry
-from rdzv_etcd.etcd.api import WatchBatch, keys_text
+from rdzv_etcd.etcd.api import GetResult, WatchBatch, keys_text
 from rdzv_etcd.etcd.codec import Codec
 from rdzv_etcd.etcd.failover import OpenStream
 from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge_text, told
 from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.etcd.server import ClosedError
+from rdzv_etcd.etcd.watch_check import Delivered, Keys
 from rdzv_etcd.etcd.watch_stream import (
     UNREAD_LIMIT,
     FellBehindError,
@@ -76,6 +77,7 @@ class EtcdWatch:
         self._read_up = asyncio.Event()
         self._failure: BaseException | None = None
         self._closed = False
+        self.delivered = Delivered(puts_only=puts_only)
         self._confirmed: int | None = None
         """The store's revision when the watch was confirmed first."""
         self._task = asyncio.create_task(self._run(), name=f"rdzv-etcd watch {self._key!r}")
@@ -108,6 +110,26 @@ class EtcdWatch:
             self._changed.clear()
             await self._changed.wait()
         return self._confirmed
+
+    def count_from(self, result: GetResult) -> None:
+        self.delivered.count_from(result.revision, result.count)
+
+    @property
+    def keys(self) -> Keys:
+        return self._key, self._range_end
+
+    @property
+    def upto(self) -> int:
+        is_behind = len(self._batches) > _READ_UP
+        if self._confirmed is None or self._closed or self._failure is not None or is_behind:
+            return 0
+        return self._next_revision - 1
+
+    def lose(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._task.cancel()
+            self._changed.set()
 
     async def close(self) -> None:
         self._closed = True
@@ -226,6 +248,7 @@ class EtcdWatch:
             raise FellBehindError(f"{UNREAD_LIMIT} batches of events are unread")
         revision = events[-1].kv.mod_revision
         self._next_revision = revision + 1
+        self.delivered.take(events)
         self._batches.append(WatchBatch(revision, events))
         self._changed.set()
 

@@ -60,6 +60,12 @@ class WatchStreams:
                 shared = self._current = _SharedStream(opened, self.failover.clock, self._tasks)
             return shared.subscribe(request)
 
+    def give_up(self) -> None:
+        """Let the watches of the stream go on over another one."""
+        if self._current is not None:
+            self._current.give_up(StreamGivenUpError("a watch on the stream was silent"))
+            self._current = None
+
     async def close(self) -> None:
         """Wait until the streams have ended, whose watches must have been closed before."""
         self._current = None
@@ -209,10 +215,14 @@ class _SharedStream:
             failure = error
         finally:
             self._reader = None
-            left, self._subscriptions = self._subscriptions, set()
-            for subscription in left:
-                subscription.end(failure)
-            self._end()
+            self.give_up(failure)
+
+    def give_up(self, failure: Exception) -> None:
+        """End the stream, and every watch that is left."""
+        left, self._subscriptions = self._subscriptions, set()
+        for subscription in left:
+            subscription.end(failure)
+        self._end()
 
     def _dispatch(self, response: Any) -> None:
         watch_id = response.watch_id

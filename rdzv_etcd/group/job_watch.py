@@ -39,6 +39,9 @@ _log = logging.getLogger("rdzv_etcd")
 
 EVENTS_KEPT = 10_000
 """How many events wait for the reader before it is told that it misses some."""
+_UNSURE_S = 5.0
+"""A reader is warned when it has not been shown for so long after the time for it that its view is
+up to date."""
 _VIEWS_KEPT = 16
 """How many views wait while the members of a large world are read; of those that are left out only
 what remains is told."""
@@ -94,6 +97,7 @@ class JobWatch:
             fold=self._changed,
             notice=self._note,
         )
+        etcd.watch_health.listeners.append(self._wakeup.notify)
 
     # -- what the reader asks ---------------------------------------------------------------------
 
@@ -169,6 +173,8 @@ class JobWatch:
         if tasks:
             await asyncio.wait(tasks)
         await self._watch.close()
+        with contextlib.suppress(ValueError):  # closed before
+            self._etcd.watch_health.listeners.remove(self._wakeup.notify)
         self._events.clear()
         self._missed = 0
         self._wakeup.notify()
@@ -265,12 +271,18 @@ class JobWatch:
     # -- trouble ----------------------------------------------------------------------------------
 
     def _problem(self) -> str:
-        return "" if self._watch.problem is None else str(self._watch.problem)
+        if self._watch.problem is not None:
+            return str(self._watch.problem)
+        health = self._etcd.watch_health
+        is_unsure = health.problem is not None and health.unsure_s > _UNSURE_S
+        return "etcd does not show whether anything has changed since" if is_unsure else ""
 
     def _tell_problem(self) -> None:
         problem = self._problem()
         if problem and problem != self._told:
             self._warn(f"goes by what was read before: {problem}")
+        elif self._told and not problem:
+            self._warn("is up to date again")
         self._told = problem
 
     def _warn(self, text: str) -> None:

@@ -458,6 +458,7 @@ def _context(
     wakeup = Wakeup(clock)
     keys = JobKeys(settings.prefix, settings.job_id)
     timing = settings.timing
+    etcd.watch_health.check_every(timing.lease_ttl_s)
     log = StatusLog(settings.job_id, identity.name)
     session = Session(
         etcd,

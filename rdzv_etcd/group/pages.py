@@ -32,7 +32,7 @@ async def read_pages(
     reading = read_range(etcd, keys.start, keys.end, keys_only=keys_only, limit_s=limit_s)
     parts = [part async for part in reading]
     found = tuple(kv for part in parts for kv in part.kvs)
-    return GetResult(parts[0].revision, found, len(found))
+    return replace(parts[0], kvs=found)
 
 
 def within(clock: Clock, timeout_s: float | None) -> Callable[[], float | None]:

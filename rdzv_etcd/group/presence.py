@@ -15,7 +15,7 @@ from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.core.peer_ring import room_for_a_world_s
 from rdzv_etcd.core.steps import Recovery, decide_recovery
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError, StateCorruptError, WatchLostError
-from rdzv_etcd.etcd.api import EventKind, KeyValue
+from rdzv_etcd.etcd.api import EventKind, KeyValue, Watch
 from rdzv_etcd.group.backoff import Backoff
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.schema import requests
@@ -64,7 +64,7 @@ async def _follow(context: NodeContext, member: Member, backoff: Backoff) -> Non
     watch = context.etcd.watch(key, start_revision=0, tell_resumes=True)
     try:
         await watch.ready()
-        await _check(context, member)  # it may have gone before
+        await _check(context, member, watch)  # it may have gone before
         backoff.reset()
         member.hear_accusations()
         context.wakeup.notify()
@@ -74,12 +74,12 @@ async def _follow(context: NodeContext, member: Member, backoff: Backoff) -> Non
                 event.kind is EventKind.DELETE or event.kv.lease_id != session  # or overwritten
                 for event in batch.events
             ):
-                await _check(context, member)
+                await _check(context, member, watch)
     finally:
         await watch.close()
 
 
-async def _check(context: NodeContext, member: Member) -> None:
+async def _check(context: NodeContext, member: Member, watch: Watch) -> None:
     async with context.presence_lock:  # what this node does to its presence itself is no news
         session = context.session.lease_id
         if not session or not _should_be_there(member):
@@ -89,7 +89,7 @@ async def _check(context: NodeContext, member: Member) -> None:
         said = member.info if member.phase is Phase.WAITING else None
         if member.has_finished:
             said = member.plan_return()
-        place = await read_own(context)
+        place = await read_own(context, watch)
         if is_own(place, session, said):
             return
         if member.phase is Phase.WAITING or is_own(place, session):
@@ -132,10 +132,13 @@ def _should_be_there(member: Member) -> bool:
     return waits or member.phase is Phase.MEMBER
 
 
-async def read_own(context: NodeContext) -> KeyValue | None:
-    """Read what stands in the place of this node's presence. Raises EtcdError."""
+async def read_own(context: NodeContext, watch: Watch | None = None) -> KeyValue | None:
+    """Read what stands in the place of this node's presence, which ``watch`` watches."""
     read = requests.read_presence(context.keys, context.identity.node_id)
-    return next(iter((await context.etcd.get(read)).kvs), None)
+    found = await context.etcd.get(read)
+    if watch is not None:
+        watch.count_from(found)
+    return next(iter(found.kvs), None)
 
 
 def is_own(place: KeyValue | None, session: int, info: NodeInfo | None = None) -> bool:

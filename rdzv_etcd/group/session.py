@@ -33,6 +33,9 @@ class Session:
 
     ``lease_id`` is 0 while there is none: before :meth:`open`, and after etcd said that the lease
     is gone. Not hearing from etcd does not end a session; only etcd's word does.
+
+    Contact means that etcd renews the lease and that the client's watches are known to be up to
+    date: a member of etcd may pass keep-alives on and do nothing else.
     """
 
     def __init__(
@@ -221,32 +224,45 @@ class Session:
                     _log.info("etcd does not answer; the work goes on (%s)", error)
                 self._failures += 1
                 self._recorder.etcd_silent()
-                self._tell_silence(error)
+                self._tell_silence("answered", error)
                 if len(self._renewals) > 1:
                     return
                 await self._clock.sleep(min(1.0, self._ttl_s / 9))
                 continue
+            took_s, failures, self._failures = self._clock.now_s() - began_s, self._failures, 0
+            if left_s:
+                self._renewed_s = max(self._renewed_s, began_s)
+                if not await self._is_up_to_date():
+                    return
             if self._silence_lines.any_told:
                 silent_s = self._clock.now_s() - self._last_contact_s
                 self._tell(f"etcd answers again, after {silent_s:.0f} s")
-            elif self._failures:
+            elif failures:
                 _log.info("etcd answers again")
             self._silence_lines = LineTimes()
-            self._failures = 0
-            self._last_reply_s = self._clock.now_s() - began_s
-            self._replies_s.append(self._last_reply_s)
-            self._recorder.etcd_answered(self._last_reply_s, self._clock.wall_s())
+            self._last_reply_s = took_s
+            self._replies_s.append(took_s)
+            self._recorder.etcd_answered(took_s, self._clock.wall_s())
             self._note_contact()
             if left_s == 0:
                 self.lost(lease_id)
-            else:
-                self._renewed_s = max(self._renewed_s, began_s)
             return
 
-    def _tell_silence(self, error: EtcdError) -> None:
+    async def _is_up_to_date(self) -> bool:
+        """Whether the client's watches are known to bring what there is: the member of etcd that
+        passes keep-alives on may have stopped all else."""
+        health = self._etcd.watch_health
+        if health.unsure_s > self._cut_off_s:
+            await health.check_now()
+        if health.unsure_s <= self._cut_off_s:
+            return True
+        self._tell_silence("shown that this node's view of the job is up to date", health.problem)
+        return False
+
+    def _tell_silence(self, what: str, error: EtcdError | None) -> None:
         silent_s = self._clock.now_s() - self._last_contact_s
         if self._works() and self._silence_lines.is_due(silent_s):
-            self._tell(f"etcd has not answered for {silent_s:.0f} s; the work goes on ({error})")
+            self._tell(f"etcd has not {what} for {silent_s:.0f} s; the work goes on ({error})")
 
     def reply_limit_s(self) -> float:
         """How long to wait for the next reply before the connection is taken for dead."""

@@ -167,6 +167,8 @@ class ViewWatch(Generic[V]):
             await self._stop_watch()
         elif result.revision < self._revision:
             return self.view  # the watch has brought something newer meanwhile
+        if self._watch is not None:
+            self._watch.count_from(result)
         try:
             view = self._build(result)
         except RdzvEtcdError as error:

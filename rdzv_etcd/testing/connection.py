@@ -17,6 +17,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
 )
 from rdzv_etcd.etcd.api import Get, GetResult, LeaseGrant, Txn, TxnResult
+from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.testing.checks import check_types
 from rdzv_etcd.testing.network import Fate, Link, Planned
 from rdzv_etcd.testing.requests import (
@@ -61,6 +62,9 @@ class MemoryConnection:
         self._request_timeout_s = request_timeout_s
         self._closed = False
         self._watches: list[MemoryWatch] = []
+        self.watch_health = WatchCheck(
+            server.clock, lambda: tuple(self._watches), self._read, self.link.move
+        )
 
     def __repr__(self) -> str:
         return f"<MemoryConnection {self.name}>"
@@ -119,12 +123,14 @@ class MemoryConnection:
             tell_resumes=tell_resumes,
         )
         self._watches.append(watch)
+        self.watch_health.begin()
         return watch
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        self.watch_health.stop()
         for watch in list(self._watches):
             await watch.close()
         self._server.connections.remove(self)
@@ -141,6 +147,9 @@ class MemoryConnection:
         """Hand new changes to the watches."""
         for watch in list(self._watches):
             watch.pump()
+
+    async def _read(self, request: Get, timeout_s: float) -> GetResult:
+        return await self.get(request, timeout_s=timeout_s)
 
     def forget(self, watch: MemoryWatch) -> None:
         if watch in self._watches:
@@ -206,7 +215,10 @@ class MemoryConnection:
         def arrive() -> None:
             if cuts != link.cuts or not self.passing or link.request_lost():
                 return
+            hangs = link.hangs and not isinstance(call.request, KeepAlive)
             outcome = self._apply(call.request)
+            if hangs:
+                return
             if fault.again_s is not None and call.repeatable:
                 server.call_later(fault.again_s, again)
             if fault.fate is Fate.REPLY_LOST:
@@ -258,6 +270,8 @@ class MemoryConnection:
             if left_s <= 0:
                 if known_lost:
                     raise EtcdUnavailableError(f"{_kind(call.request)} reached no etcd server")
+                if cuts == self.link.cuts:
+                    self.link.move()
                 raise _ConnectionBrokenError("no reply came in time")
             change = self.link.change()
             await asyncio.wait((reply, change), timeout=left_s, return_when="FIRST_COMPLETED")

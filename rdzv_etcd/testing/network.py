@@ -16,6 +16,8 @@ from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.testing.requests import Request
 
 Match = Callable[[Request], bool]
+WatchMatch = Callable[[bytes, "bytes | None"], bool]
+"""Tells by its key and range end whether a watch is meant."""
 
 
 class Fate(Enum):
@@ -64,7 +66,13 @@ class Link:
         self.refusal: Callable[[], EtcdError] | None = None
         """Makes the error with which everything but keep-alives is refused; see :meth:`refuse`."""
         self.cuts = 0
-        """How often a connection over this link was broken."""
+        """How often a connection over this link was broken …"""
+        self.moves = 0
+        """… and how often the client went on over another one, perhaps to another member of etcd:
+        calls under way go on over the old one, watches do not."""
+        self._stalled: tuple[tuple[int, int], WatchMatch] | None = None
+        self._hung: tuple[int, int] | None = None
+        """Of which connection some watches, or all, are served no longer."""
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -81,6 +89,21 @@ class Link:
         As when they are served by a member of etcd that is behind, or by one that is busy.
         """
         self.watch_lag_s = delay_s
+
+    def stall_watches(self, matching: WatchMatch) -> None:
+        """Let matching watches be silent from now on, for as long as this connection lasts.
+
+        New ones, too; all else goes on. As when a proxy stalls a stream, or etcd forgets a watch.
+        """
+        self._stalled = (self.connection, matching)
+
+    def hang(self) -> None:
+        """Let the member of etcd that the client is connected to apply nothing from now on.
+
+        As when its disk hangs: it still passes on what is written, and keep-alives, but answers
+        only these, and its watches are silent. It ends when the client moves to another member.
+        """
+        self._hung = self.connection
 
     def lose(self, requests: float = 0.0, replies: float = 0.0) -> None:
         """Lose each request and each reply with these probabilities.
@@ -163,6 +186,26 @@ class Link:
         self._planned.append(fault)
 
     # -- for connections --------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> tuple[int, int]:
+        """Tells one connection over this link from the next."""
+        return self.cuts, self.moves
+
+    @property
+    def hangs(self) -> bool:
+        return self._hung == self.connection
+
+    def stalls(self, key: bytes, range_end: bytes | None) -> bool:
+        """Whether such a watch is silent."""
+        if self._stalled is None or self._stalled[0] != self.connection:
+            return self.hangs
+        return self.hangs or self._stalled[1](key, range_end)
+
+    def move(self) -> None:
+        """The client gives the connection up."""
+        self.moves += 1
+        self.changed()
 
     def draw_delay_s(self) -> float:
         low, high = self._delay_s

@@ -192,6 +192,8 @@ class Model:
         keys = list(self._keys_in(request.key, request.range_end))
         if request.count_only:
             return GetResult(self._read_revision, (), len(keys))
+        if request.newest_first:
+            keys.sort(key=lambda key: self._values[key].mod_revision, reverse=True)
         wanted = keys[: request.limit] if request.limit > 0 else keys
         kvs = [self._values[key] for key in wanted]
         if request.keys_only:

@@ -10,6 +10,7 @@ history, and nothing of what the keys mean.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,20 +23,23 @@ from rdzv_etcd.errors import (
     InvalidRequestError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd.api import Event, EventKind, WatchBatch
+from rdzv_etcd.etcd.api import Event, EventKind, GetResult, WatchBatch
+from rdzv_etcd.etcd.watch_check import Delivered, Keys
 
 if TYPE_CHECKING:
     from rdzv_etcd.testing.connection import MemoryConnection
     from rdzv_etcd.testing.server import MemoryEtcd
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Message:
     """Something on its way to the client; if it is lost, the watch resumes at ``resume_at``."""
 
     due_s: float
     content: WatchBatch | EtcdError
     resume_at: int
+    has_come: bool = False
+    """Whether :attr:`MemoryWatch.delivered` knows of it."""
 
 
 class MemoryWatch:
@@ -61,14 +65,20 @@ class MemoryWatch:
         self._wakeup: asyncio.Future[None] | None = None
         self._lost = False
         """Whether an error was put into the queue: nothing follows it."""
-        self._failure: EtcdError | None = None
+        self._failure: BaseException | None = None
         self._closed = False
         self._attached = False
+        self.delivered = Delivered(puts_only=puts_only)
+        self._upto = start_revision - 1
+        self.missed_since_s: float | None = None
+        """Since when (loop time) it has kept an event back; see
+        :meth:`~rdzv_etcd.testing.network.Link.stall_watches`."""
         self._confirmed: int | None = None
         """The server's revision when the confirmation reached the client."""
         self._told: list[asyncio.Future[None]] = []
         """Of those who wait for the confirmation."""
-        self._cuts = connection.link.cuts
+        self._over = connection.link.connection
+        """Which connection it was opened over last."""
         connection.link.listen(self._link_changed)
         server.call_later(connection.link.draw_delay_s(), self._attach)
 
@@ -78,7 +88,7 @@ class MemoryWatch:
     async def __anext__(self) -> WatchBatch:
         loop = asyncio.get_running_loop()
         while not self._closed:
-            if self._failure is not None:
+            if self._failure is not None and not self._queue:
                 raise self._failure
             delay_s: float | None = None
             if self._queue:
@@ -102,6 +112,26 @@ class MemoryWatch:
             await told
         return self._confirmed
 
+    def count_from(self, result: GetResult) -> None:
+        self.delivered.count_from(result.revision, result.count)
+
+    @property
+    def keys(self) -> Keys:
+        return self._key, self._range_end
+
+    @property
+    def upto(self) -> int:
+        if self._confirmed is None or self._closed or self._failure is not None:
+            return 0
+        self._note_arrivals()
+        return max(self._upto, 0)
+
+    def lose(self, error: BaseException) -> None:
+        self._note_arrivals()
+        self._queue = deque(message for message in self._queue if message.has_come)
+        self._failure = error
+        self._leave()
+
     async def close(self) -> None:
         self._closed = True
         self._queue.clear()
@@ -112,26 +142,50 @@ class MemoryWatch:
         if not self._attached or self._lost or not self._connection.passing:
             return
         server = self._server
+        if self._connection.link.stalls(*self.keys):
+            self._keep_back()
+            return
+        self.missed_since_s = None
         if server.revision < self._next_revision - 1:
             self._send(RevisionRegressedError(self._next_revision - 1, server.revision))
             return
         try:
-            # One revision more than needed, as the real client asks for it: etcd accepts a watch
-            # from the revision it has compacted to, but has forgotten the deletions made by it.
-            start = self._next_revision if self._puts_only else self._next_revision - 1
-            revisions = list(server.model.history(max(1, start)))
+            events = self._fresh_events()
         except CompactedError as error:
             self._send(error)
             return
-        fresh = [each for each in revisions if each.number >= self._next_revision]
-        events = tuple(event for each in fresh for event in each.events if self._has(event))
         if events:
             self._send(WatchBatch(events[-1].kv.mod_revision, events))
         self._next_revision = server.revision + 1
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _fresh_events(self) -> tuple[Event, ...]:
+        # One revision more than needed, as the real client asks for it: etcd accepts a watch
+        # from the revision it has compacted to, but has forgotten the deletions made by it.
+        start = self._next_revision if self._puts_only else self._next_revision - 1
+        revisions = list(self._server.model.history(max(1, start)))
+        fresh = [each for each in revisions if each.number >= self._next_revision]
+        return tuple(event for each in fresh for event in each.events if self._has(event))
+
+    def _keep_back(self) -> None:
+        with contextlib.suppress(CompactedError):
+            if self.missed_since_s is None and self._fresh_events():
+                self.missed_since_s = asyncio.get_running_loop().time()
+
+    def _note_arrivals(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for message in self._queue:
+            if message.due_s > now_s:
+                return
+            if not message.has_come and isinstance(message.content, WatchBatch):
+                message.has_come = True
+                if message.content.events:
+                    self.delivered.take(message.content.events)
+                    self._upto = message.content.revision
+
     def _take(self) -> WatchBatch:
+        self._note_arrivals()
         content = self._queue.popleft().content
         if isinstance(content, EtcdError):
             self._failure = content  # every further iteration raises it again
@@ -143,7 +197,7 @@ class MemoryWatch:
         """The server learns of the watch: at first, and again after every cut."""
         if self._closed or self._failure is not None or self._attached:
             return
-        if not self._connection.passing or self._cuts != self._connection.link.cuts:
+        if not self._connection.passing or self._over != self._connection.link.connection:
             return
         self._attached = True
         if self._connection.link.refusal is not None:
@@ -159,6 +213,7 @@ class MemoryWatch:
             return
         if self._next_revision <= 0:
             self._next_revision = self._server.revision + 1
+            self._upto = self._server.revision
         revision = self._server.revision
         if self._confirmed is not None and self._tell_resumes:
             self._send(WatchBatch(self._next_revision - 1, ()))
@@ -175,9 +230,9 @@ class MemoryWatch:
     def _link_changed(self) -> None:
         """Drop what was under way over a broken connection; resume once there is another."""
         link = self._connection.link
-        if self._attached and link.cuts == self._cuts and self._connection.passing:
+        if self._attached and link.connection == self._over and self._connection.passing:
             return
-        self._cuts = link.cuts
+        self._over = link.connection
         self._attached = False
         now_s = asyncio.get_running_loop().time()
         while self._queue and self._queue[-1].due_s > now_s:

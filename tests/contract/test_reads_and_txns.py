@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -393,3 +394,17 @@ async def test_nested_reads_see_earlier_writes_and_branches_keep_their_order(lab
     assert read_a.kvs[0].value == b"1"
     assert read_b.kvs[0].value == b"2"
     assert put_b.revision == result.revision
+
+
+async def test_the_newest_come_first_to_who_asks_for_that(lab: Lab) -> None:
+    for name in ("b", "c", "a", "d"):
+        await lab.put(name)
+    revision = await lab.put("c", b"again")
+    newest = Get(lab.root, lab.end, newest_first=True)
+    names = [kv.key for kv in (await lab.etcd.get(newest)).kvs]
+    assert names == [lab.key(name) for name in ("c", "d", "a", "b")]
+    result = await lab.etcd.get(replace(newest, limit=1, keys_only=True))
+    assert result.count == 4
+    assert [(kv.key, kv.value, kv.mod_revision) for kv in result.kvs] == [
+        (lab.key("c"), b"", revision)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -12,7 +13,7 @@ from rdzv_etcd.errors import (
     RevisionRegressedError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import Delete, Event, EventKind, Get, KeyValue, Put, Txn
+from rdzv_etcd.etcd.api import Delete, Event, EventKind, Get, KeyValue, Put, Txn, Watch
 from tests.contract.lab import Lab, aiter_of, events_of, next_batch, soon
 
 
@@ -384,3 +385,43 @@ async def _ends(watch: object) -> None:
 
 async def test_closing_a_connection_that_was_never_used(lab: Lab) -> None:
     await lab.connect().close()
+
+
+async def test_a_watch_that_works_is_never_taken_for_silent(lab: Lab) -> None:
+    """Whatever is put, put again and deleted, by hand and with leases, while reads are compared
+    with what it brings; and though it began before, or long after, those keys did."""
+    lab.etcd.watch_health.check_every(0.05)
+    first = await lab.put("a")
+    await lab.put("b")
+    watches = [
+        lab.watch(start_revision=0),
+        lab.watch(start_revision=0, puts_only=True),
+        lab.watch(start_revision=first),
+    ]
+    for watch in watches:
+        await watch.ready()
+    watches[0].count_from(await lab.all())
+    readers = [asyncio.ensure_future(_until_done(watch, lab.key("done"))) for watch in watches]
+    rng = random.Random(lab.root)
+    for _ in range(60):
+        lease = await lab.etcd.grant(60)
+        for name in rng.sample("abcdef", 3):
+            if rng.random() < 0.3:
+                await lab.delete(name)
+            else:
+                await lab.put(name, lease_id=rng.choice([0, lease.lease_id]))
+        if rng.random() < 0.5:
+            await lab.etcd.revoke(lease.lease_id)
+        await asyncio.sleep(0.01)
+    await lab.put("done")
+    for reader in readers:
+        await soon(reader)
+    assert lab.etcd.watch_health.problem is None
+    for watch in watches:
+        await watch.close()
+
+
+async def _until_done(watch: Watch, key: bytes) -> None:
+    async for batch in watch:
+        if any(event.kv.key == key for event in batch.events):
+            return

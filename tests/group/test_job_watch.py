@@ -227,3 +227,45 @@ def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptu
     told = [line for line in caplog.messages if "watching the job: goes by what was read" in line]
     assert len(told) == 1
     assert "ctl/round" in told[0]
+
+
+@pytest.mark.parametrize("fault", ["stall", "hang"])
+def test_an_observer_that_hears_nothing_finds_out(fault: str) -> None:
+    async def scenario(job: SimJob) -> None:
+        reader = Reader(job)
+        await reader.watch.open()
+        job.start_all("ab")
+        await job.until_works("ab")
+        await reader.take(SOON_S)
+        link = reader.connection.link
+        link.hang() if fault == "hang" else link.stall_watches(lambda _key, _end: True)
+        await job.leave("b")
+        await reader.take(25.0)
+        assert reader.there == {job.nodes["a"].node_id}
+        await reader.watch.close()
+
+    simulate(scenario, min_nodes=1, max_nodes=2)
+
+
+def test_an_observer_warns_once_that_nothing_shows_whether_it_hears(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        reader = Reader(job)
+        await reader.watch.open()
+        job.start_all("ab")
+        await job.until_works("ab")
+        reader.connection.link.lose(1.0, 1.0)
+        await reader.take(90.0)
+        told = [
+            text for record in caplog.records if "watching the job" in (text := record.getMessage())
+        ]
+        assert len(told) == 1
+        assert "etcd does not show whether anything has changed since" in told[0]
+        reader.connection.link.lose()
+        await reader.take(90.0)
+        assert "is up to date again" in caplog.records[-1].getMessage()
+        await reader.watch.close()
+
+    with caplog.at_level(logging.WARNING, "rdzv_etcd"):
+        simulate(scenario, min_nodes=1, max_nodes=2)

@@ -46,7 +46,11 @@ def publishing(job: SimJob, request: Request) -> bool:
 
 
 def reading_nodes(job: SimJob, request: Request) -> bool:
-    return isinstance(request, Get) and request.key == job.keys.nodes.start
+    return (
+        isinstance(request, Get)
+        and request.key == job.keys.nodes.start
+        and not request.newest_first
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.sim.faults_etcd import EtcdFaults
 from tests.sim.faults_nodes import NodeFaults
 from tests.sim.faults_operator import OperatorFaults
 from tests.sim.faults_peers import PeerFaults
-from tests.sim.kinds import ETCD, NODES, OPERATOR, PEERS
+from tests.sim.kinds import DEAF, ETCD, NODES, OPERATOR, PEERS
 from tests.sim.neighbours import Neighbour
 from tests.sim.plan import Plan
 from tests.sim.stage import Part, Stage
@@ -66,6 +66,9 @@ class Life(Part):
         job.history.is_healed = True
         self._aimed.enough()
         await self._afterwards.heal()
+        for kind in DEAF:
+            if kind in self._plan.kinds:
+                getattr(self._nodes, kind)()  # to find that out is up to the node
         await self._afterwards.converge()
         if neighbour is not None:
             await neighbour.end()

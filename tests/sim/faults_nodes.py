@@ -153,6 +153,29 @@ class NodeFaults(Part):
         await asyncio.sleep(self._rng.uniform(0, 5 * self._plan.ttl_s))
         node.connection.link.lag_watches(0)
 
+    def stall_control(self) -> None:
+        """A node hears nothing of the control keys any more, and nobody tells it so."""
+        for node in self._stage.some():
+            self._stall(node, self._job.keys.control.start)
+
+    def stall_nodes(self) -> None:
+        """The same of the presences, which the leader watches."""
+        for node in self._stage.leader() or self._stage.some():
+            self._stall(node, self._job.keys.nodes.start)
+
+    def stall_presence(self) -> None:
+        """The same of its own presence."""
+        for node in self._stage.some():
+            self._stall(node, self._job.keys.node(node.node_id))
+
+    def _stall(self, node: SimNode, start: bytes) -> None:
+        node.connection.link.stall_watches(lambda key, _end: key == start)
+
+    def hang_member(self) -> None:
+        """A member of etcd gets through no write to its disk, and answers nobody it serves."""
+        for node in self._stage.leader() if self._rng.random() < 0.5 else self._stage.some():
+            node.connection.link.hang()
+
     def cut_for_long(self) -> None:
         """A node is cut off for longer than the marker of a closed job stays."""
         for node in self._stage.one():

@@ -32,6 +32,7 @@ class Invariant(Enum):
     KEPT = "nobody deletes what a living round needs"
     OTHERS = "nobody touches another job's keys"
     ASKED = "what was asked of a node stands"
+    HEARS = "a node that hears nothing finds out"
     TASKS = "no background task dies unseen"
     COUNTED_ONCE = "every add counts once"
     BARRIER = "a barrier holds until all are there"

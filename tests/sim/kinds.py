@@ -16,7 +16,11 @@ SETTINGS = (
 )
 """Drawn instead of fixed; rank keys and the TTLs of leases for each node."""
 
+DEAF = ("stall_control", "stall_nodes", "stall_presence", "hang_member")
+"""What ends only if the node finds out; also of :data:`NODES`."""
+
 NODES = (
+    *DEAF,
     "lag_watches",
     "cut_for_long",
     "repeat_late",

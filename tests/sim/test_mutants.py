@@ -21,6 +21,7 @@ from rdzv_etcd.core.changes import Publish
 from rdzv_etcd.core.model import Change, Drain, Loss
 from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
+from rdzv_etcd.etcd import watch_check
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.group import (
     collectives,
@@ -263,6 +264,10 @@ def seats_the_finished(original: Any, control: Any, nodes: Any, *rest: Any) -> A
     return replace(census, newcomers=census.newcomers + seated)
 
 
+async def finds_none(original: Any, *args: Any) -> list[Any]:
+    return []
+
+
 async def gives_up(original: Any, self: Any, error: Exception) -> None:
     raise error
 
@@ -378,6 +383,10 @@ MUTANTS = [
     Mutant("who was declared lost answers all the same", presence, "decide_recovery",
            returns(Recovery.PRESENCE), (I.EVICTED,), two_or_more,
            kinds=("report_dead", "stop_slowly"), noticed_by=43),
+    Mutant("nobody compares watches with reads", watch_check.WatchCheck, "_silent", finds_none,
+           (I.HEARS, I.CONVERGENCE), kinds=("stall_control", "stall_nodes", "stall_presence")),
+    Mutant("a deletion that a watch lacks is overlooked", watch_check.Delivered, "count_from",
+           returns(None), (I.HEARS, I.CONVERGENCE), kinds=("stall_nodes", "stall_presence")),
     Mutant("a leave ends with the call that began it", ending.Ending, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip

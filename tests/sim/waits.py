@@ -20,6 +20,7 @@ from rdzv_etcd.group.conflict import TOLD_S
 from rdzv_etcd.group.draining import REQUEST_TTL_S
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.kinds import DEAF
 from tests.sim.stage import Part, Stage
 from tests.sim.work import EXIT_LIMIT_S
 from tests.sim.world import REQUEST_TIMEOUT_S, NotReachedError, SimNode
@@ -29,6 +30,8 @@ CALM_S = 40.0
 IN_STEP_S = 120.0
 TOLD_AFTER_S = 2.0
 """After this time all know that a member has finished."""
+HEARS_TTLS = 2
+"""Within so many TTLs, and a little, a node finds out that a watch brings nothing."""
 HEARD_S = 5.0
 """Within this time everybody who is not cut off has heard of a round."""
 
@@ -177,6 +180,7 @@ class Afterwards(Part):
                 self.replace_ended()
             else:
                 await self._replace_failed()
+        self.check_hearing()
         await self._demand(Invariant.CONVERGENCE, self._converged, "all work, or wait for a seat")
         before = {node.name: node.joins for node in self._stage.alive()}
         await asyncio.sleep(CALM_S)
@@ -189,6 +193,23 @@ class Afterwards(Part):
         for node in self._stage.alive():  # spares, too
             self._check_error(node)
         self.check_tasks()
+        self.check_hearing()
+
+    def _hears_within_s(self) -> float:
+        is_deaf = any(kind in self._plan.kinds for kind in DEAF)
+        return HEARD_S + (HEARS_TTLS * self._plan.ttl_s if is_deaf else 0)
+
+    def check_hearing(self) -> None:
+        """No watch of a node that reaches etcd keeps back for long what there is."""
+        now_s = self._job.loop.time()
+        for node in self._stage.alive():
+            for watch in node.connection._watches:
+                missed_s = now_s - (watch.missed_since_s or now_s)
+                self._job.history.demand(
+                    missed_s < self._hears_within_s(),
+                    Invariant.HEARS,
+                    f"{node.name} has not heard of changes of {watch.keys} for {missed_s:.0f} s",
+                )
 
     async def _demand(
         self, invariant: Invariant, holds: Callable[[], bool], what: str, limit_s: float = 0
@@ -275,7 +296,7 @@ class Afterwards(Part):
                 Invariant.CONVERGENCE,
                 lambda: all(n.node.closure() for n in self._stage.alive() if n.error is None),
                 "all members hear of it",
-                5,
+                self._hears_within_s(),
             )
         await self.leave_all()
 

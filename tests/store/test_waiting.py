@@ -134,3 +134,18 @@ def test_what_comes_in_a_break_in_which_etcd_goes_back_is_not_missed(
         assert await waiting == b"value"
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("answer_s", [QUICK_S, SLOW_S])
+def test_a_key_is_found_though_the_watch_for_it_is_silent(answer_s: float) -> None:
+    async def scenario(server: MemoryEtcd) -> None:
+        store, etcd = await open_store(server)
+        other, _ = await open_store(server, "other")
+        etcd.link.delay(answer_s / 2)
+        waiting = asyncio.ensure_future(store.get("key", LIMIT_S))
+        await asyncio.sleep(1.0)
+        etcd.link.stall_watches(lambda _key, _end: True)
+        await other.set("key", b"value", LIMIT_S)
+        assert await waiting == b"value"
+
+    simulate(scenario)

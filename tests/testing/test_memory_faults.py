@@ -620,3 +620,48 @@ def test_many_calls_leave_nothing_behind() -> None:
         assert len(loop.tasks()) == 1
 
     simulate(test, seeds=1)
+
+
+@pytest.mark.parametrize("fault", ["stall", "hang"])
+def test_a_silent_watch_goes_on_over_another_connection(fault: str) -> None:
+    async def test(loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd, other = server.connect(), server.connect()
+        watch, next_one = etcd.watch(KEY, start_revision=0), etcd.watch(KEY, start_revision=0)
+        await watch.ready()
+        if fault == "stall":
+            etcd.link.stall_watches(lambda key, _end: key == KEY)
+            assert (await etcd.get(Get(KEY))).count == 0
+        else:
+            etcd.link.hang()
+            lease = await other.grant(10)
+            assert await etcd.keep_alive(lease.lease_id) == 10
+            with pytest.raises(OutcomeUnknownError):
+                await etcd.txn(Txn((), (Put(KEY, b"0"),)), timeout_s=1.0)
+            assert await value(server) == b"0"
+            for each in (watch, next_one):  # that call has moved the client on
+                assert await batch_values(each, 1) == [b"0"]
+            etcd.link.hang()
+        await put(other, b"1")
+        silent = asyncio.ensure_future(watch.__anext__())
+        await asyncio.sleep(5.0)
+        assert not silent.done()
+        assert watch.missed_since_s == loop.time() - 5.0
+        etcd.link.move()
+        assert (await silent).events[-1].kv.value == b"1"
+        assert watch.missed_since_s is None
+        assert (await batch_values(next_one, 1))[-1] == b"1"
+
+    simulate(test)
+
+
+def test_calls_go_on_where_a_client_has_left_a_connection() -> None:
+    async def test(loop: SimLoop, server: MemoryEtcd) -> None:
+        etcd = server.connect()
+        etcd.link.delay(1.0)
+        writing = asyncio.ensure_future(put(etcd, b"1"))
+        await asyncio.sleep(0.5)
+        etcd.link.move()
+        await writing
+        assert loop.time() == 2
+
+    simulate(test)
