@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from rdzv_etcd.core.draining import asked_to_leave
 from rdzv_etcd.core.job_state import JobState, is_gone, job_state
 from rdzv_etcd.core.model import Control, Drain, GateFailures, Nodes
-from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.errors import EtcdError, EtcdPermissionError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
 from rdzv_etcd.group.pages import read_pages, with_members
@@ -244,8 +244,9 @@ async def entangled_with(etcd: Etcd, keys: JobKeys) -> list[str]:
         if key is not None:
             told.append(f"{key.decode(errors='replace')} is below job {keys.job_id!r}")
     for job in requests.jobs_above(keys.prefix):
-        if await _first(etcd, requests.page(job.control, 1, keys_only=True)) is not None:
-            told.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
+        with contextlib.suppress(EtcdPermissionError):  # most users may not look there
+            if await _first(etcd, requests.page(job.control, 1, keys_only=True)) is not None:
+                told.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
     return told
 
 

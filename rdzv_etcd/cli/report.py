@@ -98,9 +98,8 @@ def how_it_ended(view: JobView) -> str:
     """How the last run ended; empty if it has not, or there was none."""
     if view.is_gone:
         return "all its nodes died or left, and nobody closed it"
-    return (
-        "" if view.control.closure is None and not view.control.ended else closed_text(view.control)
-    )
+    has_ended = view.control.closure is not None or view.control.ended
+    return closed_text(view.control) if has_ended else ""
 
 
 def closed_text(control: Control) -> str:

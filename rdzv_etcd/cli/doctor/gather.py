@@ -154,7 +154,7 @@ async def _listen(etcd: Etcd, facts: Facts, listen_s: float) -> Facts:
 
 async def _job(etcd: Etcd, facts: Facts) -> Facts:
     keys = JobKeys(facts.settings.prefix, facts.settings.job_id)
-    with contextlib.suppress(EtcdError):  # most users may not look above their prefix
+    with contextlib.suppress(EtcdError):
         facts = replace(facts, entangled=tuple(await entangled_with(etcd, keys)))
     try:
         view = await read_job(etcd, keys, closely=True)
