@@ -50,8 +50,8 @@ def operator() -> str:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--reason", default="closed by an operator", help="What the nodes are told.")
-@click.option("--succeeded", is_flag=True, help="Its work is done: spares end with exit code 0.")
+@click.option("--reason", default="closed by an operator", help="Reason, shown to the nodes.")
+@click.option("--succeeded", is_flag=True, help="The work is done: spares exit with code 0.")
 @yes_option
 @common
 def close(
@@ -63,7 +63,7 @@ def close(
     target: Target,
     as_json: bool,
 ) -> int:
-    """End JOB for all its nodes: it has failed, unless --succeeded.
+    """Close JOB on all nodes, as failed unless --succeeded is given.
 
     \b
     Exit code: 0 it is closed, 1 it was not, 3 etcd cannot be asked.

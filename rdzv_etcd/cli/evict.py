@@ -50,11 +50,11 @@ class Fate(Enum):
 @click.command()
 @click.argument("job")
 @click.argument("node")
-@click.option("--reason", default="", help="Why you take it for dead; the others are told.")
+@click.option("--reason", default="", help="Evidence of its death, shown to the others.")
 @click.option(
     "--certain",
     is_flag=True,
-    help="You know that its process is gone; the leader needs not wait to trust its silence.",
+    help="Its process is known to be gone; the leader need not wait to trust its silence.",
 )
 @click.option(
     "--wait",
@@ -63,7 +63,7 @@ class Fate(Enum):
     type=Seconds(shortest=0.1),
     default=20.0,
     show_default=True,
-    help="Wait at most so long for what becomes of it.",
+    help="Wait up to SECONDS for the outcome.",
 )
 @yes_option
 @common
@@ -78,11 +78,11 @@ def evict(
     target: Target,
     as_json: bool,
 ) -> int:
-    """Ask whether NODE of JOB lives; if it does not answer it is lost at once, not when its lease
-    ends.
+    """Probe NODE of JOB; if it does not respond, declare it lost now instead of waiting for its
+    lease.
 
     NODE is a host name as `status` shows it, or a whole node id. A node that lives answers, and
-    goes on: this ends no process.
+    continues: this ends no process.
 
     \b
     Exit code: 0 it has lost its place, 1 it lives or could not be asked, 3 etcd cannot be asked.

@@ -132,13 +132,13 @@ _COMMON = (
         envvar="PET_RDZV_ID",
         default="",
         metavar="ID",
-        help="The job, where a command does not name it.  [env: PET_RDZV_ID]",
+        help="Job id, if not given as an argument.  [env: PET_RDZV_ID]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON: see docs/cli.md."),
 )
 
 yes_option = click.option(
-    "--yes", "-y", is_flag=True, help="Do it without asking; needed where nobody can be asked."
+    "--yes", "-y", is_flag=True, help="Skip the confirmation; required without a terminal."
 )
 
 nnodes_option = click.option(

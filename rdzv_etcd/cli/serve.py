@@ -37,11 +37,11 @@ class Place:
 @click.command()
 @common
 def serve(*, target: Target, as_json: bool) -> int:
-    """Run an etcd at --rdzv-endpoint in the foreground, until Ctrl-C; its data go with it.
+    """Run a throw-away etcd in the foreground; its data is deleted when it stops.
 
-    It is the one of embed=1, but does not end by itself. With RDZV_ETCD_USER and
-    RDZV_ETCD_PASSWORD (or user_file=, password_file=) nobody gets in without. For a laptop and for
-    tests: an etcd that jobs depend on should be a cluster of its own.
+    The same etcd that embed=1 starts, except that it keeps running. If a user and password are set
+    (RDZV_ETCD_USER and RDZV_ETCD_PASSWORD, or user_file=, password_file=), clients must
+    authenticate. For a laptop and for tests: jobs should depend on an etcd cluster of their own.
 
     \b
     Exit code: 0 it was told to end, 1 it did not start or has ended by itself.

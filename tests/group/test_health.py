@@ -155,7 +155,9 @@ def test_a_drain_outlives_the_session_it_stood_on() -> None:
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
 
-@pytest.mark.parametrize("how", ["all are cut off", "it is cut off", "its lease is revoked"])
+@pytest.mark.parametrize(
+    "how", ["all are cut off", "it is cut off", "its lease is revoked", "etcd is restored"]
+)
 def test_what_a_node_is_asked_outlives_the_session_that_it_had(how: str) -> None:
     """It has not heard of it when its lease ends."""
 
@@ -176,8 +178,12 @@ def test_what_a_node_is_asked_outlives_the_session_that_it_had(how: str) -> None
         if cut:
             await job.pass_time(3 * TTL_S)
         else:
+            saved = job.save()
             await job.pass_time(0.2)
             job.server.expire(node.node.context.session.lease_id)
+            if how == "etcd is restored":
+                await job.pass_time(0.2)
+                job.restore(saved)
         for name in cut:
             job.nodes[name].connection.link.heal()
         await job.until(lambda: not node.alive, "it has left", 60.0)

@@ -28,11 +28,11 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
     type=Seconds(shortest=0.0),
     default=0.0,
     metavar="SECONDS",
-    help="See also whether a quiet connection is left alone; 30 shows a limit on pings.",
+    help="Also keep an idle connection open this long; 30 reveals a limit on pings.",
 )
 @common
 def doctor(*, job: str | None, nnodes: str, listen_s: float, target: Target, as_json: bool) -> int:
-    """Look for what keeps a job, or this node, from working; run it with an agent's own options.
+    """Diagnose why a job or this node does not work; run it with an agent's own options.
 
     Looks at etcd, at the way to it, at what this user may do there, at the job and its nodes, at
     this host and at this Python. Writes no key; it is granted a lease without keys, and gives it
