@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 
 from rdzv_etcd.arguments import Bytes, as_bytes, check_name, seconds
 from rdzv_etcd.clock import abandon
@@ -48,7 +49,7 @@ from rdzv_etcd.group.backoff import RETRY_S, Backoff
 from rdzv_etcd.group.leaving import why_interrupted
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.roster import members_of
-from rdzv_etcd.group.world_over import first_of, until_over
+from rdzv_etcd.group.world_over import unless_over, until_over
 from rdzv_etcd.kv.writes import too_large
 from rdzv_etcd.schema import collective_requests as requests
 from rdzv_etcd.schema.collective_requests import Seen
@@ -207,7 +208,9 @@ class Collective:
     async def _meet(self, data: bytes, limit_s: float) -> list[bytes]:
         turn = self._passed + 1
         try:
-            await self._context.clock.wait_for(self._unless_over(turn, data), limit_s)
+            work = partial(self._give_and_take, turn, data)
+            calling = unless_over(self._node, self._seat, self._what, work, grace_s=0.0)
+            await self._context.clock.wait_for(calling, limit_s)
         except (RdzvEtcdError, TimeoutError) as error:
             missing = await self._give_up(turn)
             if self._done >= turn:  # though there is no time left
@@ -221,18 +224,6 @@ class Collective:
         self._passed, self._taken, self._may_count = turn, {}, False
         self._given = {turn: self._given[turn]} if self._name is None else {}
         return taken
-
-    async def _unless_over(self, turn: int, data: bytes) -> None:
-        """Give and take, or raise that the world is over."""
-        over = asyncio.ensure_future(until_over(self._node, self._seat, self._what))
-        working = asyncio.ensure_future(self._give_and_take(turn, data))
-        try:
-            await first_of(self._node, self._what, working, over)
-            if not working.done():
-                raise over.result()
-            working.result()
-        finally:
-            await abandon(working, over)
 
     async def _give_and_take(self, turn: int, data: bytes) -> None:
         data = self._given.setdefault(turn, data)

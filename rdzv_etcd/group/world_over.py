@@ -53,12 +53,13 @@ async def unless_over(
     work: Callable[[], Coroutine[Any, Any, T]],
     last_look: Callable[[], Coroutine[Any, Any, T]] | None = None,
     *,
+    grace_s: float = _GRACE_S,
     even_if_over: bool = False,
 ) -> T:
     """Do the work, which waits for other members, unless the world is or gets over meanwhile.
 
     What the others have done before it was over still counts: ``last_look`` is the same without the
-    wait, and raises StoreTimeoutError if it is not done. Without one, the work gets a second more.
+    wait, and raises StoreTimeoutError if it is not done. Without one, the work gets ``grace_s``.
     ``even_if_over``: it continues in a world that is over, until the job is closed.
     Raises what the work raises, WorldOverError (a WorldClosedError if the job was closed), and
     RendezvousFailedError if this node leaves, or cannot go on.
@@ -70,7 +71,7 @@ async def unless_over(
         await first_of(node, what, working, over)
         if not working.done():
             if last_look is None:
-                await asyncio.wait({working}, timeout=_GRACE_S)
+                await asyncio.wait({working}, timeout=grace_s)
             elif over.exception() is None:  # this node is still there
                 with contextlib.suppress(StoreTimeoutError, EtcdError):
                     return await last_look()
