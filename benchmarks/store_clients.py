@@ -18,10 +18,12 @@ class OurClients:
     """All agents of a process share one connection, and one store on it, which is thread-safe."""
 
     def __init__(self, endpoint: str, job: str, timeout: timedelta) -> None:
-        from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - only who uses it pays
+        from rdzv_etcd.etcd.api import Txn  # noqa: PLC0415 - only who uses it pays
+        from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415
         from rdzv_etcd.group.loop_thread import LoopHold  # noqa: PLC0415
         from rdzv_etcd.group.round_store import RoundStore  # noqa: PLC0415
         from rdzv_etcd.schema.keys import JobKeys  # noqa: PLC0415
+        from rdzv_etcd.schema.store_values import StoreKeys  # noqa: PLC0415
         from rdzv_etcd.settings.connection import Connection, Endpoint  # noqa: PLC0415
         from rdzv_etcd.torch_plugin.torch_store import EtcdStore  # noqa: PLC0415
 
@@ -31,10 +33,12 @@ class OurClients:
         async def connect() -> tuple[EtcdClient, int]:
             client = EtcdClient(Connection((Endpoint(host, int(port)),)))
             await client.connect()
-            return client, (await client.grant(_LEASE_TTL_S)).lease_id
+            lease_id = (await client.grant(_LEASE_TTL_S)).lease_id
+            await client.txn(Txn((), (StoreKeys(keys).begin(lease_id),)), repeatable=True)
+            return client, lease_id
 
-        self._etcd, lease_id = self._loop_thread.run(connect())
         keys = JobKeys("/bench", job).store(1, "bench")
+        self._etcd, lease_id = self._loop_thread.run(connect())
         store = RoundStore(self._etcd, self._loop_thread, keys, lease_id)
         self._store = EtcdStore(store, timeout=timeout)
 

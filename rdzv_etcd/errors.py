@@ -367,6 +367,11 @@ class StoreTimeoutError(RdzvEtcdError):
         self.keys = tuple(keys)
 
 
+class StoreLostError(RdzvEtcdError):
+    """A world's store has lost data that was in it, so what it says now may be wrong: a counter may
+    have begun from zero again. It stays unusable; the next world has a new one."""
+
+
 class NotANumberError(RdzvEtcdError, ValueError):
     """What a store's key holds is no number, so nothing was added to it; the message shows it."""
 

@@ -61,6 +61,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.settings.connection import Connection, Endpoint
 assert dict(os.environ) == environment, "the environment was changed"
 
@@ -86,6 +87,7 @@ async def ours(port):
 async def stored(client):
     lease = await client.grant(60)
     keys = JobKeys("/ours", "job").store(1)
+    await client.txn(api.Txn((), (StoreKeys(keys).begin(lease.lease_id),)))
     store = KeyValueStore(client, keys, lease.lease_id, writer="it", clock=SystemClock())
     assert [await store.add("n", k, 20) for k in (2, 2, 3, 0)] == [2, 4, 7, 7]
     assert await store.compare_set("c", b"", b"1", 20) == b"1"

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.core.member import Seat
 from rdzv_etcd.core.names import display_name
 from rdzv_etcd.core.over import MovedOn, WorldChange
-from rdzv_etcd.errors import MisuseError, RdzvEtcdError, RendezvousFailedError
+from rdzv_etcd.errors import MisuseError, RdzvEtcdError, RendezvousFailedError, StoreTimeoutError
 from rdzv_etcd.group.collectives import Collectives
 from rdzv_etcd.group.leaving import why_interrupted
 from rdzv_etcd.group.listener import Listener
@@ -21,7 +21,7 @@ from rdzv_etcd.group.node import Node
 from rdzv_etcd.group.participation import Participation
 from rdzv_etcd.group.roster import members_of, presences_of
 from rdzv_etcd.group.round_store import RoundStore
-from rdzv_etcd.group.world_over import unless_over
+from rdzv_etcd.group.world_over import unless_over, until_closed
 
 if TYPE_CHECKING:
     from rdzv_etcd.group.group import Group
@@ -293,6 +293,18 @@ def note_finished(world: World) -> None:
     part = world._part
     part.refuse_in_child()
     part.begin(part.node.finish_work(world._seat))
+
+
+def wait_until_closed(world: World, timeout_s: float) -> NoReturn:
+    """Wait until the job is closed, whatever becomes of the world before, and raise JobClosedError,
+    or StoreTimeoutError if that takes longer."""
+    part = world._part
+    part.refuse_in_child()
+    try:
+        error = part.run(until_closed(part.node, "the end of the job"), timeout_s)
+    except TimeoutError as late:
+        raise StoreTimeoutError(f"the job was not closed within {timeout_s:g} s") from late
+    raise error
 
 
 async def _until_over(node: Node, seat: Seat) -> None:

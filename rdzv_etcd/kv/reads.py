@@ -7,11 +7,11 @@ a watch; nothing is polled, and what the watch brings is not read a second time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rdzv_etcd.arguments import KEY_SHOWN
-from rdzv_etcd.clock import Clock
+from rdzv_etcd.clock import Clock, abandon
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -20,11 +20,11 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.after_read import puts_after
-from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, Get, GetResult, KeyValue
-from rdzv_etcd.etcd.parts import PartSize
-from rdzv_etcd.kv.writes import Deadline
+from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, EventKind, Get, GetResult, KeyValue
+from rdzv_etcd.etcd.parts import PartSize, read_range
+from rdzv_etcd.kv.writes import Deadline, OnceWriter, store_lost
 from rdzv_etcd.schema import store_requests as requests
-from rdzv_etcd.schema.keys import span
+from rdzv_etcd.schema.keys import KeyRange, span
 from rdzv_etcd.text import shown as shown_text
 
 T = TypeVar("T")
@@ -39,16 +39,33 @@ _NAMED_KEYS = 16
 class Reader:
     """Reads keys given as etcd keys."""
 
-    def __init__(self, etcd: Etcd, clock: Clock, part: PartSize) -> None:
-        """``part``: how many values are read at once."""
+    def __init__(self, etcd: Etcd, clock: Clock, part: PartSize, writes: OnceWriter) -> None:
+        """``part``: how many values are read at once. ``writes``: tells whether the store has lost
+        anything; what is missing then raises :class:`~rdzv_etcd.errors.StoreLostError`."""
         self._etcd = etcd
         self._clock = clock
         self._part = part
+        self._writes = writes
 
     async def all_there(self, keys: Sequence[bytes], deadline: Deadline) -> bool:
         """Tell whether all keys exist; no value travels."""
         reads = [requests.read(key, keys_only=True) for key in keys]
-        return all(result.kvs for result in await self._read_all(reads, deadline))
+        proof = self._writes.proof()
+        results = await self._read_all([*map(requests.read, proof), *reads], deadline)
+        if all(result.kvs for result in results[len(proof) :]):
+            return True
+        await self._require(proof, results, deadline)
+        return False
+
+    async def keys(self, listing: KeyRange, deadline: Deadline) -> list[bytes]:
+        """Return all keys of the range, the one that tells of losses among them."""
+        proof = {key: 1 for key in self._writes.proof() if key in listing}
+        reading = read_range(
+            self._etcd, listing.start, listing.end, keys_only=True, limit_s=deadline.request_s
+        )
+        found = [kv async for part in reading for kv in part.kvs]
+        await self._writes.require(proof, found, deadline)
+        return [kv.key for kv in found]
 
     async def until_present(
         self,
@@ -91,7 +108,12 @@ class Reader:
             quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
             try:
                 await self._clock.wait_for(
-                    self._follow(wanted, revision, deadline, catch_up=not quick, tell_resumes=True),
+                    self._unless_lost(
+                        self._follow(
+                            wanted, revision, deadline, catch_up=not quick, tell_resumes=True
+                        ),
+                        revision,
+                    ),
                     deadline.left_s(),
                 )
             except WatchLostError:
@@ -104,11 +126,15 @@ class Reader:
         rest, keys = wanted.reads(), self._part.keys
         if rest[0].keys_only:
             keys = len(rest)
-        revisions = []
+        revisions: list[int] = []
+        proof = unread = self._writes.proof()
+        proved: list[GetResult] = []
         while rest:
             part, rest = rest[:keys], rest[keys:]
-            results = await self._read_all(part, deadline)
-            kvs = [kv for result in results for kv in result.kvs]
+            results = await self._read_all([*map(requests.read, unread), *part], deadline)
+            proved += results[: len(unread)]
+            kvs = [kv for result in results[len(unread) :] for kv in result.kvs]
+            unread = {}
             wanted.take(kvs)
             revisions += [result.revision for result in results]
             if kvs and not part[0].keys_only:
@@ -116,6 +142,8 @@ class Reader:
                 keys = self._part.keys
             else:
                 keys *= 4  # what is not there costs nothing
+        if not wanted.complete:
+            await self._require(proof, proved, deadline)
         return min(revisions)  # of several parts: the oldest one misses nothing
 
     async def _look_again(self, wanted: _Wanted, deadline: Deadline) -> None:
@@ -130,6 +158,31 @@ class Reader:
                 return
             else:
                 return
+
+    async def _require(
+        self, proof: Mapping[bytes, int], results: Sequence[GetResult], deadline: Deadline
+    ) -> None:
+        found = (kv for result in results for kv in result.kvs)
+        await self._writes.require(proof, found, deadline)
+
+    async def _unless_lost(self, following: Coroutine[Any, Any, None], revision: int) -> None:
+        """Follow, unless the store loses something after ``revision``."""
+        losing = self._lost(next(iter(self._writes.proof())), revision)
+        tasks = [asyncio.ensure_future(following), asyncio.ensure_future(losing)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            (tasks[0] if tasks[0] in done else tasks[1]).result()
+        finally:
+            await abandon(*tasks)
+
+    async def _lost(self, whole: bytes, revision: int) -> None:
+        watch = self._etcd.watch(whole, start_revision=revision + 1)
+        try:
+            async for batch in watch:
+                if any(event.kind is EventKind.DELETE for event in batch.events):
+                    raise store_lost()
+        finally:
+            await watch.close()
 
     async def _follow(
         self,

@@ -33,7 +33,7 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, KeyValue
-from rdzv_etcd.etcd.parts import PART_BYTES, PartSize, read_range
+from rdzv_etcd.etcd.parts import PART_BYTES, PartSize
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.schema import store_requests as requests
@@ -59,15 +59,23 @@ class KeyValueStore:
     """
 
     def __init__(
-        self, etcd: Etcd, keys: KeyRange, lease_id: int, *, writer: str, clock: Clock
+        self,
+        etcd: Etcd,
+        keys: KeyRange,
+        lease_id: int,
+        *,
+        writer: str,
+        clock: Clock,
     ) -> None:
+        """The store was begun with its round (:meth:`StoreKeys.begin`), and is refused with
+        :class:`~rdzv_etcd.errors.StoreLostError` once it has lost anything."""
         self._etcd = etcd
         self._keys = StoreKeys(keys)
         self._lease_id = lease_id
         self._clock = clock
         self._writes = OnceWriter(etcd, self._keys, lease_id, writer)
         self._part = PartSize()
-        self._reads = Reader(etcd, clock, self._part)
+        self._reads = Reader(etcd, clock, self._part, self._writes)
         self._counters: dict[bytes, Counter] = {}
 
     # -- reading ----------------------------------------------------------------------------------
@@ -107,11 +115,8 @@ class KeyValueStore:
     async def list_keys(self, timeout_s: float | None) -> list[str]:
         """Return the keys of all values in ascending order, read page by page."""
         deadline = self._deadline(timeout_s)
-        keys = self._keys.values
-        parts = read_range(
-            self._etcd, keys.start, keys.end, keys_only=True, limit_s=deadline.request_s
-        )
-        return [self._keys.name(kv.key) async for part in parts for kv in part.kvs]
+        found = await self._reads.keys(self._keys.listing, deadline)
+        return [self._keys.name(key) for key in found if key in self._keys.values]
 
     # -- writing ----------------------------------------------------------------------------------
 

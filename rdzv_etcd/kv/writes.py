@@ -16,7 +16,8 @@ outcome perhaps unknown, is never used again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -24,12 +25,15 @@ from itertools import count
 from rdzv_etcd.arguments import encoded_key, named_key
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
+    EtcdError,
+    LeaseNotFoundError,
     RequestTooLargeError,
     StateCorruptError,
+    StoreLostError,
     StoreTimeoutError,
 )
 from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
-from rdzv_etcd.schema.store_requests import WROTE, Body, once
+from rdzv_etcd.schema.store_requests import WROTE, Body, declare_lost, once
 from rdzv_etcd.schema.store_values import StoreKeys
 
 LEAST_REQUEST_S = 1.0
@@ -88,6 +92,15 @@ def too_large(what: str, size: int, of: str = "") -> RequestTooLargeError:
     )
 
 
+def store_lost() -> StoreLostError:
+    return StoreLostError(
+        "the store of this world has lost data: no member could renew the job's lease for longer "
+        "than job_lease_ttl, or etcd's data was deleted, wiped or restored; or the world has been "
+        "over for long. What was read or counted before need not hold any more. Join again: the "
+        "next world has a new store"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What became of a write."""
@@ -109,13 +122,23 @@ class Slot:
 
 
 class OnceWriter:
-    """Applies writes once. ``writer`` must be unique among all who ever write to the store."""
+    """Applies writes once. ``writer`` must be unique among all who ever write to the store.
+
+    Nothing is written to a store that has lost data.
+    """
 
     def __init__(self, etcd: Etcd, keys: StoreKeys, lease_id: int, writer: str) -> None:
         self._etcd = etcd
         self._keys = keys
         self._lease_id = lease_id
         self._writer = writer
+        self._whole = keys.whole
+        self._revision = 0
+        """The highest one that an answer was of."""
+        self._last: dict[bytes, int] = {}
+        """The marker put last that etcd has answered for, with its version."""
+        self._has_lost = False
+        """Whether this writer has seen that the store has lost something."""
         self._free: list[Slot] = []
         self._numbers = count(1)
 
@@ -123,28 +146,61 @@ class OnceWriter:
         """Apply ``body`` exactly once and tell which branch was taken.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
-        :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all.
+        :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all, and so it
+        was after :class:`~rdzv_etcd.errors.StoreLostError`.
         """
-        while (written := await self._send(self._take_slot(), body, deadline)) is None:
-            self._free.clear()  # etcd has lost data: it may have forgotten any marker
-        return written
-
-    async def _send(self, slot: Slot, body: Body, deadline: Deadline) -> Written | None:
-        """Return what became of it, ``None`` if etcd has lost the data that tell."""
-        txn = once(slot.key, slot.uses, self._lease_id, body)
-        result = await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
-        marker = _last_get(result)
+        if self._has_lost:
+            raise await self._declare_lost(deadline)
+        slot = self._take_slot()
+        txn = once(slot.key, slot.uses, self._lease_id, body, self._whole)
+        known = self._revision
+        try:
+            result = await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
+        except LeaseNotFoundError:
+            raise store_lost() from None  # all that was there has gone with its lease
+        if result.revision < known:
+            raise await self._declare_lost(deadline)  # etcd has gone back
+        self._revision = max(self._revision, result.revision)
         if result.succeeded:
             self._give_back(slot)
             return _read(result)
+        reads = [leaf for leaf in _leaves(result) if isinstance(leaf, GetResult)]
+        found = {kv.key: kv for read in reads for kv in read.kvs}
+        self._require_whole(found)
+        marker = found.get(slot.key)
         if marker is not None and marker.version == slot.uses + 1:
             self._give_back(slot)
             return Written(marker.value == WROTE, None, marker.mod_revision)
         if marker is not None and marker.version > slot.uses:
             raise StateCorruptError(slot.key.decode(), "another writer uses it as well")
-        # The marker is older than what was seen: etcd's data was wiped or restored, so no copy of
-        # this write is in it.
-        return None
+        # The marker is older than what was seen: etcd's data was restored.
+        raise await self._declare_lost(deadline)
+
+    def proof(self) -> dict[bytes, int]:
+        """Return which keys tell a reader that nothing is lost, with their lowest versions; for
+        :meth:`require`."""
+        return {self._whole: 1, **self._last}
+
+    async def require(
+        self, proof: Mapping[bytes, int], found: Iterable[KeyValue], deadline: Deadline
+    ) -> None:
+        """Raise :class:`~rdzv_etcd.errors.StoreLostError` if what was found is no such proof."""
+        kvs = {kv.key: kv for kv in found}
+        self._require_whole(kvs)
+        if any(key not in kvs or kvs[key].version < version for key, version in proof.items()):
+            raise await self._declare_lost(deadline)
+
+    def _require_whole(self, found: Mapping[bytes, KeyValue]) -> None:
+        if self._whole not in found:
+            raise store_lost()
+
+    async def _declare_lost(self, deadline: Deadline) -> StoreLostError:
+        """Let the others know what only this writer can know; return what to raise here."""
+        self._has_lost = True
+        with contextlib.suppress(EtcdError):
+            txn = declare_lost(self._whole)
+            await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
+        return store_lost()
 
     def _take_slot(self) -> Slot:
         try:
@@ -155,6 +211,7 @@ class OnceWriter:
     def _give_back(self, slot: Slot) -> None:
         """Let others use a slot whose write has been answered."""
         slot.uses += 1
+        self._last = {slot.key: slot.uses}
         self._free.append(slot)
 
 
@@ -163,6 +220,13 @@ def _read(result: TxnResult) -> Written:
     reads = sum(isinstance(leaf, GetResult) for leaf in _leaves(result))
     leaves = sum(1 for _ in _leaves(result))
     return Written(leaves - reads > 1, _last_get(result))
+
+
+def _found(result: TxnResult, key: bytes) -> Iterator[KeyValue]:
+    """Yield what was read of the key."""
+    for leaf in _leaves(result):
+        if isinstance(leaf, GetResult):
+            yield from (kv for kv in leaf.kvs if kv.key == key)
 
 
 def _last_get(result: TxnResult) -> KeyValue | None:

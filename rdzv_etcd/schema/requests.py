@@ -38,6 +38,7 @@ from rdzv_etcd.etcd.api import (
 )
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.schema.store_values import StoreKeys
 
 BYTES_PER_TXN = 512 * 1024
 """etcd allows 1.5 MiB (``--max-request-bytes``) by default."""
@@ -248,6 +249,7 @@ def close_round(
         ),
         (
             Put(keys.round, values.encode_round(record), record.job_lease),
+            StoreKeys(keys.store(record.number, record.run)).begin(record.job_lease),
             *history,
             *((memory,) if epoch_lease else ()),
             *_sweep(keys, record),

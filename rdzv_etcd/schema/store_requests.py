@@ -44,14 +44,20 @@ def read_together(reads: Sequence[Get]) -> Txn:
 # --- writes -------------------------------------------------------------------------------------
 
 
-def once(marker: bytes, uses: int, lease_id: int, body: Body) -> Txn:
-    """Do ``body`` if the marker was put ``uses`` times; otherwise the result holds the marker."""
+def once(marker: bytes, uses: int, lease_id: int, body: Body, whole: bytes) -> Txn:
+    """Do ``body`` if the marker was put ``uses`` times and ``whole`` tells that nothing was lost;
+    otherwise the result holds both."""
     made = body(Put(marker, WROTE, lease_id), Put(marker, _KEPT, lease_id))
-    return Txn(
-        (Compare(marker, Target.VERSION, Relation.EQUAL, uses),),
-        (made,) if made.guards else made.success,
-        (Get(marker),),
+    guards = (
+        Compare(marker, Target.VERSION, Relation.EQUAL, uses),
+        Compare(whole, Target.VERSION, Relation.GREATER, 0),
     )
+    return Txn(guards, (made,) if made.guards else made.success, (Get(marker), Get(whole)))
+
+
+def declare_lost(whole: bytes) -> Txn:
+    """Let all know that the store has lost something. Twice does no harm: no marker."""
+    return Txn((), (Delete(whole),))
 
 
 def put_all(items: Sequence[tuple[bytes, bytes]], lease_id: int) -> Body:

@@ -3,6 +3,7 @@
 Under ``store/<round>/`` (see :mod:`rdzv_etcd.schema.keys`):
 
     k/<key>               a value or a counter
+    k0                    there as long as nothing that was written here has been lost
     w/<writer>/<slot>     how often a writer has written, so that no write counts twice
 
 A value is ``=`` and its bytes. A counter is ``#<scale>,<base>`` and stands for the decimal number
@@ -18,8 +19,8 @@ from urllib.parse import quote
 
 from rdzv_etcd.arguments import encoded_key
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import KeyValue, prefix_end
-from rdzv_etcd.schema.keys import KeyRange
+from rdzv_etcd.etcd.api import KeyValue, Put, prefix_end
+from rdzv_etcd.schema.keys import KeyRange, span
 
 _VALUE = b"="
 _COUNTER = re.compile(rb"#(-?[0-9]{1,40}),(-?[0-9]{1,40})")
@@ -42,9 +43,28 @@ class StoreKeys:
     def values(self) -> KeyRange:
         return self._under(b"k/")
 
+    @property
+    def whole(self) -> bytes:
+        """The key that is there as long as nothing was lost of what was written to the store; the
+        first one after :attr:`values`.
+
+        It is put with the round's record, on the lease of all the others, and by nobody later. A
+        member that finds that something was lost deletes it.
+        """
+        return self.values.end
+
+    @property
+    def listing(self) -> KeyRange:
+        """All values, and :attr:`whole` behind them."""
+        return span([self.values.start, self.whole])
+
     def name(self, etcd_key: bytes) -> str:
         """Return the store key of an etcd key in :attr:`values`."""
         return etcd_key[len(self.values.start) :].decode(errors="replace")
+
+    def begin(self, lease_id: int) -> Put:
+        """Begin a store with nothing in it, on the lease of its round."""
+        return Put(self.whole, b"", lease_id)
 
     def marker(self, writer: str, slot: int) -> bytes:
         return self.range.start + f"w/{quote(writer, safe='')}/{slot}".encode()

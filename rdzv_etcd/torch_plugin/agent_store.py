@@ -10,7 +10,8 @@ then.
 **After.** An agent whose workers have succeeded waits for all others in torch's exit barrier, for
 300 s. It does not look at ``num_nodes_waiting()`` any more and will not join again: the others are
 told so, and do not wait for it. Its own wait ends when the job is closed, whatever world the others
-are in by then.
+are in by then. If the store has lost who was counted (the job lease has run out, etcd was wiped),
+all meet at a barrier instead, which such a loss does not touch.
 
 Knows the names that torch's agent uses (``SimpleElasticAgent._assign_worker_ranks`` and
 ``_exit_barrier``, torch 2.5 to 2.13); a wait under any other name ends as in any store.
@@ -24,8 +25,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from rdzv_etcd.errors import JobClosedError, StoreTimeoutError, WorldOverError
-from rdzv_etcd.group.world import World, note_finished
+from rdzv_etcd.errors import JobClosedError, StoreLostError, StoreTimeoutError, WorldOverError
+from rdzv_etcd.group.round_store import TIMEOUT_S
+from rdzv_etcd.group.world import World, note_finished, wait_until_closed
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 
 _ROLE_INFO = "torchelastic/role_info/"
@@ -51,9 +53,16 @@ class AgentStore(EtcdStore):
         super().set(key, value)
 
     def add(self, key: str, amount: int) -> int:
-        if key == _FINISHED:
-            note_finished(self._world)
-        return super().add(key, amount)
+        if key != _FINISHED:
+            return super().add(key, amount)
+        note_finished(self._world)
+        return self._do(lambda limit_s: self._count(amount, limit_s))
+
+    def _count(self, amount: int, limit_s: float | None) -> int:
+        try:
+            return self._world.store.add(_FINISHED, amount, limit_s)
+        except StoreLostError:
+            return 0  # nobody is the last one; the wait that follows makes up for it
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """As :meth:`EtcdStore.wait`; torch's exit barrier also ends when the job is closed."""
@@ -64,7 +73,10 @@ class AgentStore(EtcdStore):
 
     def _wait_for_the_others(self, limit_s: float | None) -> None:
         try:
-            self._world.store.wait([_ALL_FINISHED], limit_s, even_if_over=True)
+            try:
+                self._world.store.wait([_ALL_FINISHED], limit_s, even_if_over=True)
+            except StoreLostError:
+                self._meet_the_others(TIMEOUT_S if limit_s is None else limit_s)
         except JobClosedError:
             pass  # nobody else will finish; how it was closed is in the log
         except StoreTimeoutError:
@@ -75,6 +87,16 @@ class AgentStore(EtcdStore):
                 "or wait for one: this agent waits no longer",
                 limit_s,
             )
+
+    def _meet_the_others(self, limit_s: float) -> None:
+        """Meet all members of this world at a barrier; if they are in another one by now, wait for
+        the end of the job."""
+        try:
+            self._world.barrier(_ALL_FINISHED, limit_s)
+        except JobClosedError:
+            raise
+        except WorldOverError:
+            wait_until_closed(self._world, limit_s)
 
     def get(self, key: str) -> bytes:
         """As :meth:`EtcdStore.get`; see the module for the exception."""

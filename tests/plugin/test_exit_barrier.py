@@ -134,3 +134,36 @@ def test_who_has_finished_and_joins_again_takes_part_again(
         assert finished(etcd_server, job_id) == 0
         for handler in made:
             leave(handler)
+
+
+@pytest.mark.parametrize("arrived", [0, 1, 2])
+def test_a_loss_of_the_store_neither_opens_nor_blocks_the_exit_barrier(
+    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, arrived: int
+) -> None:
+    """So many of three have arrived when the job lease runs out, and with it who was counted."""
+    with handlers(etcd_server, job_id, "3", 3) as made, ThreadPoolExecutor(3) as pool:
+        infos = join_all(made)
+        root = job_root(job_id)
+        waiting = [pool.submit(exit_barrier, info) for info in infos[:arrived]]
+        counted = "terminal_state/num_members"
+        wait_until(
+            "they are counted",
+            lambda: (
+                sum(
+                    kv.version
+                    for key, kv in etcd_server.gateway.keys(root + b"store/").items()
+                    if key.endswith(counted.encode())
+                )
+                == arrived
+            ),
+        )
+        record = etcd_server.gateway.keys(root)[root + b"ctl/round"]
+        etcd_server.gateway.revoke(record.lease_id)
+        waiting += [pool.submit(exit_barrier, info) for info in infos[arrived:-1]]
+        with pytest.raises(dist.DistStoreError, match="the store of this world has lost data"):
+            infos[-1].store.set("anything else", "")
+        assert not any(each.done() for each in waiting)
+        exit_barrier(infos[-1])
+        for each in waiting:
+            each.result(LIMIT_S)
+        assert at_once([handler.shutdown for handler in made]) == [True] * 3

@@ -223,10 +223,12 @@ class Commits:
         record = self._state.round
         if record is None or record.closure is not None:
             return False
-        slices = record.slices
+        slices, store = record.slices, self._keys.store(record.number, record.run)
+        if key == StoreKeys(store).whole and self.lost_s is not None:
+            return False  # whoever has written what etcd has lost since says so
         return (
             key == self._keys.round
-            or key in self._keys.store(record.number, record.run)
+            or key in store
             or (slices is not None and key in self._keys.edition(record.number, slices.edition))
         )
 

@@ -33,6 +33,10 @@ class Counting:
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)
     told: list[tuple[str, int, int]] = field(default_factory=list)
     """Who was told which total after adding how much."""
+    forgotten: int = 0
+    """What the total was when etcd forgot it. Nobody may count on from nothing then."""
+    again: list[Counted] = field(default_factory=list)
+    """What was added all the same."""
 
     def ask(self, who: str, amount: int) -> None:
         self.asked[who, amount] += 1
@@ -43,11 +47,14 @@ class Counting:
     def commit(self, who: str, total: int) -> None:
         self.counted.append(Counted(self.life, who, total - self.total, total))
         self.total = total
+        if self.forgotten:
+            self.again.append(self.counted[-1])
 
-    def end_life(self, total: int = 0) -> None:
-        """The key is gone, or, with ``total``, holds what it held earlier."""
+    def end_life(self, total: int | None = None) -> None:
+        """The key is gone, or, with ``total``, holds what it held earlier (perhaps nothing)."""
         self.life += 1
-        self.total = total
+        self.forgotten = (self.forgotten or self.total) if total is None else 0
+        self.total = total or 0
 
     def check(self) -> None:
         """Raise InvariantError if an add was lost, counted twice, or told a total that is not its.
@@ -55,6 +62,8 @@ class Counting:
         An add whose caller was told of an error, or never heard, counts once or not at all. An add
         that was under way when etcd lost its data may count once in either life of the key.
         """
+        if self.again:
+            self._broken(f"the total of {self.forgotten} was forgotten: {self.again[0]}")
         per_life = Counter((one.life, one.who, one.amount) for one in self.counted)
         for (_, who, amount), times in per_life.items():
             if times > self.asked[who, amount]:

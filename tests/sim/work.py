@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import count
 
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.errors import BarrierTimeoutError, RdzvEtcdError, StateCorruptError
+from rdzv_etcd.errors import BarrierTimeoutError, RdzvEtcdError, StateCorruptError, StoreLostError
 from rdzv_etcd.group.collectives import Collectives
 from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
@@ -97,11 +97,15 @@ class Work:
         return total
 
     async def exit_barrier(self) -> None:
-        """What torch's agents do at the end (``store_util.barrier``): the last one tells all."""
+        """What torch's agents do at the end (``store_util.barrier``): the last one tells all. If
+        the store has lost anything, they meet at a barrier (``AgentStore``)."""
         self._history.reach_barrier(self._world, "exit", self._node_id)
-        if await self.store.add("exit", 1, EXIT_LIMIT_S) == self._world.size:
-            await self.store.set("exit/last", b"1", EXIT_LIMIT_S)
-        await self.store.get("exit/last", EXIT_LIMIT_S)
+        try:
+            if await self.store.add("exit", 1, EXIT_LIMIT_S) == self._world.size:
+                await self.store.set("exit/last", b"1", EXIT_LIMIT_S)
+            await self.store.get("exit/last", EXIT_LIMIT_S)
+        except StoreLostError:
+            await self._collectives.barrier("exit", EXIT_LIMIT_S)
         self._history.pass_barrier(self._world, "exit", self._node_id)
 
     async def meet(self, name: str) -> None:

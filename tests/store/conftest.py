@@ -9,11 +9,12 @@ from datetime import timedelta
 
 import pytest
 
-from rdzv_etcd.etcd.api import Etcd, Get
+from rdzv_etcd.etcd.api import Etcd, Get, Txn
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
@@ -82,7 +83,9 @@ def place(backing: EtcdServer | None, job_id: str) -> Iterator[Place]:
         etcd = stack.enter_context(_connected(loop_thread, backing))
         job = JobKeys("/rdzv_etcd", job_id)
         lease_id = loop_thread.run(etcd.grant(600)).lease_id
-        yield Place(loop_thread, etcd, job.store(1, "run"), lease_id)
+        keys = job.store(1, "run")
+        loop_thread.run(etcd.txn(Txn((), (StoreKeys(keys).begin(lease_id),))))
+        yield Place(loop_thread, etcd, keys, lease_id)
         assert loop_thread.run(etcd.revoke(lease_id))
         left = loop_thread.run(etcd.get(Get(job.below.start, job.below.end, keys_only=True)))
         assert left.kvs == ()

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 
 KEYS = JobKeys("/rdzv_etcd", "job").store(1, "run")
@@ -31,6 +33,8 @@ async def open_store(
 ) -> tuple[KeyValueStore, MemoryConnection]:
     etcd = server.connect(writer)
     lease = await etcd.grant(86_400)
+    if not server.snapshot(StoreKeys(KEYS).whole):
+        await etcd.txn(Txn((), (StoreKeys(KEYS).begin(lease.lease_id),)))
     store = KeyValueStore(etcd, KEYS, lease.lease_id, writer=writer, clock=server.clock)
     return store, etcd
 

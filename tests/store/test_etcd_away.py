@@ -9,10 +9,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.group.loop_thread import LoopHold
 from rdzv_etcd.group.round_store import RoundStore
 from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
 from tests.store.conftest import GENEROUS
@@ -35,6 +37,7 @@ def store(leak_check: LeakCheck, server: EtcdServer, job_id: str) -> Iterator[Et
         client = EtcdClient(Connection((Endpoint(server.host, server.port),)))
         lease_id = loop_thread.run(client.grant(600)).lease_id
         keys = JobKeys("/rdzv_etcd", job_id).store(1, "run")
+        loop_thread.run(client.txn(Txn((), (StoreKeys(keys).begin(lease_id),))))
         yield EtcdStore(RoundStore(client, loop_thread, keys, lease_id), timeout=GENEROUS)
         loop_thread.run(client.close())
 

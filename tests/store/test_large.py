@@ -6,8 +6,9 @@ import pytest
 
 from rdzv_etcd.etcd.api import Get, GetResult, Txn, TxnResult
 from rdzv_etcd.etcd.parts import PART_BYTES
+from rdzv_etcd.schema.store_values import StoreKeys
 from rdzv_etcd.testing import Applied, MemoryEtcd
-from tests.store.simulated import LIMIT_S, open_store, simulate
+from tests.store.simulated import KEYS, LIMIT_S, open_store, simulate
 
 SIZES = {"small": 200, "medium": 20_000, "large": 1_200_000}
 """Bytes of one value."""
@@ -30,7 +31,8 @@ class _Traffic:
         results = outcome.results if isinstance(outcome, TxnResult) else (outcome,)
         kvs = [kv for part in results if isinstance(part, GetResult) for kv in part.kvs]
         for kv in kvs:
-            self.reads[kv.key] = self.reads.get(kv.key, 0) + 1
+            if kv.key in StoreKeys(KEYS).values:
+                self.reads[kv.key] = self.reads.get(kv.key, 0) + 1
         sent = sum(len(put.value) for put in puts)
         self.largest = max(self.largest, sent, sum(len(kv.value) for kv in kvs))
 

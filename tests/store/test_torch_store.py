@@ -97,6 +97,7 @@ def test_a_value_too_large_for_etcd_is_refused_with_its_size_and_the_limit(
 
 def test_stores_of_two_rounds_do_not_see_each_other(place: Place, store: EtcdStore) -> None:
     other_keys = KeyRange(place.keys.end, place.keys.end + b"\xff")
+    place.loop_thread.run(place.etcd.txn(Txn((), (StoreKeys(other_keys).begin(place.lease_id),))))
     elsewhere = RoundStore(place.etcd, place.loop_thread, other_keys, place.lease_id)
     other = EtcdStore(elsewhere, timeout=GENEROUS)
     store.set("key", "here")
