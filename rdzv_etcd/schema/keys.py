@@ -7,7 +7,7 @@
     <prefix>/<job>/ctl/epoch                   what the next run counts on from    its own
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
-    <prefix>/<job>/ctl/drain/<node id>         that a node is to leave             its session
+    <prefix>/<job>/ctl/drain/<node id>         that a node is to leave             its own, session
     <prefix>/<job>/ctl/stranger                that other settings keep one out    its own
     <prefix>/<job>/gate/<host>                 that nodes failed their gate there  its own
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import prefix_end
+from rdzv_etcd.settings.limits import MAX_ROUND
 
 _ROUND_DIGITS = 10
 _RANK_DIGITS = 6
@@ -198,8 +199,9 @@ class JobKeys:
     def _rounds(self, family: bytes, before: int | None = None) -> KeyRange:
         """The keys of all rounds in a family of keys, or of those before one."""
         start = self.root + family
-        end = start + (b":" if before is None else _round(before))  # ":" follows "9"
-        return KeyRange(start + b"0", end)
+        return KeyRange(
+            start + _round(0), start + _round(MAX_ROUND + 1 if before is None else before)
+        )
 
     # -- all of it ---------------------------------------------------------------------------------
 

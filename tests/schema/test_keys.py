@@ -160,3 +160,17 @@ def test_a_job_is_found_by_whatever_key_it_has() -> None:
         keys.barrier(round_, "b").start + b"done",
     ):
         assert place_of(sought, key) == "/elsewhere", key
+
+
+@given(JOB_IDS, st.sampled_from(["", "/store", "/barrier", "/nodes", "/ctl"]))
+def test_a_job_below_another_one_s_path_shares_no_key_that_is_deleted(
+    job_id: str, below: str
+) -> None:
+    """A Slurm job id beside rounds' numbers: those have ten digits."""
+    mine = JobKeys("/p", "team")
+    for each in (job_id, "store", "audit", "ctl", "nodes", "gate", "12345678"):
+        theirs = JobKeys(f"/p/team{below}", each)
+        assert not any(mine.owns(key) for key in singles(theirs)), each
+        parts = (*theirs.per_round, theirs.control, theirs.nodes, theirs.gates)
+        for part in mine.per_round:
+            assert not any(overlap(part, other) for other in parts), each
