@@ -243,22 +243,20 @@ class Group:
 
         ``bound`` is one that the caller has made.
         """
-        me = object()
+        me, epoch, listener = object(), None, bound
+        # No try within it: an interruption just as that begins would miss the outer one's end.
         try:
             self._begin_one_join(me)
             self._note_change()
             epoch = self._node.epoch
             listener = self._part.begin_join() or bound or self._bind()
-            try:
-                yield listener
-            except BaseException as error:
+            yield listener
+        except BaseException as error:
+            if listener is not None:
                 listener.close()
+            if epoch is not None:
                 why = why_interrupted(error, "its join")
                 self._part.begin(self._node.give_up_seat(joined_after=epoch, reason=why))
-                raise
-        except BaseException:
-            if bound is not None:
-                bound.close()
             raise
         finally:
             self._joining.leave(me)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -55,8 +54,11 @@ class Observation:
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run it on the loop and block until it has ended. Raises MisuseError after the end."""
         self._require_open(work)
-        with self._while_it_is_open():
+        try:
             return self._loop_thread.run(work, timeout_s)
+        except (RuntimeError, EtcdError) as error:
+            self._check_not_closed_meanwhile(error)
+            raise
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Run it on the loop without waiting for it, unless this was closed."""
@@ -65,16 +67,14 @@ class Observation:
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
         self._require_open(work)
-        with self._while_it_is_open():
-            return await self._loop_thread.call(work)
-
-    @contextlib.contextmanager
-    def _while_it_is_open(self) -> Iterator[None]:
         try:
-            yield
+            return await self._loop_thread.call(work)
         except (RuntimeError, EtcdError) as error:
-            if not self.is_closed:
-                raise
+            self._check_not_closed_meanwhile(error)
+            raise
+
+    def _check_not_closed_meanwhile(self, error: Exception) -> None:
+        if self.is_closed:
             raise RendezvousFailedError("the observer was closed meanwhile") from error
 
     def _require_open(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -161,8 +161,12 @@ class Participation:
 
         Raises RendezvousFailedError if this node has left, or leaves meanwhile, and TimeoutError.
         """
-        with self._while_it_takes_part(), self.node.call_ins.inside():
-            return self.loop_thread.run(work, timeout_s)
+        try:
+            with self.node.call_ins.inside():
+                return self.loop_thread.run(work, timeout_s)
+        except (RuntimeError, EtcdError) as error:
+            self._check_not_left_meanwhile(error)
+            raise
 
     def begin(
         self, work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
@@ -173,18 +177,16 @@ class Participation:
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a coroutine on another event loop, which awaits it; no time limit."""
-        with self._while_it_takes_part(), self.node.call_ins.awaited():
-            return await self.loop_thread.call(work)
-
-    @contextlib.contextmanager
-    def _while_it_takes_part(self) -> Iterator[None]:
-        """Raise RendezvousFailedError for what a call meets because this node leaves meanwhile: the
-        connection to etcd, or the loop, ends under it."""
         try:
-            yield
+            with self.node.call_ins.awaited():
+                return await self.loop_thread.call(work)
         except (RuntimeError, EtcdError) as error:
-            if self.is_foreign or not self.has_left:
-                raise
+            self._check_not_left_meanwhile(error)
+            raise
+
+    def _check_not_left_meanwhile(self, error: Exception) -> None:
+        """If this node has left, the connection to etcd, or the loop, ended under the call."""
+        if self.has_left and not self.is_foreign:
             raise RendezvousFailedError("this node has left the job") from error
 
     def keep(self, user: object) -> None:
