@@ -36,7 +36,6 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     RdzvEtcdError,
     RequestTooLargeError,
-    RevisionRegressedError,
     StateCorruptError,
     WatchLostError,
     WorldClosedError,
@@ -353,10 +352,8 @@ class Collective:
         etcd = self._context.etcd
         async with puts_after(etcd, self._keys.done, None, revision) as (watch, missed):
             if missed:
-                found = await etcd.get(requests.read_done(self._keys))
-                if found.revision < revision:  # what was given is gone
-                    raise RevisionRegressedError(revision, found.revision)
-                if requests.turns(found.kvs[0] if found.kvs else None) >= turn:
+                found = (await etcd.get(requests.read_done(self._keys))).kvs
+                if requests.turns(found[0] if found else None) >= turn:
                     return
             async for batch in watch:
                 if any(requests.turns(event.kv) >= turn for event in batch.events):

@@ -11,6 +11,7 @@ import pytest
 from rdzv_etcd.core.over import MovedOn
 from rdzv_etcd.errors import (
     BarrierTimeoutError,
+    EtcdUnavailableError,
     JobClosedError,
     MisuseError,
     WorldOverError,
@@ -278,6 +279,31 @@ async def an_arrival_is_taken_back_after_a_wipe(job: SimJob) -> None:
     await other
 
 
+async def an_arrival_is_taken_back_late(job: SimJob) -> None:
+    """That is under way, and nobody knows what becomes of it, when the member calls again: it comes
+    before the last one does."""
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    mine = Collectives(a.node, a.world)
+    a.connection.link.hold_requests(8.0, 1, takes_back)
+
+    async def twice() -> None:
+        with pytest.raises(BarrierTimeoutError, match="it may count as being there"):
+            await mine.barrier("saved", 1.0)
+        await mine.barrier("saved", 60.0)
+
+    calling = job.on(a, twice())
+    await job.pass_time(5.0)
+    away = EtcdUnavailableError("away for a moment")
+    a.connection.link.fail(away, 1, lambda request: isinstance(request, Txn) and request.reads_only)
+    await job.pass_time(15.0)
+    other = asyncio.ensure_future(at_barrier(job, b, 20.0))
+    await job.pass_time(2.0)
+    assert calling.done(), job.tell()
+    await other
+
+
 async def all_arrive_as_one_gives_up(job: SimJob) -> None:
     """What takes its arrival back is under way when the last one comes."""
     a, b = job.start_all("ab")
@@ -319,6 +345,7 @@ SCENES: dict[str, tuple[Scenario, int]] = {
         (an_arrival_comes_late, 2),
         (a_turn_is_said_to_be_done_late, 2),
         (an_arrival_is_taken_back_after_a_wipe, 2),
+        (an_arrival_is_taken_back_late, 2),
         (all_arrive_as_one_gives_up, 2),
         (what_is_given_again_is_late, 3),
     )
@@ -371,6 +398,80 @@ def test_who_gave_up_unheard_is_not_there_once_etcd_hears_it() -> None:
         await job.pass_time(10.0)
         assert not waiting.done()
         await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+def test_an_arrival_that_a_restored_etcd_still_holds_is_taken_back_again() -> None:
+    async def scenario(job: SimJob) -> None:
+        a, b = job.start_all("ab")
+        await job.until_works("ab")
+        assert a.world is not None
+        mine = Collectives(a.node, a.world)
+        calling = job.on(a, mine.barrier("saved", 1.0))
+        await job.pass_time(0.5)
+        before = job.save()
+        with pytest.raises(BarrierTimeoutError):
+            await calling
+        job.restore(before)
+        assert given(job) == 1
+        await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
+        waiting = asyncio.ensure_future(at_barrier(job, b))
+        await job.pass_time(10.0)
+        assert not waiting.done()
+        await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+def test_a_late_arrival_lets_nobody_pass_in_an_etcd_that_was_restored() -> None:
+    """It knows of no write of that member's."""
+
+    async def scenario(job: SimJob) -> None:
+        a, b = job.start_all("ab")
+        await job.until_works("ab")
+        assert a.world is not None
+        mine = Collectives(a.node, a.world)
+        before = job.save()
+        a.connection.link.repeat_requests(20.0, 1, gives)
+        with pytest.raises(BarrierTimeoutError):
+            await job.on(a, mine.barrier("saved", 1.0))
+        job.restore(before)
+        await job.pass_time(25.0)
+        assert given(job) == 0, job.tell()
+        waiting = asyncio.ensure_future(at_barrier(job, b))
+        await job.pass_time(10.0)
+        assert not waiting.done()
+        await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
+
+    simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+def test_the_last_one_to_give_again_says_that_all_have() -> None:
+    """Its own call has ended, and etcd lost what all had given before anybody knew of it."""
+
+    async def scenario(job: SimJob) -> None:
+        a, b = job.start_all("ab")
+        await job.until_works("ab")
+        assert a.world is not None
+        assert b.world is not None
+        mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
+        with pytest.raises(BarrierTimeoutError):
+            await job.on(a, mine.exchange(b"a", 1.0))
+
+        def wipe(applied: Applied) -> None:
+            if gives(applied.request):
+                job.server.observers.remove(wipe)
+                job.server.call_later(0.0, job.wipe)
+
+        job.server.observers.append(wipe)
+        a.connection.link.delay(0.3)
+        b.connection.link.drop_replies(1, gives)
+        waiting = job.on(b, theirs.exchange(b"b", 120.0))
+        await job.pass_time(30.0)
+        assert waiting.done(), job.tell()
+        assert sorted(await waiting) == [b"a", b"b"]
+        assert await job.on(a, mine.exchange(b"again", 10.0)) == await waiting
 
     simulate(scenario, min_nodes=2, max_nodes=2)
 
