@@ -192,31 +192,29 @@ class Failover:
             if metadata is not None:
                 self._auth.refuse(metadata)
         elif fault.verdict is not Verdict.FINAL:
-            self.leave(server)
+            self.leave(server, is_silent=fault.is_timeout and self.has_alternatives)
         return AttemptError(fault, server.name)
 
-    def leave(self, server: Server, *, renew: bool = False) -> None:
+    def leave(self, server: Server, *, is_silent: bool = False) -> None:
         """Turn to the next endpoint, unless that has happened already.
 
-        The client moves as a whole: streams at the old endpoint end, and their owners open them
-        again at the new one. ``renew``: if there is no other endpoint, over a new connection, as
-        several members of etcd may be behind one address.
+        From one that ``is_silent`` the client moves as a whole: its streams there end, and their
+        owners open them again, over a new connection if there is no other endpoint, as several
+        members of etcd may be behind one address. Another failure ends the streams by itself, or
+        does not concern them.
         """
         if self._servers[self._current] is server:
-            self._turn()
-            if (renew or self.has_alternatives) and not self.closed:
+            self._current = (self._current + 1) % len(self._servers)
+            if self._current and not self.closed:
+                self._failback.begin()
+            if is_silent and not self.closed:
                 renewing = asyncio.ensure_future(server.renew())
                 self._renewing.add(renewing)
                 renewing.add_done_callback(self._renewing.discard)
 
     def move(self) -> None:
         """Leave the current endpoint, or at least the connection to it."""
-        self.leave(self._servers[self._current], renew=True)
-
-    def _turn(self) -> None:
-        self._current = (self._current + 1) % len(self._servers)
-        if self._current and not self.closed:
-            self._failback.begin()
+        self.leave(self._servers[self._current], is_silent=True)
 
     @property
     def user(self) -> str | None:
@@ -273,8 +271,7 @@ class Failover:
                 return server
         except ClosedError as error:
             raise self.failed(server, error) from error
-        if self._servers[self._current] is server:
-            self._turn()  # it may be connected when it is its turn again
+        self.leave(server)
         fault = unavailable(Verdict.NOT_SENT, f"no connection within {limit_s:.1f} s")
         raise AttemptError(fault, server.name)
 

@@ -90,7 +90,7 @@ class KeepAlive:
             if exchange is self._live:
                 self._live = None
                 await exchange.close()
-                self._failover.leave(exchange.opened.server, renew=True)
+                self._failover.leave(exchange.opened.server, is_silent=True)
             raise AttemptError(fault, exchange.opened.server.name) from None
         except AttemptError as failed:
             self._note_refusal(failed)

@@ -97,7 +97,6 @@ class JobWatch:
             fold=self._changed,
             notice=self._note,
         )
-        etcd.watch_health.listeners.append(self._wakeup.notify)
 
     # -- what the reader asks ---------------------------------------------------------------------
 
@@ -123,6 +122,7 @@ class JobWatch:
             await self._watch.close()
             return
         self._events.append(self._snapshot(self._view))
+        self._etcd.watch_health.listeners.append(self._wakeup.notify)
         for work in (self._watch.run(), self._decide()):
             task = asyncio.ensure_future(work)
             task.add_done_callback(self._look_at)
@@ -173,7 +173,7 @@ class JobWatch:
         if tasks:
             await asyncio.wait(tasks)
         await self._watch.close()
-        with contextlib.suppress(ValueError):  # closed before
+        with contextlib.suppress(ValueError):  # it never began, or was closed before
             self._etcd.watch_health.listeners.remove(self._wakeup.notify)
         self._events.clear()
         self._missed = 0

@@ -251,6 +251,7 @@ def test_an_observer_warns_once_that_nothing_shows_whether_it_hears(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(job: SimJob) -> None:
+        caplog.clear()
         reader = Reader(job)
         await reader.watch.open()
         job.start_all("ab")
