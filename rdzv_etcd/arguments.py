@@ -71,6 +71,16 @@ def whole(what: str, number: object) -> int:
         raise MisuseError(f"{what} is {named(number)}; it must be a whole number") from None
 
 
+def int64(what: str, number: object) -> int:
+    """Return a whole number of 64 bits, with a sign. Raises MisuseError."""
+    found = whole(what, number)
+    if not -(2**63) <= found < 2**63:
+        raise MisuseError(
+            f"{what} must be at least -2**63 and below 2**63"
+        )  # its digits: thousands
+    return found
+
+
 def as_bytes(what: str, value: object) -> bytes:
     """Return a copy of the bytes in ``value``, which may change. Raises MisuseError."""
     if isinstance(value, bytes | bytearray | memoryview):

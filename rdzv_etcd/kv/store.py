@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from rdzv_etcd.arguments import encoded_key, named_key, value_of, whole
+from rdzv_etcd.arguments import encoded_key, int64, named_key, value_of
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
     NotANumberError,
@@ -46,7 +46,6 @@ from rdzv_etcd.schema.store_values import (
     counter_of,
     encode_value,
     number_of,
-    wrap,
 )
 
 Items: TypeAlias = "list[tuple[str, bytes]]"
@@ -194,12 +193,11 @@ class KeyValueStore:
     async def add(self, key: str, amount: int, timeout_s: float | None) -> int:
         """Add to the number and return the sum; a missing key counts as zero. Never counts twice.
 
-        All numbers have 64 bits. Raises :class:`~rdzv_etcd.errors.NotANumberError` if the key holds
-        something that is no such number, in decimal.
+        All numbers have 64 bits, and sums wrap, as in torch's stores. Raises
+        :class:`~rdzv_etcd.errors.NotANumberError` if the key holds something that is no such
+        number, in decimal.
         """
-        if type(amount) is not int:
-            amount = whole(f"the amount to add to store key {named_key(key)}", amount)
-        amount = wrap(amount)
+        amount = int64(f"the amount to add to store key {named_key(key)}", amount)
         deadline = self._deadline(timeout_s)
         name = self._keys.value(key)
         seen = await self._peek(name, deadline) if amount == 0 else None

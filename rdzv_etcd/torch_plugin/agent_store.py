@@ -28,7 +28,7 @@ from typing import Any
 from rdzv_etcd.errors import JobClosedError, StoreLostError, StoreTimeoutError, WorldOverError
 from rdzv_etcd.group.round_store import TIMEOUT_S
 from rdzv_etcd.group.world import World, note_finished, wait_until_closed
-from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.torch_plugin.torch_store import EtcdStore, texts_of
 
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
@@ -66,7 +66,7 @@ class AgentStore(EtcdStore):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """As :meth:`EtcdStore.wait`; torch's exit barrier also ends when the job is closed."""
-        if list(keys) == [_ALL_FINISHED]:
+        if texts_of(keys) == [_ALL_FINISHED]:
             self._do(self._wait_for_the_others, timeout)
         else:
             super().wait(keys, timeout)
@@ -104,7 +104,7 @@ class AgentStore(EtcdStore):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """As :meth:`EtcdStore.multi_get`; see the module for the exception."""
-        wanted = list(keys)
+        wanted = texts_of(keys)
         if not (self._own_info and wanted and all(map(self._has_stand_in, wanted))):
             return super().multi_get(wanted)
         return self._do(lambda limit_s: self._get_or_stand_in(wanted, limit_s))

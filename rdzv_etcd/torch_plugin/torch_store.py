@@ -11,14 +11,16 @@ on a ``PrefixStore`` reaches only the base class, so ``self.timeout`` is read fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from rdzv_etcd.errors import NotANumberError, RdzvEtcdError, StoreTimeoutError
+from rdzv_etcd.arguments import encoded_key, int64
+from rdzv_etcd.errors import MisuseError, NotANumberError, RdzvEtcdError, StoreTimeoutError
 from rdzv_etcd.group.round_store import RoundStore
 
 T = TypeVar("T")
@@ -29,7 +31,8 @@ class EtcdStore(Store):
 
     Every method blocks for at most the store's timeout (300 s unless ``set_timeout`` says
     otherwise; as in torch zero means no limit), also when etcd is away, and raises
-    ``torch.distributed.DistStoreError``, which names the missing keys when it waited for some.
+    ``torch.distributed.DistStoreError``, which names the missing keys when it waited for some, and
+    ``TypeError`` for the arguments that torch's own stores refuse with it.
     It must not be called on the loop's own thread.
     """
 
@@ -46,21 +49,23 @@ class EtcdStore(Store):
 
     def get(self, key: str) -> bytes:
         """Return the value; waits for a missing key."""
-        return self._do(lambda limit_s: self._store.get(key, limit_s, even_if_over=True))
+        name = text_of(key)
+        return self._do(lambda limit_s: self._store.get(name, limit_s, even_if_over=True))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values in the order of ``keys``; waits for missing ones."""
-        return self._do(
-            lambda limit_s: self._store.multi_get(list(keys), limit_s, even_if_over=True)
-        )
+        names = texts_of(keys)
+        return self._do(lambda limit_s: self._store.multi_get(names, limit_s, even_if_over=True))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return when all keys exist; ``timeout`` instead of the store's."""
-        self._do(lambda limit_s: self._store.wait(list(keys), limit_s, even_if_over=True), timeout)
+        names = texts_of(keys)
+        self._do(lambda limit_s: self._store.wait(names, limit_s, even_if_over=True), timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Tell whether all keys exist, without waiting for them."""
-        return self._do(lambda limit_s: self._store.check(list(keys), limit_s))
+        names = texts_of(keys)
+        return self._do(lambda limit_s: self._store.check(names, limit_s))
 
     def num_keys(self) -> int:
         return self._do(self._store.num_keys)
@@ -71,33 +76,38 @@ class EtcdStore(Store):
     # -- writing ----------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._do(lambda limit_s: self._store.set(key, _bytes(value), limit_s))
+        name, data = text_of(key), _bytes(value)
+        self._do(lambda limit_s: self._store.set(name, data, limit_s))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        if len(keys) != len(values):
+        names, data = texts_of(keys), [_bytes(value) for value in _listed(values)]
+        if len(names) != len(data):
             raise dist.DistStoreError(
-                f"multi_set got {len(keys)} keys but {len(values)} values; it needs one per key"
+                f"multi_set got {len(names)} keys but {len(data)} values; it needs one per key"
             )
-        items = {key: _bytes(value) for key, value in zip(keys, values, strict=True)}
+        items = dict(zip(names, data, strict=True))
         self._do(lambda limit_s: self._store.multi_set(items, limit_s))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number (a missing key is zero) and return the sum; never counts twice."""
-        return self._do(lambda limit_s: self._store.add(key, amount, limit_s))
+        name, number = text_of(key), _int64(amount)
+        return self._do(lambda limit_s: self._store.add(name, number, limit_s))
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._do(lambda limit_s: self._store.append(key, _bytes(value), limit_s))
+        name, data = text_of(key), _bytes(value)
+        self._do(lambda limit_s: self._store.append(name, data, limit_s))
 
     def compare_set(
         self, key: str, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
         """Set the value if it is the expected one; return the value afterwards."""
-        expected, desired = _bytes(expected_value), _bytes(desired_value)
-        return self._do(lambda limit_s: self._store.compare_set(key, expected, desired, limit_s))
+        name, expected, desired = text_of(key), _bytes(expected_value), _bytes(desired_value)
+        return self._do(lambda limit_s: self._store.compare_set(name, expected, desired, limit_s))
 
     def delete_key(self, key: str) -> bool:
         """Delete the key; tell whether it was there."""
-        return self._do(lambda limit_s: self._store.delete(key, limit_s))
+        name = text_of(key)
+        return self._do(lambda limit_s: self._store.delete(name, limit_s))
 
     # -- the rest ---------------------------------------------------------------------------------
 
@@ -132,15 +142,52 @@ class EtcdStore(Store):
             raise dist.DistStoreError(f"the store on etcd failed: {error}") from error
 
 
-def _seconds(timeout: timedelta) -> float | None:
-    """Return a limit as torch means it: zero is none, below zero is over at once."""
-    seconds = timeout.total_seconds()
-    return None if seconds == 0 else max(0.0, seconds)
+def text_of(key: object) -> str:
+    """Return a key as text; as in torch it may be bytes. Raises TypeError."""
+    try:
+        text = bytes(key).decode() if isinstance(key, bytes | bytearray) else key
+        encoded_key(text)
+    except (MisuseError, UnicodeDecodeError) as error:
+        raise TypeError(f"a store key must be text in UTF-8: {error}") from error
+    return cast("str", text)
 
 
-def _bytes(value: str | bytes) -> bytes:
+def texts_of(keys: object) -> list[str]:
+    """Return several keys as texts. Raises TypeError, also for one alone."""
+    return [text_of(key) for key in _listed(keys)]
+
+
+def _listed(things: object) -> list[object]:
+    if isinstance(things, str | bytes | bytearray) or not isinstance(things, Iterable):
+        raise TypeError(f"a list is needed, not {type(things).__name__}")
+    return list(things)
+
+
+def _int64(amount: object) -> int:
+    try:
+        return int64("the amount to add to a store key", amount)
+    except MisuseError as error:
+        raise TypeError(str(error)) from error
+
+
+def _seconds(timeout: object) -> float | None:
+    """Return a limit as torch means it: zero is none, below zero is over at once. A float is
+    seconds, as torch has it. Raises TypeError."""
+    if isinstance(timeout, timedelta):
+        limit_s = timeout.total_seconds()
+    elif isinstance(timeout, float) and not math.isnan(timeout):
+        limit_s = timeout
+    else:
+        raise TypeError(f"a store's timeout must be a timedelta, not {timeout!r:.80}")
+    return None if limit_s == 0 else max(0.0, limit_s)
+
+
+def _bytes(value: object) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise TypeError(f"a store value must be text in UTF-8, or bytes: {error}") from error
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"a store value must be str or bytes, not {type(value).__name__}")
