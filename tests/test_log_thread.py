@@ -9,9 +9,11 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+import rdzv_etcd
 from rdzv_etcd import log_thread
 from rdzv_etcd.log_thread import LINES_KEPT, THREAD_NAME, LogThread
 
@@ -175,6 +177,18 @@ def test_a_handler_may_flush(lines: LogThread, written: Written, on_it: Served) 
     finally:
         LOG.removeHandler(flushing)
     assert written.lines == expected(0, 2)
+
+
+def test_every_logger_that_the_library_s_thread_may_use_is_known() -> None:
+    """Those of an embedded etcd's start and of secrets are used on the program's threads only."""
+    package = Path(rdzv_etcd.__file__).parent
+    own_names = {
+        ".".join(("rdzv_etcd", *path.relative_to(package).with_suffix("").parts))
+        for path in package.rglob("*.py")
+        if "getLogger(__name__)" in path.read_text("utf-8")
+        and path.relative_to(package).parts[0] not in ("embedded", "settings")
+    }
+    assert own_names <= set(log_thread._LOGGERS)
 
 
 def test_a_forked_child_writes_its_own_lines() -> None:

@@ -284,9 +284,8 @@ class _LoopThread:
         self.to_tell: dict[LoopHold, Callable[[BaseException], None]] = {}
         """Who is told if the thread fails."""
         self._failure: BaseException | None = None
-        # Not the program's policy's: peers and metrics rely on what this one does.
         self.log = LogThread()
-        self._loop = asyncio.SelectorEventLoop()
+        self._loop = asyncio.SelectorEventLoop()  # whatever the program's policy is
         self._calls: set[LoopCall[Any]] = set()
         self._stop_wanted = False
         self._over: asyncio.Future[None] = self._loop.create_future()
