@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from rdzv_etcd.etcd.api import Compare, Delete, Get, KeyValue, Put, Relation, Target, Txn
-from rdzv_etcd.schema.keys import KeyRange
 from rdzv_etcd.schema.store_values import Counter, encode_value
 
 WROTE = b"1"
@@ -30,11 +29,6 @@ Every branch must contain exactly one of them.
 
 def read(key: bytes, *, keys_only: bool = False) -> Get:
     return Get(key, keys_only=keys_only)
-
-
-def read_keys(keys: KeyRange, limit: int = 0) -> Get:
-    """Read the keys of a range (0: all of them) without their values."""
-    return Get(keys.start, keys.end, limit=limit, keys_only=True)
 
 
 def read_together(reads: Sequence[Get]) -> Txn:
