@@ -129,6 +129,9 @@ async def tell(context: NodeContext, member: Member) -> None:
         else:
             backoff.reset()
             if result.succeeded:
+                if health_requests.lease_before(result) not in (0, session):  # nothing is on it now
+                    with contextlib.suppress(EtcdError):
+                        await context.etcd.revoke(health_requests.lease_before(result))
                 drains = {**context.control.view.drains, member.node_id: drain}
                 context.show_written(result.revision, drains=drains)
             if untold() is not None:  # the watch will show it, or the presence is put back first

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from rdzv_etcd.core.model import Drain, GateFailures, Stranger
-from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.api import (
+    Compare,
+    Get,
+    GetResult,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
 from rdzv_etcd.schema import values
 from rdzv_etcd.schema.keys import JobKeys
 
@@ -34,12 +43,20 @@ def ask_to_drain(
 def tell_drain(keys: JobKeys, node_id: str, drain: Drain, session: int) -> Txn:
     """Tell the others that this node is to leave, if its presence is there on that session.
 
-    From then on the request is on the session: the node renews it, and it goes with the node.
+    From then on the request is on the session: the node renews it, and it goes with the node. On
+    success :func:`lease_before` returns the lease that the request was on.
     """
+    key = keys.drain(node_id)
     return Txn(
         (Compare(keys.node(node_id), Target.LEASE, Relation.EQUAL, session),),
-        (Put(keys.drain(node_id), values.encode_drain(drain), session),),
+        (Get(key), Put(key, values.encode_drain(drain), session)),
     )
+
+
+def lease_before(result: TxnResult) -> int:
+    """Return the lease that a request was on before :func:`tell_drain`, 0 if there was none."""
+    before = result.results[0]
+    return before.kvs[0].lease_id if isinstance(before, GetResult) and before.kvs else 0
 
 
 def read_gate(keys: JobKeys, host: str) -> Get:
