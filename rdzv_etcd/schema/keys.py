@@ -26,7 +26,6 @@ from urllib.parse import quote, unquote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import prefix_end
-from rdzv_etcd.settings.limits import MAX_ROUND
 
 _ROUND_DIGITS = 10
 _RANK_DIGITS = 6
@@ -197,11 +196,13 @@ class JobKeys:
         return self._rounds(b"barrier/", round_number)
 
     def _rounds(self, family: bytes, before: int | None = None) -> KeyRange:
-        """The keys of all rounds in a family of keys, or of those before one."""
+        """The keys of all rounds in a family of keys, or of those before one.
+
+        All but the last possible one, 10^9, whose number does not begin with 0: a job ``1`` of
+        another team would be among them.
+        """
         start = self.root + family
-        return KeyRange(
-            start + _round(0), start + _round(MAX_ROUND + 1 if before is None else before)
-        )
+        return KeyRange(start + _round(0), start + (b"1" if before is None else _round(before)))
 
     # -- all of it ---------------------------------------------------------------------------------
 
