@@ -29,13 +29,13 @@ from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
-from rdzv_etcd.testing.peers import MemoryPeer, PeerSwitch
 from rdzv_etcd.testing.requests import Revoke
 from rdzv_etcd.testing.state_machine import Model
 from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
 from tests.sim.interruptions import INTERRUPTED_AFTER_S
 from tests.sim.invariants import Invariant
+from tests.sim.peers import MemoryPeer, PeerSwitch
 from tests.sim.work import EXIT_LIMIT_S, Work
 
 TTL_S = 10
