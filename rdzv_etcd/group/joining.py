@@ -293,24 +293,20 @@ class Joining:
 
         Raises JobClosedError unless it is part of a new run.
         """
-        context, record = self._context, self._context.control.view.round
+        context = self._context
         self._member.meet_end(closure)
-        had_no_part = record is not None and record.settings != context.settings.job
-        started = "This node was started after that"
-        if had_no_part:
-            started = "This node was started with other settings"
         after_end, text = context.settings.after_end, self._closed_text(closure)
         if after_end is AfterEnd.NEW_RUN:
             context.log.warn(
-                f"{text}. {started} and begins a new run of the job, for "
-                f"which it waits for {context.settings.job} (with after_end=refuse or "
+                f"{text}. This node had no part in that run and begins a new one, for which "
+                f"it waits for {context.settings.job} (with after_end=refuse or "
                 "after_end=finish it would end instead)"
             )
             return
         if after_end is AfterEnd.FINISH:
             context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
         raise JobClosedError(
-            f"{text}. {started} (after_end={after_end.value}, "
+            f"{text}. This node had no part in that run (after_end={after_end.value}, "
             f"closed_ttl={context.settings.timing.closed_ttl_s})",
             closed_by=closure.by,
             reason=closure.reason,

@@ -219,7 +219,7 @@ def test_a_node_started_after_the_end_waits_for_a_new_run_and_says_so(
         simulate(scenario, range(3), min_nodes=2, max_nodes=2)
     assert "closed by a, " in caplog.text
     assert "it is over" in caplog.text
-    assert "begins a new run" in caplog.text
+    assert "begins a new one" in caplog.text
 
 
 def test_a_node_started_after_the_end_is_never_told_that_all_is_well_for_having_been_alone() -> (
@@ -261,7 +261,7 @@ def test_one_of_other_settings_does_not_end_well_with_a_run_that_it_had_no_part_
         await job.until(lambda: other.error is not None, "it gives up", 310.0)
         assert isinstance(other.error, JoinTimeoutError)
         if not cut_off:
-            assert "was started with other settings and begins a new run" in caplog.text
+            assert "had no part in that run and begins a new one" in caplog.text
 
     with caplog.at_level(logging.WARNING):
         timing = replace(TIMING, closed_ttl_s=3)

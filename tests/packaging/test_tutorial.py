@@ -79,7 +79,12 @@ def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     binary = str(find_binaries()[0].path)
     with none_left_behind(tmp_path_factory.mktemp("exits")):
-        environment = {"PATH": path, "PYTHONPATH": python_path(ROOT), "RDZV_ETCD_BINARY": binary}
+        environment = {
+            "PATH": path,
+            "COLUMNS": "200",
+            "PYTHONPATH": python_path(ROOT),
+            "RDZV_ETCD_BINARY": binary,
+        }
         shell = Shell(tmp_path, {**os.environ, **environment})
         yield shell
         shell.end()

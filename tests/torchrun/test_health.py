@@ -43,7 +43,7 @@ def test_a_drained_agent_ends_well_and_costs_the_others_no_restart(
         assert drained.wait() == 0
         alive.remove(drained)
         agents.wait_for_world(alive, size=len(alive), after=drained_at)
-    assert "(left: drained: SIGUSR1)" in first.output
+    assert "left: drained: SIGUSR1" in first.output
     job.stop_file.touch()
     assert [agent.wait() for agent in alive] == [0]
 

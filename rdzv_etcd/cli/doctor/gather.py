@@ -136,6 +136,7 @@ async def _listen(etcd: Etcd, facts: Facts, listen_s: float) -> Facts:
     if not listen_s or facts.read_error is not None:
         return facts
     keys = JobKeys(facts.settings.prefix, facts.settings.job_id)
+    etcd.watch_health.check_every(2 * listen_s)  # the connection has to be quiet
     watch = etcd.watch(keys.node("doctor"), start_revision=0, tell_resumes=True)
     cut_after_s = None
     try:
