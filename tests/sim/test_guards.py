@@ -116,16 +116,17 @@ def restores(job: SimJob, member: SimNode) -> Match:
 
 
 def test_a_presence_put_back_after_its_node_was_declared_lost() -> None:
-    """A member has lost its lease, and sees no change yet; what it puts back is 25 s under way.
-    Meanwhile the leader, gone too, is replaced by one that calls both lost. The member's workers
-    take their time to stop, so it has not arrived again by then."""
+    """A member loses its lease shortly before the one of the leader, which has crashed, runs out;
+    what it puts back is under way for 4 s. Meanwhile a new leader declares both lost. The member's
+    workers take their time to stop, so it has not arrived again by then."""
 
     async def scenario(job: SimJob) -> None:
         leader, late, other = await works_one_after_the_other(job, "abc")
         late.stops_in_s = 30.0
-        late.connection.link.hold_requests(25.0, 9, restores(job, late))  # and its copies
-        job.server.expire(late.node.context.session.lease_id)
+        late.connection.link.hold_requests(4.0, 9, restores(job, late))  # and its copies
         job.crash(leader.name)
+        await job.pass_time(0.8 * TTL_S)
+        job.server.expire(late.node.context.session.lease_id)
         await job.until(lambda: bool(job.history.changes), "both are missed", 2 * TTL_S)
         await job.pass_time(30.0)
         job.history.check()
