@@ -389,7 +389,8 @@ MUTANTS = [
     Mutant("nobody compares watches with reads", watch_check.WatchCheck, "_silent", finds_none,
            (I.HEARS, I.CONVERGENCE), kinds=("stall_control", "stall_nodes", "stall_presence")),
     Mutant("a deletion that a watch lacks is overlooked", watch_check.Delivered, "count_from",
-           returns(None), (I.HEARS, I.CONVERGENCE), kinds=("stall_nodes", "stall_presence")),
+           returns(None), (I.HEARS, I.CONVERGENCE), kinds=("stall_nodes", "stall_presence"),
+           noticed_by=140),
     Mutant("a leave ends with the call that began it", ending.Ending, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip
