@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from rdzv_etcd.etcd.client import EtcdClient
     from rdzv_etcd.group.connect import connect, observe
-    from rdzv_etcd.group.gate_check import Arrival
+    from rdzv_etcd.group.gate import Arrival
     from rdzv_etcd.group.group import Group, leave_all
     from rdzv_etcd.group.job_events import JobEvents
     from rdzv_etcd.group.listener import Listener
@@ -138,7 +138,7 @@ _HOMES = {
     ),
     "rdzv_etcd.etcd.client": ("EtcdClient",),
     "rdzv_etcd.group.connect": ("connect", "observe"),
-    "rdzv_etcd.group.gate_check": ("Arrival",),
+    "rdzv_etcd.group.gate": ("Arrival",),
     "rdzv_etcd.group.group": ("Group", "leave_all"),
     "rdzv_etcd.group.job_events": ("JobEvents",),
     "rdzv_etcd.group.listener": ("Listener",),

@@ -230,8 +230,7 @@ class GateError(RendezvousFailedError):
 
     ``node`` is its id; ``exit_code`` that of the gate's command, negative for a signal, ``None`` if
     there was none: the gate is a function (what it raised is the ``__cause__``), could not be
-    started, was not done in time, or was not asked, because its host is cooling down. ``output``
-    are the last lines that the command wrote.
+    started, or was not done in time. ``output`` are the last lines that the command wrote.
     """
 
     def __init__(

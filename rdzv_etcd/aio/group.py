@@ -9,7 +9,6 @@ from types import TracebackType
 from rdzv_etcd.aio.job_events import JobEvents
 from rdzv_etcd.aio.threads import in_thread
 from rdzv_etcd.aio.world import World
-from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import DrainedError, JobClosedError
 from rdzv_etcd.group import group as blocking
@@ -60,16 +59,16 @@ class Group:
             bound = await in_thread(group._bind, lambda listener: listener.close())
         try:
             with group._one_join(bound) as listener:
-                await self._pass_gate(timeout_s)
+                await self._pass_gate()
                 seat = await part.call(group._arrive(listener, timeout_s, because))
                 return World(group._enter(listener, seat))
         except DrainedError as error:
             await self.leave(group._note_drained(error))
             raise
 
-    async def _pass_gate(self, timeout_s: float | None) -> None:
+    async def _pass_gate(self) -> None:
         gate, part = self._group._gate, self._group._part
-        if gate.is_open or not await part.call(gate.cool_down(seconds_or_none(timeout_s))):
+        if not gate.begin():
             return
         with part.node.call_ins.awaited():
             try:

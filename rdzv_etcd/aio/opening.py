@@ -17,7 +17,7 @@ from rdzv_etcd.group.connect import (
     settings_for,
     settings_to_observe,
 )
-from rdzv_etcd.group.gate_check import GateFunction
+from rdzv_etcd.group.gate import GateFunction
 from rdzv_etcd.logs import show
 
 if TYPE_CHECKING:

@@ -65,10 +65,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A node that other settings have kept out."""
+    """A node that could not join."""
 
     node: str
-    settings: str
+    why: str
     wall_s: float | None
 
 
@@ -185,7 +185,9 @@ def read_note(kv: KeyValue) -> Note | None:
 
 def _refusal(raw: Mapping[str, object]) -> Refusal | None:
     node = _text(raw, "node")
-    return Refusal(node, _text(raw, "settings"), _number(raw, "wall_s")) if node else None
+    settings = _text(raw, "settings")  # in an older audit
+    why = f"it was started with {settings}" if settings else _text(raw, "why")
+    return Refusal(node, why, _number(raw, "wall_s")) if node else None
 
 
 def _number(raw: Mapping[str, object], name: str) -> float | None:
@@ -248,8 +250,7 @@ def _row(note: Note) -> tuple[object, ...]:
 
 def _refusal_text(refusal: Refusal) -> str:
     at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
-    how = f"it was started with {shown(refusal.settings)}"
-    return f"{display_name(refusal.node)} was kept out{at}: {how}"
+    return f"{display_name(refusal.node)} could not join{at}: {shown(refusal.why)}"
 
 
 def when(wall_s: float, now_s: float) -> str:

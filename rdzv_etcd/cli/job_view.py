@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.core.draining import asked_to_leave
 from rdzv_etcd.core.job_state import JobState, is_gone, job_state
-from rdzv_etcd.core.model import Control, Drain, GateFailures, Nodes
-from rdzv_etcd.errors import EtcdError, EtcdPermissionError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
+from rdzv_etcd.core.model import Control, Drain, Nodes
+from rdzv_etcd.errors import EtcdError, EtcdPermissionError
+from rdzv_etcd.etcd.api import Etcd, Get, GetResult
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
 from rdzv_etcd.group.pages import read_pages, with_members
 from rdzv_etcd.schema import inspect_requests as requests
 from rdzv_etcd.schema.control import control_from, nodes_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.requests import count_nodes, read_control
-from rdzv_etcd.schema.values import decode_gate, decode_key
 from rdzv_etcd.settings import Settings
 
 SHOWN_NODES = 500
@@ -30,28 +29,7 @@ SHOWN_NODES = 500
 _ASKED_LEASES = 64
 """One request each."""
 _AT_ONCE = 8
-_SHOWN_GATES = 32
-"""Hosts that did not pass their gate, of which one is told; one request each for their leases."""
 _TRIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A host of which a node did not pass its gate lately."""
-
-    host: str
-    failures: GateFailures
-    forgotten_in_s: int | None
-    """In how many seconds etcd forgets that, if nothing fails there again; ``None``: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gates:
-    """The hosts that did not pass their gate, as they were read."""
-
-    shown: tuple[Gate, ...] = ()
-    more: int = 0
-    """How many keys there are besides, which were not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +47,6 @@ class JobView:
     """The lease of each presence, by node id."""
     left: Mapping[str, LeaseLeft] = field(default_factory=dict)
     """What is known of them, by node id."""
-    gates: Gates = Gates()
-    """Empty if it was not asked for."""
     formed_at: int = 0
     """etcd's revision when the last round was formed of which it has an audit; 0: there is none, or
     there is a record that tells more."""
@@ -125,9 +101,8 @@ async def read_job(
 ) -> JobView:
     """Read a job: its control keys and, unless there are too many, its presences.
 
-    The reads are repeated a few times if a round was closed between them. ``closely``: ask
-    also which hosts do not pass their gate, and when nodes were heard of last, if there are not too
-    many. Raises EtcdError, StateCorruptError.
+    The reads are repeated a few times if a round was closed between them. ``closely``: ask also
+    when nodes were heard of last, if there are not too many. Raises EtcdError, StateCorruptError.
     """
     for _ in range(_TRIES):
         control = control_from(keys, await etcd.get(read_control(keys)))
@@ -141,10 +116,8 @@ async def read_job(
     if again.round is None and not view.count:
         audits = (await read_pages(etcd, keys.audits, keys_only=True)).kvs
         view = replace(view, formed_at=max((kv.mod_revision for kv in audits), default=0))
-    if closely and isinstance(etcd, InspectingClient):
-        view = replace(view, gates=await _gates(etcd, keys))
-        if len(view.leases) <= _ASKED_LEASES:
-            view = replace(view, left=await _left(etcd, view.leases))
+    if closely and isinstance(etcd, InspectingClient) and len(view.leases) <= _ASKED_LEASES:
+        view = replace(view, left=await _left(etcd, view.leases))
     return view
 
 
@@ -160,25 +133,6 @@ async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node
         if (node_id := keys.node_id(kv.key)) not in nodes.unreadable
     }
     return JobView(keys, control, nodes, len(kvs), leases)
-
-
-async def _gates(etcd: InspectingClient, keys: JobKeys) -> Gates:
-    got = await etcd.get(requests.page(keys.gates, _SHOWN_GATES))
-    found: dict[str, KeyValue] = {}
-    failures: dict[str, GateFailures] = {}
-    for kv in got.kvs:
-        host = keys.gated(kv.key)
-        if not kv.lease_id or keys.gate(host) != kv.key:
-            continue  # no node wrote that, and none goes by it
-        with contextlib.suppress(StateCorruptError):
-            failures[host] = decode_key(decode_gate, kv)
-            found[host] = kv
-    left = await _left(etcd, {host: kv.lease_id for host, kv in found.items()})
-    gates = (
-        Gate(host, what, left[host].left_s if host in left else None)
-        for host, what in failures.items()
-    )
-    return Gates(tuple(gates), max(0, got.count - len(got.kvs)))
 
 
 async def _left(etcd: InspectingClient, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from rdzv_etcd.cli.job_view import Gate, JobView
-from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago, duration
+from rdzv_etcd.cli.job_view import JobView
+from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
 from rdzv_etcd.core.draining import why_drained
-from rdzv_etcd.core.gate import must_cool_down
 from rdzv_etcd.core.job_state import JobState, NodeState, Role, Stage, settings_of
 from rdzv_etcd.core.model import Control, Round, reason_to_leave
-from rdzv_etcd.core.names import display_name, is_unknown, names_apart
+from rdzv_etcd.core.names import display_name, is_unknown
 from rdzv_etcd.core.over import change_text
-from rdzv_etcd.core.wait_text import kept_out, needed
+from rdzv_etcd.core.wait_text import needed, refused_help, refused_lately, refused_text
 from rdzv_etcd.etcd.inspection import LeaseLeft
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
@@ -74,10 +73,12 @@ class Report:
 def report_on(view: JobView) -> Report:
     """Judge a job."""
     report = _judged(view)
-    details = (*report.details, *_to_leave(view), *who_is_kept_out(view), *_not_passing(view))
-    if view.gates.shown and view.is_empty:  # then it is the right job
-        report = replace(report, next_step="mend what the gate of those hosts checks")
-    return replace(report, details=details)
+    refused = refused_with_help(view)
+    if refused is None:
+        return replace(report, details=(*report.details, *_to_leave(view)))
+    if view.is_empty:  # then it is the right job
+        report = replace(report, next_step=refused[1])
+    return replace(report, details=(*report.details, *_to_leave(view), refused[0]))
 
 
 def _judged(view: JobView) -> Report:
@@ -188,33 +189,12 @@ def leaves(view: JobView, node_id: str) -> str:
     return "" if drain is None else shown(why_drained(drain, node_id))
 
 
-def who_is_kept_out(view: JobView) -> Iterator[str]:
-    """Whom other settings than the job's kept out lately."""
-    settings = settings_of(view.control, view.nodes)
-    stranger = settings and kept_out(view.control, settings)
-    if stranger:
-        name = names_apart(stranger.node_id, *view.nodes.present)[0]
-        yield f"{name} could not join ({ago(stranger.wall_s)}): started with {stranger.settings}"
-
-
-def _not_passing(view: JobView) -> Iterator[str]:
-    """The worst first."""
-    gates = sorted(view.gates.shown, key=lambda gate: (-gate.failures.count, gate.host))
-    for gate in gates[:_NAMED_IN_LINE]:
-        yield gate_text(gate)
-    more = len(gates[_NAMED_IN_LINE:]) + view.gates.more
-    if more:
-        yield f"{more} more hosts did not pass their gate"
-
-
-def gate_text(gate: Gate) -> str:
-    """How the nodes of a host fared, and when the next one may try."""
-    failures, left_s = gate.failures, gate.forgotten_in_s
-    how = f"{shown(gate.host, 100)} did not pass: {shown(failures.how)} ({ago(failures.wall_s)})"
-    if not must_cool_down(failures):
-        return how
-    left = "" if left_s is None else f" for {duration(left_s)} more"
-    return f"{how}, {failures.count} times in a row: cools down{left}"
+def refused_with_help(view: JobView) -> tuple[str, str] | None:
+    """Which node could not join lately, and what to do about it."""
+    refused = refused_lately(view.control, settings_of(view.control, view.nodes))
+    if refused is None:
+        return None
+    return refused_text(refused, view.nodes.present, ago(refused.wall_s)), refused_help(refused)
 
 
 def _first(words: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.job_view import JobView, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
-from rdzv_etcd.core.gate import must_cool_down
 from rdzv_etcd.core.names import names_apart
 from rdzv_etcd.core.over import lost_and_left
 from rdzv_etcd.errors import StateCorruptError
@@ -231,29 +230,17 @@ def as_fields(report: Report, view: JobView | None) -> dict[str, object]:
         {"node": node_id, "by": drain.by, "reason": drain.reason, "epoch": drain.epoch or None}
         for node_id, drain in sorted(view.drains.items())
     ]
-    stranger = control.stranger
-    fields["stranger"] = None
-    if stranger is not None:
-        fields["stranger"] = {
-            "node": stranger.node_id,
-            "min_nodes": stranger.settings.min_nodes,
-            "max_nodes": stranger.settings.max_nodes,
-            "node_unit": stranger.settings.node_unit,
-            "wall_s": stranger.wall_s,
+    refused = control.refused
+    fields["refused"] = None
+    if refused is not None:
+        fields["refused"] = {
+            "node": refused.node_id,
+            "why": refused.why,
+            "min_nodes": refused.settings.min_nodes,
+            "max_nodes": refused.settings.max_nodes,
+            "node_unit": refused.settings.node_unit,
+            "wall_s": refused.wall_s,
         }
-    fields["gates"] = [
-        {
-            "host": gate.host,
-            "count": gate.failures.count,
-            "how": gate.failures.how,
-            "node": gate.failures.node_id,
-            "wall_s": gate.failures.wall_s,
-            "cools_down": must_cool_down(gate.failures),
-            "forgotten_in_s": gate.forgotten_in_s,
-        }
-        for gate in view.gates.shown
-    ]
-    fields["more_gates"] = view.gates.more
     fields["nodes"] = [row_fields(row) for row in report.rows] if view.is_complete else None
     return fields
 

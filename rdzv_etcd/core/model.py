@@ -220,20 +220,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class GateFailures:
-    """What is remembered of the nodes of one host that did not pass their gate lately."""
-
-    count: int
-    """How many did not, one after the other."""
-    how: str
-    """How the last one failed, for people."""
-    node_id: str
-    """Which one that was."""
-    wall_s: float
-    """When, by its clock; shown to people, never compared."""
-
-
-@dataclass(frozen=True, slots=True)
 class Leader:
     node_id: str
     settings: JobSettings
@@ -253,13 +239,20 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
-    """A node that cannot join, because it was started with other settings than the job's."""
+class Refused:
+    """A node that could not join."""
 
     node_id: str
     settings: JobSettings
     wall_s: float
-    """When it found that out, by its clock; shown to people, never compared."""
+    """When, by its clock; shown to people, never compared."""
+    how: str = ""
+    """How its gate failed; empty: its settings are not the job's."""
+
+    @property
+    def why(self) -> str:
+        """Why it could not join, for people."""
+        return self.how or f"it was started with {self.settings}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +277,10 @@ class Control:
     """… and on which lease."""
     drains: Mapping[str, Drain] = field(default_factory=dict)
     """The nodes that are to leave, and why."""
-    stranger: Stranger | None = None
-    """One that tried to join lately."""
+    refused: Refused | None = None
+    """A node that could not join lately …"""
+    refused_lease: int = 0
+    """… and the lease of the key that says so."""
 
     def end_of(self, origin: str) -> Closure | None:
         """How that run ended, if it did."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rdzv_etcd.core.census import Census, take_census
 from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Control, Nodes, Presence, Stranger
+from rdzv_etcd.core.model import Control, Nodes, Presence, Refused
 from rdzv_etcd.core.names import display_name, display_names, is_unknown, names_apart
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.limits import MAX_ROUND
@@ -14,6 +14,7 @@ from rdzv_etcd.text import shown
 
 _NAMED = 8
 """How many missing nodes a line names."""
+_WHY_SHOWN = 400
 _FIRST_S = (10.0, 30.0, 60.0)
 _THEN_EVERY_S = 300.0
 
@@ -153,26 +154,36 @@ def finished_text(census: Census) -> list[str]:
 def _where_others_are(
     control: Control, settings: JobSettings, here: Sequence[str], count: int, where: str
 ) -> list[str]:
-    stranger = kept_out(control, settings)
-    if stranger is not None:
-        return [tell_stranger(stranger, here)]
+    refused = refused_lately(control, settings)
+    if refused is not None:
+        return [f"{refused_text(refused, here)}; {refused_help(refused)}"]
     if control.formed is not None or count >= settings.min_nodes or not where:
         return []
     return [f"are the others started, with the same --rdzv-id, etcd and prefix ({where})?"]
 
 
-def kept_out(control: Control, settings: JobSettings) -> Stranger | None:
-    """Return the node that other settings than the job's kept out lately."""
-    stranger = control.stranger
-    return None if stranger is None or stranger.settings == settings else stranger
+def refused_lately(control: Control, settings: JobSettings | None) -> Refused | None:
+    """Return the node that could not join lately; ``settings`` are the job's, if they are known.
+
+    What other settings kept out of an earlier run may have those of this one.
+    """
+    refused = control.refused
+    if refused is None or refused.how:
+        return refused
+    return None if settings is None or refused.settings == settings else refused
 
 
-def tell_stranger(stranger: Stranger, here: Sequence[str]) -> str:
-    """Say that its settings keep a node out; ``here`` are others, perhaps of its host."""
-    return (
-        f"{names_apart(stranger.node_id, *here)[0]} cannot join: it was started with "
-        f"{stranger.settings}; start all nodes with the same --nnodes"
-    )
+def refused_text(refused: Refused, here: Iterable[str], when: str = "") -> str:
+    """Say which node cannot join, and why; ``here`` are others, perhaps of its host."""
+    verb = f"could not join ({when})" if when else "cannot join"
+    return f"{names_apart(refused.node_id, *here)[0]} {verb}: {shown(refused.why, _WHY_SHOWN)}"
+
+
+def refused_help(refused: Refused) -> str:
+    """What to do about it."""
+    if refused.how:
+        return "fix what its gate checks, or keep that host out of the job"
+    return "start all nodes with the same --nnodes and node_unit"
 
 
 def needed(settings: JobSettings) -> str:

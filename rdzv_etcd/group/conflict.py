@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-
-from rdzv_etcd.core.model import Control, Stranger
-from rdzv_etcd.errors import EtcdError, JobSettingsMismatchError
+from rdzv_etcd.core.model import Control
+from rdzv_etcd.errors import JobSettingsMismatchError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.join_limits import JoinLimits
-from rdzv_etcd.schema import health_requests, requests
+from rdzv_etcd.schema import requests
 from rdzv_etcd.schema.control import nodes_from
 from rdzv_etcd.settings import JobSettings
 
 _EXPIRY_S = 2.0
 """How much later than its TTL a lease of the dead may vanish: etcd looks twice a second."""
-
-TOLD_S = 600
-"""For how long the job's nodes, and who asks how it is, are told of a node that it kept out."""
 
 
 class Conflict:
@@ -57,25 +52,12 @@ class Conflict:
         if not limits.conflict:
             context.log.warn(f"{problem}; {why}")
             if somebody:
-                await self._tell_the_others()
+                await context.note_refused()
         limits.note_conflict(f"for the job id to become free: {problem}")
         seen = _keys(control)
         await context.wakeup.wait(
             until_s, when=lambda: limits.ends() or _keys(context.control.view) != seen
         )
-
-    async def _tell_the_others(self) -> None:
-        """Tell the job's nodes, who may be waiting for this one."""
-        context = self._context
-        if context.control.view.stranger is not None:
-            return
-        stranger = Stranger(context.identity.node_id, context.settings.job, context.clock.wall_s())
-        limit_s = context.farewell_limit_s
-        with contextlib.suppress(EtcdError):  # a courtesy
-            lease = (await context.etcd.grant(TOLD_S, timeout_s=limit_s)).lease_id
-            txn = health_requests.note_stranger(context.keys, stranger, lease)
-            if not (await context.etcd.txn(txn, timeout_s=limit_s)).succeeded:
-                await context.etcd.revoke(lease, timeout_s=limit_s)
 
     async def _others_ttls_s(self) -> list[int]:
         """The TTLs of the leases of others that are there, or may be: 0 where it is not known."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.gate_check import GateFunction
+from rdzv_etcd.group.gate import GateFunction
 from rdzv_etcd.group.group import Group
 from rdzv_etcd.group.observer import Observer
 from rdzv_etcd.logs import show
@@ -62,7 +62,6 @@ class Options(ConnectionOptions, total=False):
     peer_silence: float
     gate_command: str
     gate_timeout: float
-    gate_cooldown: float
     watchdog: float
     metrics_file: str | Path
     metrics_port: int

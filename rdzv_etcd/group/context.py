@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.core.model import Control
+from rdzv_etcd.core.model import Control, Refused
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd, GetResult, TxnResult
 from rdzv_etcd.group.session import Session
 from rdzv_etcd.group.status_log import StatusLog
 from rdzv_etcd.group.view_watch import ViewWatch
 from rdzv_etcd.group.wakeup import Wakeup
 from rdzv_etcd.metrics import Recorder
+from rdzv_etcd.schema import health_requests
 from rdzv_etcd.schema.control import control_from
 from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.settings import Settings
+
+REFUSED_TTL_S = 600
+"""For how long a node that could not join is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,10 @@ class Identity:
     @property
     def name(self) -> str:
         return self.node_id.split("~", 1)[0]
+
+    def is_beside(self, node_id: str) -> bool:
+        """Whether that node is of this one's host."""
+        return node_id.split("~", 1)[0] == self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,26 @@ class NodeContext:
             f". Every node needs all keys under {root}, as each may come to lead: etcdctl role "
             f"grant-permission ROLE --prefix=true readwrite {root}"
         )
+
+    async def note_refused(self, how: str = "") -> None:
+        """Show operators and the job's nodes, which may be waiting for this one, that it cannot
+        join: ``how`` its gate failed; by default, that its settings are not the job's."""
+        if self.control.view.refused is not None:
+            return
+        refused = Refused(self.identity.node_id, self.settings.job, self.clock.wall_s(), how)
+        limit_s = self.farewell_limit_s
+        with contextlib.suppress(EtcdError):  # best effort
+            lease = (await self.etcd.grant(REFUSED_TTL_S, timeout_s=limit_s)).lease_id
+            txn = health_requests.note_refused(self.keys, refused, lease)
+            if not (await self.etcd.txn(txn, timeout_s=limit_s)).succeeded:
+                await self.etcd.revoke(lease, timeout_s=limit_s)
+
+    async def forget_refused(self) -> None:
+        """Take back what a node of this host noted when its gate failed: this one has passed."""
+        refused, lease = self.control.view.refused, self.control.view.refused_lease
+        if refused is not None and refused.how and self.identity.is_beside(refused.node_id):
+            with contextlib.suppress(EtcdError):  # best effort
+                await self.etcd.revoke(lease, timeout_s=self.farewell_limit_s)
 
     def show_written(self, revision: int, **news: Any) -> None:
         """Put what this node has written at ``revision`` into the view, ahead of the watch.

@@ -15,7 +15,7 @@ from rdzv_etcd.core.losses import MemberLoss
 from rdzv_etcd.core.member import Member
 from rdzv_etcd.core.model import Change, Control, Nodes, Round
 from rdzv_etcd.core.rank_slices import slices_for
-from rdzv_etcd.core.wait_text import kept_out
+from rdzv_etcd.core.wait_text import refused_lately
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.job_lease import PreparedLease
 from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM
@@ -209,12 +209,12 @@ class Drafting:
 
 
 def _refused(control: Control, record: Round) -> dict[str, object] | None:
-    """Which node other settings have kept out lately."""
-    stranger = kept_out(control, record.settings)
-    if stranger is None:
+    """Which node could not join lately, and why."""
+    refused = refused_lately(control, record.settings)
+    if refused is None:
         return None
-    told = str(stranger.settings)
-    return {"node": stranger.node_id, "settings": told, "wall_s": round(stranger.wall_s, 3)}
+    why = shown(refused.why)
+    return {"node": refused.node_id, "why": why, "wall_s": round(refused.wall_s, 3)}
 
 
 def _audited(change: Change, losses: Sequence[MemberLoss]) -> dict[str, object]:

@@ -1,168 +1,263 @@
 """A gate in front of each arrival: a node that does not pass it does not join.
 
-Asked by :mod:`rdzv_etcd.group.gate_check`, on the caller's thread and never on the event loop. A
-failure is remembered in etcd for its host, on a lease of its own: so the next process there, which
-a supervisor may start at once, knows of it (:mod:`rdzv_etcd.core.gate` decides what follows).
+Runs a command or calls a function, bounded in time: on threads of its own, while the caller's
+waits, and never on the event loop. What a failure leads to is at the end.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Coroutine
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TypeAlias
 
-from rdzv_etcd.clock import abandon
-from rdzv_etcd.core.gate import must_cool_down, one_more
-from rdzv_etcd.core.model import GateFailures
+from rdzv_etcd.arguments import has_run, runs_later
 from rdzv_etcd.core.names import display_name
+from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.core.wait_text import LineTimes
-from rdzv_etcd.errors import (
-    EtcdError,
-    GateError,
-    RdzvEtcdError,
-    StateCorruptError,
-    WatchLostError,
-)
-from rdzv_etcd.etcd.api import EventKind, GetResult
-from rdzv_etcd.group.gate_check import (
-    Arrival,
-    Check,
-    CommandCheck,
-    Failure,
-    FunctionCheck,
-    GateFunction,
-)
+from rdzv_etcd.errors import GateError, SettingsError
 from rdzv_etcd.group.node import Node
-from rdzv_etcd.schema import health_requests
-from rdzv_etcd.schema.values import decode_gate, decode_key
+from rdzv_etcd.latch import Latch
 from rdzv_etcd.settings.checks import gate_words
+from rdzv_etcd.settings.config import NODE_ID_VARIABLE, PASSWORD_VARIABLE
+from rdzv_etcd.settings.limits import MAX_ID
 from rdzv_etcd.text import shown
 
-_TRIES = 3
-"""Other nodes of the host may fail at the same time, but not again and again."""
+JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"
+ROUND_VARIABLE = "RDZV_ETCD_ROUND"
+LAST_CHANGE_VARIABLE = "RDZV_ETCD_LAST_CHANGE"
+"""Empty before a node's first world."""
+
+_KEPT = 4096
+"""Bytes of a command's output that are kept, the last ones …"""
+_LINES = 10
+"""… and lines of them."""
+_LAST_OUTPUT_S = 1.0
+"""How long output is read after a command has ended: what it has started may hold the pipe open."""
 _SHOWN = 400
+"""Characters of why a node did not pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a gate is told of the arrival that it lets through, or does not."""
+
+    job: str
+    """The job's id."""
+    node_id: str
+    """This node's id."""
+    round: int
+    """The round that the node will arrive for, as far as it is known."""
+    last_change: WorldChange | None
+    """Why this node's last world is over; ``None`` before its first."""
+
+
+GateFunction: TypeAlias = "Callable[[Arrival], object]"
+"""Lets the node join if it returns ``None`` or something true; not if it raises an exception, or
+returns anything else. Called on a thread of its own, each time anew."""
+
+
+def check_gate(gate: object) -> None:
+    """Raise :class:`SettingsError` for what cannot be a gate: no function, or one whose call runs
+    nothing of it."""
+    what = f"gate is {shown(repr(gate), 100)}"
+    if not callable(gate):
+        raise SettingsError(
+            f"{what}; it must be a function that takes an Arrival (a program is given as "
+            "gate_command)"
+        )
+    if runs_later(gate):
+        raise SettingsError(
+            f"{what}, an async function or a generator, of which a call runs nothing; write it "
+            "with def and without yield: it has a thread of its own, and may block there"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a node does not pass."""
+
+    how: str
+    """For people; follows "its gate"."""
+    exit_code: int | None = None
+    output: str = ""
+    cause: BaseException | None = None
+
+
+class Check:
+    """One question to the gate; may be abandoned from any thread."""
+
+    def __init__(self) -> None:
+        self._done = Latch()
+        self._failure: Failure | None = None
+        self._is_abandoned = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until there is an answer; tell whether there is. Signals are handled meanwhile."""
+        return self._done.wait(timeout_s)
+
+    def answer(self) -> Failure | None:
+        """The answer, once there is one."""
+        return self._failure
+
+    def late(self, limit_s: float) -> Failure:
+        """What it means that there is no answer."""
+        return Failure(f"was not done within {limit_s:g} s")
+
+    def abandon(self) -> None:
+        """Wait for it no more, and end what can be ended."""
+        self._is_abandoned = True
+        self._done.open()
+
+    def _begin(self, work: Callable[[], Failure | None]) -> None:
+        def do_it() -> None:
+            self._failure = work()
+            self._done.open()
+
+        try:
+            threading.Thread(target=do_it, name="rdzv-etcd gate", daemon=True).start()
+        except RuntimeError as error:
+            self._failure = Failure(f"cannot be asked: {error}", cause=error)
+            self._done.open()
+
+
+class FunctionCheck(Check):
+    """Calls a function. One that takes too long goes on by itself: a thread cannot be ended."""
+
+    def __init__(self, gate: GateFunction, arrival: Arrival) -> None:
+        super().__init__()
+        self._begin(lambda: _call(gate, arrival))
+
+
+def _call(gate: GateFunction, arrival: Arrival) -> Failure | None:
+    try:
+        answer = gate(arrival)
+        if not has_run(answer):
+            kind = type(answer).__name__
+            return Failure(f"returned an object of type {kind}, which has checked nothing yet")
+        return None if answer is None or answer else Failure("said no")
+    except BaseException as error:  # noqa: BLE001 - it is the user's, and handed to the caller
+        return Failure(f"raised {type(error).__name__}: {shown(error)}", cause=error)
+
+
+class CommandCheck(Check):
+    """Runs a command in a session of its own, and ends all of that session if it takes too long."""
+
+    def __init__(self, words: Sequence[str], arrival: Arrival) -> None:
+        super().__init__()
+        self._words = words
+        self._environ = _environ(arrival)
+        self._tail = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.RLock()  # a signal's handler may abandon it, too
+        self._begin(self._run)
+
+    def late(self, limit_s: float) -> Failure:
+        output = self._output()
+        how = f"{self._named} was not done within {limit_s:g} s{_last_line(output)}"
+        return Failure(how, output=output)
+
+    def abandon(self) -> None:
+        super().abandon()
+        with self._starting:  # it has a number by then, or will not get one
+            self._kill()
+
+    @property
+    def _named(self) -> str:
+        return repr(shown(shlex.join(self._words)))
+
+    def _run(self) -> Failure | None:
+        try:
+            with self._starting:
+                if self._is_abandoned:
+                    return None
+                self._process = process = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=self._environ,
+                    start_new_session=True,
+                )
+            reading = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+            reading.start()
+        except (OSError, ValueError, RuntimeError) as error:
+            self._kill()
+            return Failure(f"{self._named} cannot be started: {error}", cause=error)
+        exit_code = process.wait()
+        reading.join(_LAST_OUTPUT_S)
+        if exit_code == 0:
+            return None
+        output = self._output()
+        how = f"{self._named} {_ended(exit_code)}{_last_line(output)}"
+        return Failure(how, exit_code, output)
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while some := os.read(pipe.fileno(), 65536):
+                self._tail = (self._tail + some)[-_KEPT:]
+
+    def _output(self) -> str:
+        lines = self._tail.decode(errors="replace").splitlines()
+        return "\n".join(shown(line) for line in lines[-_LINES:])
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environ(arrival: Arrival) -> Mapping[str, str]:
+    last = "" if arrival.last_change is None else str(arrival.last_change)
+    environ = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
+    return environ | {
+        JOB_ID_VARIABLE: shown(arrival.job, MAX_ID),
+        NODE_ID_VARIABLE: arrival.node_id,
+        ROUND_VARIABLE: str(arrival.round),
+        LAST_CHANGE_VARIABLE: shown(last, 1000),
+    }
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code > 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was ended by signal {-exit_code}"
+
+
+def _last_line(output: str) -> str:
+    last = output.rpartition("\n")[2]
+    return f": {last}" if last else ""
 
 
 class Gate:
     """The gate of one node; for one join at a time."""
 
     def __init__(self, node: Node, function: GateFunction | None) -> None:
-        """``function`` is asked besides the settings' ``gate_command``, after it."""
+        """``function`` is called after the settings' ``gate_command``."""
         self._node = node
         self._words = gate_words(node.context.settings.gate_command)
         self._function = function
         self._check: Check | None = None
         self._is_abandoned = False
-        self._known: GateFailures | None = None
-        """What is remembered of this node's host …"""
-        self._revision = 0
-        """… the revision of that, 0: nothing …"""
-        self._lease = 0
-        """… and the lease that it is on."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is nobody to ask."""
-        return not self._words and self._function is None
-
-    # -- before: on the event loop ----------------------------------------------------------------
-
-    async def cool_down(self, limit_s: float | None) -> bool:
-        """Wait until nodes of this host may try again; ``False`` if a join would end at once.
-
-        Raises GateError after ``limit_s`` (default: the settings' ``join_timeout_s``).
-        """
-        node, context = self._node, self._node.context
+    def begin(self) -> bool:
+        """Begin an arrival: whether the gate has to be asked first."""
         self._is_abandoned = False
-        if node.is_told_to_stop:
-            return False
-        if not context.settings.gate_cooldown_s:
-            return True
-        if limit_s is None:
-            limit_s = context.settings.timing.join_timeout_s
-        until_s = context.clock.now_s() + limit_s
-        await self._look()
-        if not must_cool_down(self._known):
-            return True
-        why = self._why_hot()
-        context.log.warn(
-            f"waits until its host has cooled down, {context.settings.gate_cooldown_s:g} s after "
-            f"the last failure: {why}"
-        )
-        await node.give_up_seat(-1, f"waits to cool down: {why}")
-        cooling = asyncio.ensure_future(self._until_cool())
-        cooling.add_done_callback(lambda _: context.wakeup.notify())
-
-        def may_go_on() -> bool:
-            return cooling.done() or node.is_told_to_stop or node.has_left
-
-        try:
-            while not may_go_on():
-                if not await context.wakeup.wait(until_s, when=may_go_on):
-                    raise GateError(
-                        f"{self._head()}: its host was not cool within {limit_s:g} s: {why}",
-                        node=context.identity.node_id,
-                    )
-            if cooling.done():
-                cooling.result()
-        finally:
-            await abandon(cooling)
-        return not node.is_told_to_stop
-
-    async def _until_cool(self) -> None:
-        context = self._node.context
-        key = context.keys.gate(context.identity.name)
-        while must_cool_down(self._known):
-            watch = context.etcd.watch(key, start_revision=0, tell_resumes=True)
-            try:
-                await watch.ready()
-                await self._look()
-                if not must_cool_down(self._known):
-                    return
-                async for batch in watch:
-                    if not batch.events or batch.events[-1].kind is EventKind.DELETE:
-                        break  # or it goes on after a break
-            except WatchLostError:
-                pass
-            except EtcdError as error:
-                context.log.warn(f"cannot look whether its host is cool, and goes on: {error}")
-                return
-            finally:
-                await watch.close()
-            await self._look()
-
-    async def _look(self) -> None:
-        """Read what is remembered of this host. If etcd does not say, nothing is: the arrival will
-        have to wait for it, too."""
-        context = self._node.context
-        request = health_requests.read_gate(context.keys, context.identity.name)
-        try:
-            self._take(await context.etcd.get(request, timeout_s=context.urgent_limit_s))
-        except EtcdError as error:
-            self._known, self._revision, self._lease = None, 0, 0
-            context.log.say(f"cannot read how nodes of its host have fared: {error}")
-
-    def _take(self, found: GetResult) -> None:
-        self._known, self._revision, self._lease = None, 0, 0
-        for kv in found.kvs:
-            self._revision = kv.mod_revision
-            if not kv.lease_id:
-                continue  # nobody here wrote that: it would stay for ever
-            try:
-                self._known, self._lease = decode_key(decode_gate, kv), kv.lease_id
-            except StateCorruptError as error:
-                self._node.context.log.warn(str(error))
-
-    def _why_hot(self) -> str:
-        known = self._known
-        if known is None:
-            return ""
-        return f"{known.count} times in a row a node did not pass there, last: {shown(known.how)}"
-
-    # -- the question: on the caller's thread -----------------------------------------------------
+        is_there = bool(self._words) or self._function is not None
+        return is_there and not self._node.is_told_to_stop
 
     def ask(self) -> Failure | None:
-        """Ask the gate; blocks for at most ``gate_timeout_s`` for each of command and function."""
+        """Ask the gate, on the caller's thread; blocks for at most ``gate_timeout_s`` for each of
+        command and function."""
         node, context = self._node, self._node.context
         arrival = Arrival(
             context.settings.job_id,
@@ -184,7 +279,7 @@ class Gate:
         began_s, lines = clock.now_s(), LineTimes()
         try:
             if self._is_abandoned:
-                return None  # nobody waits for it, or the join says that the node has left
+                return None  # its caller was interrupted, or the node has left
             while True:
                 waited_s = clock.now_s() - began_s
                 if waited_s >= limit_s:
@@ -198,72 +293,28 @@ class Gate:
             self._check = None
 
     def abandon(self) -> None:
-        """Let a question go that is under way on another thread. May be called on any."""
+        """End a question that is under way on another thread. May be called on any thread."""
         self._is_abandoned = True
         check = self._check
         if check is not None:
             check.abandon()
 
-    # -- after: on the event loop -----------------------------------------------------------------
-
     async def settle(self, failure: Failure | None) -> None:
-        """Remember the answer; raises GateError if it was no."""
-        if failure is None:
-            await self._forget()
-            return
+        """Act on the answer, on the event loop: a failure is shown to the others, and raised as
+        GateError."""
         node, context = self._node, self._node.context
+        if failure is None:
+            await context.forget_refused()
+            return
         how = shown(f"its gate {failure.how}", _SHOWN)
-        context.log.warn(f"does not join: {how}")
+        context.log.warn(f"this node does not join: {how}")
         await node.give_up_seat(-1, how)
-        await self._remember(how)
+        await context.note_refused(how)
+        name = display_name(context.identity.node_id)
         raise GateError(
-            f"{self._head()}: {how}. Mend what it checks, or keep this host out of the job",
+            f"{name} does not join job {context.settings.job_id!r}: {how}. Fix what the gate "
+            "checks, or keep this host out of the job",
             node=context.identity.node_id,
             exit_code=failure.exit_code,
             output=failure.output,
         ) from failure.cause
-
-    def _head(self) -> str:
-        context = self._node.context
-        name = display_name(context.identity.node_id)
-        return f"{name} does not join job {context.settings.job_id!r}"
-
-    async def _forget(self) -> None:
-        """Forget earlier failures: this one counts. What others have noted since is on a lease of
-        its own, and stays."""
-        if self._lease:
-            context = self._node.context
-            await self._courtesy(
-                context.etcd.revoke(self._lease, timeout_s=context.farewell_limit_s)
-            )
-
-    async def _remember(self, how: str) -> None:
-        cooldown_s = self._node.context.settings.gate_cooldown_s
-        if cooldown_s:
-            await self._courtesy(self._count(how, math.ceil(cooldown_s)))
-
-    async def _count(self, how: str, ttl_s: int) -> None:
-        context, host = self._node.context, self._node.context.identity.name
-        limit_s = context.farewell_limit_s
-        grant = await context.etcd.grant(ttl_s, timeout_s=limit_s)
-        for _ in range(_TRIES):
-            failures = one_more(self._known, how, context.identity.node_id, context.clock.wall_s())
-            txn = health_requests.note_gate_failure(
-                context.keys, host, failures, grant.lease_id, revision=self._revision
-            )
-            result = await context.etcd.txn(txn, timeout_s=limit_s)
-            if result.succeeded:
-                if self._lease:  # nothing is on it any more
-                    await context.etcd.revoke(self._lease, timeout_s=limit_s)
-                return
-            (found,) = result.results
-            if isinstance(found, GetResult):
-                self._take(found)
-        await context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
-
-    async def _courtesy(self, work: Coroutine[object, object, object]) -> None:
-        """What does not matter enough to fail with."""
-        try:
-            await work
-        except RdzvEtcdError as error:
-            self._node.context.log.say(f"etcd did not note how this node's gate went: {error}")

@@ -23,8 +23,7 @@ from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, JobClosedError,
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.group.context import Identity
-from rdzv_etcd.group.gate import Gate
-from rdzv_etcd.group.gate_check import GateFunction, check_gate
+from rdzv_etcd.group.gate import Gate, GateFunction, check_gate
 from rdzv_etcd.group.job_events import JobEvents, begun
 from rdzv_etcd.group.job_watch import JobWatch
 from rdzv_etcd.group.leaving import why_interrupted
@@ -215,20 +214,18 @@ class Group:
         """
         try:
             with self._one_join() as listener:
-                self._pass_gate(timeout_s)
+                self._pass_gate()
                 seat = self._part.run(self._arrive(listener, timeout_s, because))
                 return self._enter(listener, seat)
         except DrainedError as error:
             self.leave(self._note_drained(error))
             raise
 
-    def _pass_gate(self, timeout_s: float | None) -> None:
-        gate, part = self._gate, self._part
-        if gate.is_open or not part.run(gate.cool_down(seconds_or_none(timeout_s))):
-            return
-        with self._node.call_ins.inside():
-            failure = gate.ask()
-        part.run(gate.settle(failure))
+    def _pass_gate(self) -> None:
+        if self._gate.begin():
+            with self._node.call_ins.inside():
+                failure = self._gate.ask()
+            self._part.run(self._gate.settle(failure))
 
     def _note_drained(self, error: DrainedError) -> str:
         """Remember that this node was drained, and return why, as the others are told."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.wait_text import LineTimes, kept_out, tell_round, tell_seat, tell_stranger
+from rdzv_etcd.core.wait_text import LineTimes, refused_lately, refused_text, tell_round, tell_seat
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.group.context import NodeContext
 from rdzv_etcd.group.join_limits import JoinLimits
@@ -23,19 +23,19 @@ class WaitLines:
         self._context = context
         self._member = member
         self._limits = limits
-        self._strangers = {""}
+        self._known_refused = {""}
 
     async def run(self) -> None:
         """Tell what this join waits for, until cancelled."""
         context = self._context
         await context.clock.sleep(LineTimes().next_s)  # most waits are over by then
         waits_for, lines = self._waits_for(), LineTimes()
-        self._note_stranger()
+        self._note_refused()
         while True:
             due_s = waits_for[1] + lines.next_s
             if await context.wakeup.wait(due_s, when=partial(self._is_other, waits_for)):
                 waits_for, lines = self._waits_for(), LineTimes()
-                self._note_stranger()
+                self._note_refused()
                 continue
             waited_s = context.clock.now_s() - waits_for[1]
             context.log.warn(f"waiting {waited_s:.0f} s {await self._what()}")
@@ -49,18 +49,18 @@ class WaitLines:
         return False, max(limits.began_s, self._member.opened_s)
 
     def _is_other(self, known: tuple[bool, float]) -> bool:
-        return self._waits_for() != known or self._stranger() not in self._strangers
+        return self._waits_for() != known or self._refused() not in self._known_refused
 
-    def _stranger(self) -> str:
-        """Whom its settings keep out, which is told at once: it will not come by itself."""
+    def _refused(self) -> str:
+        """Which node cannot join, which is logged at once: it will not come by itself."""
         context, limits = self._context, self._limits
         if limits.conflict or limits.is_spare():
             return ""
-        stranger = kept_out(context.control.view, context.settings.job)
-        return "" if stranger is None else tell_stranger(stranger, [self._member.node_id])
+        refused = refused_lately(context.control.view, context.settings.job)
+        return "" if refused is None else refused_text(refused, [self._member.node_id])
 
-    def _note_stranger(self) -> None:
-        self._strangers.add(self._stranger())
+    def _note_refused(self) -> None:
+        self._known_refused.add(self._refused())
 
     async def _what(self) -> str:
         context, limits = self._context, self._limits

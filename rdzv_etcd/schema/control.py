@@ -15,9 +15,9 @@ from rdzv_etcd.core.model import (
     NodeInfo,
     Nodes,
     Presence,
+    Refused,
     Round,
     Slice,
-    Stranger,
     Unreadable,
 )
 from rdzv_etcd.errors import StateCorruptError
@@ -39,8 +39,6 @@ def control_from(keys: JobKeys, result: GetResult) -> Control:
     for kv in result.kvs:
         if kv.key in keys.drains:
             _put_drain(keys, drains, kv)
-        elif kv.key == keys.stranger:
-            news["stranger"] = _stranger(kv)
         else:
             news |= _put(keys, kv)
     return Control(result.revision, drains=drains, **news)
@@ -62,8 +60,6 @@ def control_after(
                 _put_drain(keys, drains, event.kv)
             else:
                 drains.pop(keys.drained(event.kv.key), None)
-        elif event.kv.key == keys.stranger:
-            news["stranger"] = _stranger(event.kv) if is_put else None
         else:
             news |= _put(keys, event.kv) if is_put else _deleted(keys, event.kv.key)
     return replace(control, revision=max(control.revision, revision), **news)
@@ -78,10 +74,10 @@ def _put_drain(keys: JobKeys, drains: dict[str, Drain], kv: KeyValue) -> None:
         drains.pop(node_id, None)
 
 
-def _stranger(kv: KeyValue) -> Stranger | None:
-    """What cannot be read, or would stay for ever, is told to nobody, and stops nothing."""
+def _refused(kv: KeyValue) -> Refused | None:
+    """A value that cannot be read, or would stay forever, is shown nowhere, and stops nothing."""
     try:
-        return values.decode_key(values.decode_stranger, kv) if kv.lease_id else None
+        return values.decode_key(values.decode_refused, kv) if kv.lease_id else None
     except StateCorruptError:
         return None
 
@@ -103,7 +99,8 @@ def _put(keys: JobKeys, kv: KeyValue) -> dict[str, Any]:
     if kv.key == keys.epoch:
         base = values.decode_key(values.decode_epoch, kv)
         return {"epoch_base": base, "epoch_lease": kv.lease_id}
-    return {}
+    is_refused = kv.key == keys.refused
+    return {"refused": _refused(kv), "refused_lease": kv.lease_id} if is_refused else {}
 
 
 def _deleted(keys: JobKeys, key: bytes) -> dict[str, Any]:
@@ -118,7 +115,7 @@ def _deleted(keys: JobKeys, key: bytes) -> dict[str, Any]:
         return {"ended": (), "ended_revision": 0, "ended_lease": 0}
     if key == keys.epoch:
         return {"epoch_base": 0, "epoch_lease": 0}
-    return {}
+    return {"refused": None, "refused_lease": 0} if key == keys.refused else {}
 
 
 def slices_from(

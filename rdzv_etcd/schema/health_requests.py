@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.core.model import Drain, GateFailures, Stranger
+from rdzv_etcd.core.model import Drain, Refused
 from rdzv_etcd.etcd.api import (
     Compare,
     Get,
@@ -59,29 +59,10 @@ def lease_before(result: TxnResult) -> int:
     return before.kvs[0].lease_id if isinstance(before, GetResult) and before.kvs else 0
 
 
-def read_gate(keys: JobKeys, host: str) -> Get:
-    return Get(keys.gate(host))
-
-
-def note_gate_failure(
-    keys: JobKeys, host: str, failures: GateFailures, lease: int, *, revision: int
-) -> Txn:
-    """Remember a failure beside those that were read at ``revision`` (0: none).
-
-    On failure the results hold what is there by now: another node of the host has failed, too.
-    """
-    key = keys.gate(host)
+def note_refused(keys: JobKeys, refused: Refused, lease: int) -> Txn:
+    """Show the job's nodes one that could not join. The first one stands: thousands may fail in the
+    same way, and every node of the job hears of each write."""
     return Txn(
-        (Compare(key, Target.MOD, Relation.EQUAL, revision),),
-        (Put(key, values.encode_gate(failures), lease),),
-        (Get(key),),
-    )
-
-
-def note_stranger(keys: JobKeys, stranger: Stranger, lease: int) -> Txn:
-    """Tell the job's nodes of one that other settings keep out. The first one stands: thousands may
-    have been started so, and every node of the job hears of each write."""
-    return Txn(
-        (Compare(keys.stranger, Target.MOD, Relation.EQUAL, 0),),
-        (Put(keys.stranger, values.encode_stranger(stranger), lease),),
+        (Compare(keys.refused, Target.MOD, Relation.EQUAL, 0),),
+        (Put(keys.refused, values.encode_refused(refused), lease),),
     )

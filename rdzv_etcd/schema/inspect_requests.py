@@ -24,7 +24,7 @@ from rdzv_etcd.etcd.api import (
 )
 from rdzv_etcd.schema.keys import JobKeys, KeyRange
 
-_PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"gate", b"nodes", b"ranks", b"store"})
+_PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"nodes", b"ranks", b"store"})
 
 
 def page(keys: KeyRange, limit: int, *, keys_only: bool = False) -> Get:
@@ -66,9 +66,7 @@ def beyond(prefix: str, key: bytes) -> KeyRange:
 
 def between_parts(keys: JobKeys) -> list[KeyRange]:
     """Ranges below a job's root in which it has no key: what is there is another job's."""
-    parts = sorted(
-        (*keys.per_round, keys.control, keys.nodes, keys.gates), key=lambda part: part.start
-    )
+    parts = sorted((*keys.per_round, keys.control, keys.nodes), key=lambda part: part.start)
     starts = (keys.below.start, *(part.end for part in parts))
     ends = (*(part.start for part in parts), keys.below.end)
     return [KeyRange(start, end) for start, end in zip(starts, ends, strict=True)]

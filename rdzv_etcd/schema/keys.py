@@ -8,8 +8,7 @@
     <prefix>/<job>/ctl/leader                  who closes rounds                   its session
     <prefix>/<job>/ctl/change                  why the formed round is over        job lease
     <prefix>/<job>/ctl/drain/<node id>         that a node is to leave             its own, session
-    <prefix>/<job>/ctl/stranger                that other settings keep one out    its own
-    <prefix>/<job>/gate/<host>                 that nodes failed their gate there  its own
+    <prefix>/<job>/ctl/stranger                which node could not join, and why  its own
     <prefix>/<job>/nodes/<node id>             presence of one node                its session
     <prefix>/<job>/ranks/<round>/<edition>/<n> a slice of a large world's ranks    job lease
     <prefix>/<job>/store/<round>/<run>/<key>   the round's key-value store         job lease
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import prefix_end
@@ -95,7 +94,7 @@ class JobKeys:
         return self.root + b"ctl/epoch"
 
     @property
-    def stranger(self) -> bytes:
+    def refused(self) -> bytes:
         return self.root + b"ctl/stranger"
 
     def drain(self, node_id: str) -> bytes:
@@ -131,19 +130,6 @@ class JobKeys:
     def node_id(self, key: bytes) -> str:
         """Return the node id in a key of :attr:`nodes`."""
         return key[len(self.nodes.start) :].decode(errors="replace")
-
-    # -- hosts that do not pass their gate --------------------------------------------------------
-
-    def gate(self, host: str) -> bytes:
-        return self.gates.start + _segment(host)
-
-    def gated(self, key: bytes) -> str:
-        """Return the host in a key of :attr:`gates`."""
-        return unquote(key[len(self.gates.start) :].decode(errors="replace"))
-
-    @property
-    def gates(self) -> KeyRange:
-        return _range(self.root + b"gate/")
 
     # -- per round --------------------------------------------------------------------------------
 
@@ -219,7 +205,7 @@ class JobKeys:
         """Whether a key is one of this job's: another job's prefix may be below :attr:`root`."""
         if any(key in each for each in self.per_round):
             return True
-        parts = (self.drains, self.control, self.nodes, self.gates)
+        parts = (self.drains, self.control, self.nodes)
         return any(key in part and b"/" not in key[len(part.start) :] for part in parts)
 
 

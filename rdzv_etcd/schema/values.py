@@ -17,12 +17,11 @@ from rdzv_etcd.core.model import (
     Closure,
     Drain,
     Ended,
-    GateFailures,
     Leader,
     NodeInfo,
+    Refused,
     Round,
     Slices,
-    Stranger,
 )
 from rdzv_etcd.core.names import is_unknown
 from rdzv_etcd.schema.fields import (
@@ -43,7 +42,6 @@ __all__ = ["VERSION", "decode_key"]
 _LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
 _MAX_PORT = 65535
-_MOST_FAILURES = 2**31
 _ACCUSED = "accused"
 _MAX_ROUND_TRIP_MS = 10_000
 """Whoever is farther away than that has no time to answer."""
@@ -362,50 +360,27 @@ def _epoch(f: Fields) -> int:
     return f.counted("base", most=MAX_EPOCH)
 
 
-# --- gates --------------------------------------------------------------------------------------
+# --- refused nodes ------------------------------------------------------------------------------
 
 
-def encode_gate(failures: GateFailures) -> bytes:
+def encode_refused(refused: Refused) -> bytes:
     fields: dict[str, object] = {
-        "count": min(failures.count, _MOST_FAILURES),
-        "how": failures.how,
-        "node": failures.node_id,
-        "wall_s": failures.wall_s,
+        "node": refused.node_id,
+        "settings": _settings_fields(refused.settings),
+        "wall_s": refused.wall_s,
     }
-    return encode(fields, _gate)
+    if refused.how:
+        fields["how"] = refused.how
+    return encode(fields, _refused)
 
 
-def decode_gate(key: bytes, value: bytes) -> GateFailures:
-    return decode(key, value, _gate)
+def decode_refused(key: bytes, value: bytes) -> Refused:
+    return decode(key, value, _refused)
 
 
-def _gate(f: Fields) -> GateFailures:
-    return GateFailures(
-        f.whole("count", least=1, most=_MOST_FAILURES),
-        f.text("how"),
-        f.name("node"),
-        f.number("wall_s"),
-    )
-
-
-# --- strangers ------------------------------------------------------------------------------------
-
-
-def encode_stranger(stranger: Stranger) -> bytes:
-    fields: dict[str, object] = {
-        "node": stranger.node_id,
-        "settings": _settings_fields(stranger.settings),
-        "wall_s": stranger.wall_s,
-    }
-    return encode(fields, _stranger)
-
-
-def decode_stranger(key: bytes, value: bytes) -> Stranger:
-    return decode(key, value, _stranger)
-
-
-def _stranger(f: Fields) -> Stranger:
-    return Stranger(f.name("node"), _settings(f.nested("settings")), f.number("wall_s"))
+def _refused(f: Fields) -> Refused:
+    settings = _settings(f.nested("settings"))
+    return Refused(f.name("node"), settings, f.number("wall_s"), f.optional_text("how") or "")
 
 
 # --- slices -------------------------------------------------------------------------------------

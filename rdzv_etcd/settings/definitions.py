@@ -314,14 +314,6 @@ class Settings:
         "How long a gate may take; after that it counts as failed.",
         default=60.0,
     )
-    gate_cooldown_s: float = option(
-        "gate_cooldown",
-        Kind.SECONDS,
-        "A host on which the gate has failed twice in a row, also in processes that are no more, "
-        "waits this long after the last failure before it tries again. 0: it never waits.",
-        default=60.0,
-        zero=True,
-    )
     watchdog_s: float = option(
         "watchdog",
         Kind.SECONDS,

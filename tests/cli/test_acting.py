@@ -207,7 +207,7 @@ def test_only_what_is_a_job_s_own_is_removed(
     """A team has taken the job's path for its prefix, and one of its jobs is called like a part."""
     keys = JobKeys(PREFIX, job_id)
     prefix = keys.root.decode().rstrip("/")
-    own = [keys.node("stranger"), keys.gate("host"), keys.ended, keys.drain("one~1~a")]
+    own = [keys.node("stranger"), keys.refused, keys.ended, keys.drain("one~1~a")]
     own += [keys.audit(number, "run") for number in range(200)]  # more than a transaction takes
     own += [keys.node(f"stray{number}") for number in range(200)]
     own += [keys.store(3, "run").start + b"k/a/b", keys.barrier(3, "x").start + b"done"]

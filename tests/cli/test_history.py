@@ -81,13 +81,15 @@ def test_why_members_came_back_is_told_and_outlives_the_job(
 
 def test_who_was_kept_out_is_named_once(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:
     keys, put = JobKeys(PREFIX, job_id), etcd_server.gateway.put
-    refused = {"node": "gpu-7~1~a", "settings": "min_nodes=3, max_nodes=3", "wall_s": 1e9}
-    for number in (1, 2):
-        audit = {"v": 1, "round": number, "refused": refused}
+    why = "it was started with min_nodes=3, max_nodes=3"
+    refused = {"node": "gpu-7~1~a", "why": why, "wall_s": 1e9}
+    older = {"node": "gpu-7~1~a", "settings": "min_nodes=3, max_nodes=3", "wall_s": 1e9}
+    for number, noted in ((1, older), (2, refused)):
+        audit = {"v": 1, "round": number, "refused": noted}
         put(keys.audit(number, "run"), json.dumps(audit).encode(), lease(etcd_server))
     words = ("history", job_id, "--endpoint", etcd_server.endpoint)
     at = when(1e9, time.time())
-    line = f"gpu-7 was kept out at {at}: it was started with min_nodes=3, max_nodes=3"
+    line = f"gpu-7 could not join at {at}: {why}"
     assert cli(*words).out.splitlines().count(line) == 1
     told = cli(*words, "--json").json["history"]["rounds"]
     assert [each["refused"] for each in told] == [refused] * 2

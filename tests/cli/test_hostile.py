@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.core.model import Closure, Drain, GateFailures, Stranger
+from rdzv_etcd.core.model import Closure, Drain, Refused
 from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.values import encode_drain, encode_gate, encode_stranger
+from rdzv_etcd.schema.values import encode_drain, encode_refused
 from rdzv_etcd.settings import JobSettings
 from tests.cli.tools import PREFIX, Run, lease, plant_node, plant_round
 from tests.support.servers import EtcdServer
@@ -36,18 +36,13 @@ def test_names_reasons_and_values_are_shown_as_text(
     audit = {"v": 1, "round": 1, "because": EVIL, "last_arrival": EVIL, "size": 10**400}
     audit |= {"change": {"lost": {EVIL: EVIL}, "waiters": [EVIL, 7]}, "wall_s": "soon"}
     audit |= {"came_back": {EVIL: EVIL, "~": 7}}
-    audit |= {"refused": {"node": EVIL, "settings": EVIL, "wall_s": 1e300}}
+    audit |= {"refused": {"node": EVIL, "why": EVIL, "wall_s": 1e300}}
     put(keys.audit(1, "run"), json.dumps(audit).encode(), stranger)
     put(keys.audit(2, "run"), MEGABYTE.encode(), stranger)
     put(keys.audit(3, "run"), b"[" * 100_000, stranger)
-    gate = encode_gate(GateFailures(2, EVIL, "[red]one[/red]", -1e300))
-    put(keys.gate(EVIL), gate, stranger)
-    put(keys.gate("stays"), gate)  # on no lease: no node goes by it
-    put(keys.gates.start + b"a/b", gate, stranger)
-    put(keys.gate("unreadable"), MEGABYTE.encode(), stranger)
     put(keys.drain("[red]one[/red]~1~a"), encode_drain(Drain("[b]who[/b]", EVIL)), stranger)
-    out = encode_stranger(Stranger("[i]out[/i]~9~z", JobSettings(7, 7), -1e300))
-    put(keys.stranger, out, stranger)
+    out = encode_refused(Refused("[i]out[/i]~9~z", JobSettings(7, 7), -1e300, EVIL))
+    put(keys.refused, out, stranger)
     done = cli(command, job_id, "--endpoint", etcd_server.endpoint)
     assert is_harmless(done.out), done.out
     assert done.err == ""
@@ -56,7 +51,7 @@ def test_names_reasons_and_values_are_shown_as_text(
     assert told.out.isascii()
     assert told.json
     if command == "status":
-        assert [gate["host"] for gate in told.json["status"]["gates"]] == [EVIL]
+        assert told.json["status"]["refused"]["why"] == EVIL
 
 
 def test_a_job_s_name_is_text_as_well(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.cli.job_view import SHOWN_NODES
-from rdzv_etcd.core.model import Accusation, Change, GateFailures, NodeInfo, Stranger
+from rdzv_etcd.core.model import Accusation, Change, NodeInfo, Refused
 from rdzv_etcd.core.rank_slices import cut, slices_for
 from rdzv_etcd.errors import GateError
 from rdzv_etcd.group.group import Group
@@ -18,10 +18,9 @@ from rdzv_etcd.schema.keys import JobKeys
 from rdzv_etcd.schema.values import (
     encode_accusation,
     encode_change,
-    encode_gate,
     encode_node,
+    encode_refused,
     encode_slice,
-    encode_stranger,
 )
 from rdzv_etcd.settings import JobSettings
 from tests.cli.terminal import Terminal
@@ -176,10 +175,10 @@ def test_a_node_that_other_settings_keep_out_is_named(
             joining[0].start()
             wait_until("arrived", lambda: etcd_server.keys(keys.nodes.start))
             joining[1].start()
-            wait_until("it is told", lambda: etcd_server.keys(keys.stranger))
+            wait_until("it is told", lambda: etcd_server.keys(keys.refused))
             done = status(job_id, "--json")
             assert done.code == 1
-            told = done.json["status"]["stranger"]
+            told = done.json["status"]["refused"]
             assert (told["node"], told["min_nodes"]) == (stranger.node_id, 3)
             shown = status(job_id).out
             assert "the first of them came " in shown
@@ -187,16 +186,15 @@ def test_a_node_that_other_settings_keep_out_is_named(
             other_one = "~".join(stranger.node_id.split("~")[:2])
             if node.node_id.startswith(f"{other_one}~"):  # two nodes of one process
                 other_one = stranger.node_id
-            assert re.search(rf"{other_one} could not join \(.* ago\): started with", shown)
-            planted = Stranger("elsewhere~7~a", other.job, time.time() - 60)
-            etcd_server.gateway.put(keys.stranger, encode_stranger(planted), lease(etcd_server))
-            line = (
-                r"elsewhere could not join \(1 min.* ago\): started with min_nodes=3, max_nodes=3"
-            )
+            assert re.search(rf"{other_one} could not join \(.* ago\): it was started with", shown)
+            planted = Refused("elsewhere~7~a", other.job, time.time() - 60)
+            etcd_server.gateway.put(keys.refused, encode_refused(planted), lease(etcd_server))
+            started = "it was started with min_nodes=3, max_nodes=3"
+            line = rf"elsewhere could not join \(1 min.* ago\): {started}"
             assert re.search(line, status(job_id).out)
             doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
             assert "warn  elsewhere could not join" in doctor.out
-            etcd_server.gateway.put(keys.stranger, encode_stranger(planted))  # it would stay
+            etcd_server.gateway.put(keys.refused, encode_refused(planted))  # it would stay
             assert "could not join" not in status(job_id).out
         finally:
             stranger.leave("the test is over")
@@ -205,38 +203,30 @@ def test_a_node_that_other_settings_keep_out_is_named(
                 thread.join()
 
 
-def test_a_host_that_does_not_pass_its_gate_is_named(
-    etcd_server: EtcdServer, job_id: str, status: Run
+def test_a_node_that_does_not_pass_its_gate_is_named(
+    etcd_server: EtcdServer, job_id: str, status: Run, cli: Run
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "1", gate_cooldown=600, gate_command="false")
-    with groups(settings, 2) as nodes:
-        host = nodes[0].node_id.split("~", maxsplit=1)[0]
+    settings = node_settings(etcd_server, job_id, "1", gate_command="sh -c 'echo no GPU; exit 3'")
+    help_ = "fix what its gate checks, or keep that host out of the job"
+    with groups(settings, 1) as (node,):
+        host = node.node_id.split("~", maxsplit=1)[0]
         with pytest.raises(GateError):
-            nodes[0].join()
-        once = status(job_id)
-        assert once.code == 2
-        assert f"{host} did not pass: its gate " in once.out
-        assert "cools down" not in once.out
-        with pytest.raises(GateError):
-            nodes[1].join()
-        done = status(job_id, "--json")
-        (gate,) = done.json["status"]["gates"]
-        assert (gate["host"], gate["count"], gate["cools_down"]) == (host, 2, True)
-        assert gate["node"] == nodes[1].node_id
-        assert 0 < gate["forgotten_in_s"] <= 600
-        assert gate["how"].startswith("its gate ")
-        assert re.search(r"2 times in a row: cools down for \d+ min", status(job_id).out)
-    passing = node_settings(etcd_server, job_id, "1")
+            node.join()
+        done = status(job_id)
+        assert done.code == 2  # no job is there
+        line = r" could not join \(.*\): its gate .*sh -c .* ended with exit code 3: no GPU"
+        assert re.search(host + line, done.out)
+        assert f"next: {help_}" in done.out
+        refused = status(job_id, "--json").json["status"]["refused"]
+        assert refused["node"] == node.node_id
+        assert re.fullmatch(r"its gate .*sh -c .* ended with exit code 3: no GPU", refused["why"])
+        doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
+        assert re.search(f"warn  {host}{line}", doctor.out)
+        assert f"-> {help_}" in doctor.out
+    passing = node_settings(etcd_server, job_id, "1", gate_command="true")
     with groups(passing, 1) as nodes:
         join_all(nodes)
-        for number in range(40):
-            failures = GateFailures(3, "no GPU", f"h{number}~1~a", 0.0)
-            key = JobKeys(PREFIX, job_id).gate(f"h{number}")
-            etcd_server.gateway.put(key, encode_gate(failures), lease(etcd_server))
-        done = status(job_id, "--json")
-        assert (done.code, len(done.json["status"]["gates"])) == (0, 32)
-        assert done.json["status"]["more_gates"] == 9
-        assert "37 more hosts did not pass their gate" in status(job_id).out
+        assert "could not join" not in status(job_id).out
 
 
 def test_a_job_that_was_closed(etcd_server: EtcdServer, job_id: str, status: Run) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.core.draining import drain_to_tell, should_yield, why_drained
-from rdzv_etcd.core.gate import must_cool_down, one_more
 from rdzv_etcd.core.member import Member, Phase
 from rdzv_etcd.core.model import Closure, Control, Drain, NodeInfo
 from rdzv_etcd.core.steps import Arrive, End, Enter, Leave, joining_step
@@ -117,13 +116,3 @@ def test_a_reason_that_others_wrote_forges_no_line() -> None:
     told = why_drained(hostile, "a~1~x")
     assert told.isprintable()
     assert len(told) < 600
-
-
-# --- gates ----------------------------------------------------------------------------------------
-
-
-def test_one_failure_of_a_gate_is_forgiven_and_the_second_is_not() -> None:
-    first = one_more(None, "exit code 1", "a~1~x", 5.0)
-    second = one_more(first, "exit code 2", "a~2~y", 6.0)
-    assert [must_cool_down(each) for each in (None, first, second)] == [False, False, True]
-    assert (second.count, second.how, second.node_id) == (2, "exit code 2", "a~2~y")

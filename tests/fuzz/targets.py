@@ -15,12 +15,11 @@ from rdzv_etcd.core.model import (
     Closure,
     Drain,
     Ended,
-    GateFailures,
     Leader,
     NodeInfo,
+    Refused,
     Round,
     Slices,
-    Stranger,
 )
 from rdzv_etcd.errors import RdzvEtcdError, SettingsError
 from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
@@ -166,10 +165,6 @@ def targets() -> Iterator[dict[str, Shot]]:
                 lambda value: values.decode_drain(KEYS.drain("a~1~x"), value),
                 values.encode_drain(Drain("an operator", "maintenance", 7)),
             ),
-            "gate": _decodes(
-                lambda value: values.decode_gate(KEYS.gate("a"), value),
-                values.encode_gate(GateFailures(2, "exit code 1", "a~1~x", 1.5)),
-            ),
             "ended": _decodes(
                 lambda value: values.decode_ended(KEYS.ended, value),
                 values.encode_ended([Ended("run", Closure("a~1~x", "done", True, 1.5), 7)] * 2),
@@ -178,9 +173,9 @@ def targets() -> Iterator[dict[str, Shot]]:
                 lambda value: values.decode_epoch(KEYS.epoch, value),
                 values.encode_epoch(1_800_000_000_000_000),
             ),
-            "stranger": _decodes(
-                lambda value: values.decode_stranger(KEYS.stranger, value),
-                values.encode_stranger(Stranger("a~1~x", _SETTINGS, 1.5)),
+            "refused": _decodes(
+                lambda value: values.decode_refused(KEYS.refused, value),
+                values.encode_refused(Refused("a~1~x", _SETTINGS, 1.5, "its gate said no")),
             ),
             "leader": _decodes(
                 lambda value: values.decode_leader(KEYS.leader, value),

@@ -13,8 +13,8 @@ from tests.fuzz.targets import COSTLY, targets
 
 NAMES = (
     "endpoints", "configuration", "round", "change", "leader", "node", "store_value", "keys",
-    "job_keys", "tls_files", "nodes", "slice", "ended", "epoch", "accusation", "drain", "gate",
-    "stranger",
+    "job_keys", "tls_files", "nodes", "slice", "ended", "epoch", "accusation", "drain",
+    "refused",
 )  # fmt: skip
 
 

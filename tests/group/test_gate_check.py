@@ -19,7 +19,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd.core.over import Left
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.gate_check import (
+from rdzv_etcd.group.gate import (
     Arrival,
     CommandCheck,
     Failure,

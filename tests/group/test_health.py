@@ -15,13 +15,12 @@ from rdzv_etcd.core.over import Expelled, Left, Lost
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
 from rdzv_etcd.etcd.api import Put, Txn
 from rdzv_etcd.group.draining import request_drain
-from rdzv_etcd.group.gate import Gate
-from rdzv_etcd.group.gate_check import Failure
+from rdzv_etcd.group.gate import Failure, Gate
 from rdzv_etcd.logs import JsonLines
 from rdzv_etcd.schema import requests
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
-from rdzv_etcd.testing.requests import Revoke
+from tests.group.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
@@ -443,10 +442,8 @@ def test_the_log_says_once_where_the_thread_is(caplog: pytest.LogCaptureFixture)
 
 
 async def fails(node: SimNode, how: str) -> GateError:
-    gate = Gate(node.node, None)
-    assert await gate.cool_down(None)
     with pytest.raises(GateError) as raised:
-        await gate.settle(Failure(how, 3, "last line"))
+        await Gate(node.node, None).settle(Failure(how, 3, "last line"))
     return raised.value
 
 
@@ -469,85 +466,63 @@ def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why() -> None
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
 
-def test_a_host_that_fails_again_cools_down_though_its_process_is_another(
+async def process_of(job: SimJob, name: str) -> SimNode:
+    process = job.make(name)
+    await process.node.start()
+    return process
+
+
+def test_nodes_that_wait_are_shown_why_one_cannot_join_until_its_host_passes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(job: SimJob) -> None:
-        start(job, "ab")
-        await job.until_works("ab")
-        for _ in range(2):  # the first time is forgiven: the second process asks at once
-            process = job.make("c")
-            await process.node.start()
-            began_s = job.loop.time()
+        waits = job.start("a", join_timeout_s=2000.0)
+        job.start("b", join_timeout_s=2000.0)
+        await job.pass_time(70.0)
+        caplog.clear()
+        for _ in range(2):  # a supervisor starts it again: that is no news
+            process = await process_of(job, "c")
             await job.on(process, fails(process, "raised OSError: no GPU"))
-            assert job.loop.time() - began_s < 1.0
             await job.leave("c")
-        process = job.make("c")
-        await process.node.start()
-        began_s = job.loop.time()
-        assert await job.on(process, Gate(process.node, None).cool_down(None))
-        assert 58.0 < job.loop.time() - began_s < 62.0
-        await job.leave("c")
-        healthy = job.make("d")  # another host is not concerned
-        await healthy.node.start()
-        began_s = job.loop.time()
-        assert await job.on(healthy, Gate(healthy.node, None).cool_down(None))
-        assert job.loop.time() - began_s < 1.0
-        await job.leave("d")
-        assert not job.server.snapshot(job.keys.gates.start)
+            await job.pass_time(1.0)
+            (line,) = [each for each in warnings_of(caplog, waits) if "c cannot join" in each]
+        assert "c cannot join: its gate raised OSError: no GPU; fix what its gate checks" in line
+        assert "are the others started" not in line
+        (kv,) = (kv for kv in job.server.snapshot() if kv.key == job.keys.refused)
+        for name in "dc":
+            assert kv.lease_id in job.server.leases()  # what another host does changes nothing
+            process = await process_of(job, name)
+            await job.on(process, Gate(process.node, None).settle(None))
+            await job.leave(name)
+        assert kv.lease_id not in job.server.leases()
+        assert not [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
+        job.start("c")
+        await job.until_works("abc", 30.0)
 
-    with caplog.at_level(logging.WARNING):
-        simulate(scenario, range(3), min_nodes=2, max_nodes=3)
-    (line, *_) = [each.getMessage() for each in caplog.records if "cooled" in each.getMessage()]
-    assert "2 times in a row" in line
-    assert "raised OSError: no GPU" in line
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
 
 
-def test_whoever_passes_ends_the_count() -> None:
+def test_a_pass_takes_back_no_note_about_other_settings() -> None:
     async def scenario(job: SimJob) -> None:
-        for passes in (False, True, False, True):
-            process = job.make("c")
-            await process.node.start()
-            if passes:
-                gate = Gate(process.node, None)
-                assert await gate.cool_down(1.0)
-                await gate.settle(None)
-                assert not job.server.snapshot(job.keys.gates.start)
-            else:
-                await fails(process, "said no")
-            await job.leave("c")
-
-    simulate(scenario, range(2), min_nodes=1, max_nodes=3)
-
-
-@pytest.mark.parametrize("what", ["deadline", "drain", "deleted", "etcd restarts"])
-def test_what_ends_the_wait_of_a_hot_host(what: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        for _ in range(2):
-            process = job.make("c")
-            await process.node.start()
-            await fails(process, "said no")
-            await job.leave("c")
-        process = job.make("c")
-        await process.node.start()
-        waiting = job.on(process, Gate(process.node, None).cool_down(20.0))
-        await job.pass_time(5.0)
-        assert not waiting.done()
-        if what == "drain":
-            await process.node.be_drained("enough")
-            assert not await waiting
-        elif what == "deleted":
-            (key,) = job.server.snapshot(job.keys.gates.start)
-            job.server.apply(Revoke(key.lease_id), OPERATOR)
-            assert await waiting
-        elif what == "etcd restarts":
-            job.wipe()
-            assert await waiting
-        else:
-            with pytest.raises(GateError, match="not cool within 20 s: 2 times in a row"):
-                await waiting
-        assert job.loop.time() < 60.0
+        leader = job.start("a")
+        await job.until(lambda: leader.node.leads, "it leads")
+        other = job.start("c", job=JobSettings(3, 3))
+        await job.until(lambda: other.error is not None, "it is refused", 20.0)
+        process = await process_of(job, "c")
+        await job.on(process, Gate(process.node, None).settle(None))
+        assert [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
         await job.leave("c")
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+
+
+def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer() -> None:
+    async def scenario(job: SimJob) -> None:
+        process = await process_of(job, "c")
+        process.connection.link.partition()
+        error = await job.on(process, fails(process, "said no"))
+        assert "its gate said no" in str(error)
+        assert job.loop.time() < 2 * TTL_S
 
     simulate(scenario, range(2), min_nodes=1, max_nodes=3)
 

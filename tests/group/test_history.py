@@ -109,7 +109,7 @@ def test_it_names_a_node_that_other_settings_kept_out() -> None:
         first, second = audits(job)
         assert first["refused"] is None
         assert second["refused"]["node"] == stranger.node_id
-        assert second["refused"]["settings"] == "min_nodes=3, max_nodes=3"
+        assert second["refused"]["why"] == "it was started with min_nodes=3, max_nodes=3"
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
 

@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, StoreTimeoutError
 from rdzv_etcd.etcd.api import Delete, Txn
 from rdzv_etcd.group.collectives import Collectives
-from rdzv_etcd.group.conflict import TOLD_S
+from rdzv_etcd.group.context import REFUSED_TTL_S
 from rdzv_etcd.group.world_over import unless_over
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.schema import requests
@@ -57,7 +57,7 @@ def test_who_waits_is_told_at_once_of_one_that_other_settings_keep_out(
             assert "2 of 3 nodes (" in line
             assert " cannot join: it was started with min_nodes=2, max_nodes=2; start all" in line
             assert "are the others started" not in line
-        puts = [kv for kv in job.server.snapshot() if kv.key == job.keys.stranger]
+        puts = [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
         assert [kv.lease_id != 0 for kv in puts] == [True]
         await job.until(lambda: all(it.error for it in others), "they are refused", 20.0)
         caplog.clear()
@@ -66,8 +66,8 @@ def test_who_waits_is_told_at_once_of_one_that_other_settings_keep_out(
         assert said(caplog, job, "a") == []  # it was said
         job.start("z")
         await job.until_works("abz", 30.0)
-        await job.pass_time(TOLD_S)
-        assert job.keys.stranger not in {kv.key for kv in job.server.snapshot()}
+        await job.pass_time(REFUSED_TTL_S)
+        assert job.keys.refused not in {kv.key for kv in job.server.snapshot()}
 
     simulate(scenario, range(3), min_nodes=3, max_nodes=3)
 

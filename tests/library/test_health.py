@@ -262,14 +262,13 @@ def test_a_gate_that_takes_too_long_keeps_the_node_out(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
     command = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(600)'"
-    settings = node_settings(
-        etcd_server, job_id, "1", gate_command=command, gate_timeout=1.0, gate_cooldown=0
-    )
+    settings = node_settings(etcd_server, job_id, "1", gate_command=command, gate_timeout=1.0)
     with Group(settings) as group:
         with pytest.raises(GateError, match="was not done within 1 s") as raised:
             group.join()
         assert raised.value.exit_code is None
-    assert not left_of_job(etcd_server.gateway, job_id)
+    (left,) = left_of_job(etcd_server.gateway, job_id)
+    assert "ctl/stranger" in left  # why it could not join
 
 
 def test_a_signal_is_handled_while_a_gate_is_asked(
@@ -296,29 +295,6 @@ def test_a_signal_is_handled_while_a_gate_is_asked(
             assert group.join().size == 1
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_host_that_failed_twice_cools_down_in_the_next_process(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    good = tmp_path / "good"
-    settings = node_settings(
-        etcd_server, job_id, "1", gate_command=f"test -e {good}", gate_cooldown=8, **ALONE
-    )
-    for _ in range(2):
-        with Group(settings) as group, pytest.raises(GateError, match="exit code 1"):
-            group.join()
-    good.touch()
-    began_s = time.monotonic()
-    with Group(settings) as group:
-        assert group.join().size == 1
-    assert time.monotonic() - began_s > 2.0
-    assert "2 times in a row a node did not pass there" in caplog.text
-    assert not etcd_server.keys(job_root(job_id) + b"gate/")
 
 
 @pytest.mark.parametrize("command", ["", "  ", "a 'b", "a\0b"])

@@ -178,7 +178,7 @@ def test_who_takes_the_signal_afterwards_keeps_it(
 def test_a_gate_that_fails_is_a_rendezvous_error_that_says_why(
     leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
 ) -> None:
-    config = {"gate_command": "sh -c 'echo no GPU; exit 3'", "gate_cooldown": 0}
+    config = {"gate_command": "sh -c 'echo no GPU; exit 3'"}
     handler = create_handler(parameters(etcd_server, job_id, "1", **config))
     try:
         with pytest.raises(RendezvousError, match=r"its gate .* ended with exit code 3: no GPU"):

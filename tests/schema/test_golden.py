@@ -21,6 +21,7 @@ from rdzv_etcd.core.model import (
     Ended,
     Leader,
     NodeInfo,
+    Refused,
     Round,
     Slices,
 )
@@ -57,6 +58,8 @@ NODE_TEXT = (
     '"epoch_seen":41,"epoch_trained":40,"clock_us":99,"data":{"gpus":8},"peer_port":40002,'
     '"round_trip_ms":12,"because":"its worker failed"'
 )
+REFUSED = Refused(A, SETTINGS, 1795000000.5)
+REFUSED_TEXT = f'{{"v":1,"node":"{A}",{SETTINGS_TEXT},"wall_s":1795000000.5'
 ROUND = Round(3, "run-1", (A, B), SETTINGS, "10.0.0.1", 40001, 0x123, epoch_base=7)
 
 
@@ -132,6 +135,12 @@ WRITTEN: dict[str, tuple[Callable[[Any], bytes], Decode, Any, str]] = {
         (Ended("run-1", CLOSURE, 41),),
         f'{{"v":1,"runs":[{{"run":"run-1","epoch":41,{CLOSURE_TEXT}}}]}}',
     ),
+    "node that could not join": (
+        values.encode_refused,
+        values.decode_refused,
+        replace(REFUSED, how="its gate said no"),
+        REFUSED_TEXT + ',"how":"its gate said no"}',
+    ),
     "epoch": (values.encode_epoch, values.decode_epoch, 7, '{"v":1,"base":7}'),
     "slice": (
         values.encode_slice,
@@ -143,6 +152,7 @@ WRITTEN: dict[str, tuple[Callable[[Any], bytes], Decode, Any, str]] = {
 READ: dict[str, tuple[Decode, Any, str]] = {
     "presence": (NODES, replace(NODE, lease_ttl_s=0, finished=False), NODE_TEXT + "}"),
     "record": (values.decode_round, ROUND, FORMED_TEXT + "}"),
+    "node that could not join": (values.decode_refused, REFUSED, REFUSED_TEXT + "}"),
 }
 """As the build before wrote them."""
 

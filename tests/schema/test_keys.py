@@ -36,7 +36,6 @@ def ranges(keys: JobKeys) -> list[KeyRange]:
         keys.nodes,
         keys.audits,
         keys.drains,
-        keys.gates,
         keys.store(3, "run"),
         keys.stores,
         keys.stores_before(7),
@@ -59,7 +58,7 @@ def singles(keys: JobKeys) -> list[bytes]:
         keys.node("host~1~x"),
         keys.audit(7, "run"),
         keys.drain("host~1~x"),
-        keys.gate("a/b"),
+        keys.refused,
     ]
 
 
@@ -140,20 +139,13 @@ def test_a_node_id_is_read_from_its_key() -> None:
     assert keys.node_id(keys.node("gpu-7~12~ab")) == "gpu-7~12~ab"
 
 
-@pytest.mark.parametrize("host", AWKWARD)
-def test_a_host_is_read_from_the_key_of_its_gate(host: str) -> None:
-    keys = JobKeys("/p", "j")
-    assert keys.gate(host) in keys.gates
-    assert keys.gated(keys.gate(host)) == host
-
-
 def test_a_job_is_found_by_whatever_key_it_has() -> None:
     keys, sought = JobKeys("/elsewhere", "j"), JobKeys("/p", "j")
     round_, run = 1, "run"
     for key in (
         keys.round,
         keys.node("a~1~b"),
-        keys.gate("a"),
+        keys.refused,
         keys.audit(round_, run),
         keys.slice(round_, "edition", 0),
         keys.store(round_, run).start + b"key",
@@ -168,9 +160,9 @@ def test_a_job_below_another_one_s_path_shares_no_key_that_is_deleted(
 ) -> None:
     """A Slurm job id beside rounds' numbers: those have ten digits."""
     mine = JobKeys("/p", "team")
-    for each in (job_id, "store", "audit", "ctl", "nodes", "gate", "12345678"):
+    for each in (job_id, "store", "audit", "ctl", "nodes", "12345678"):
         theirs = JobKeys(f"/p/team{below}", each)
         assert not any(mine.owns(key) for key in singles(theirs)), each
-        parts = (*theirs.per_round, theirs.control, theirs.nodes, theirs.gates)
+        parts = (*theirs.per_round, theirs.control, theirs.nodes)
         for part in mine.per_round:
             assert not any(overlap(part, other) for other in parts), each

@@ -13,19 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.core.gate import one_more
 from rdzv_etcd.core.model import (
     Change,
     Closure,
     Control,
     Drain,
     Ended,
-    GateFailures,
     Leader,
     NodeInfo,
+    Refused,
     Round,
     Slices,
-    Stranger,
 )
 from rdzv_etcd.errors import StateCorruptError, StateVersionError, UnwritableValueError
 from rdzv_etcd.etcd.api import KeyValue
@@ -112,7 +110,6 @@ def large_rounds(draw: st.DrawFn) -> Round:
 
 
 DRAINS = st.builds(Drain, NAME, TEXT, st.integers(0, 2 * MAX_EPOCH))
-GATES = st.builds(GateFailures, st.integers(1, 2**31), TEXT, NAME, st.floats(0, 1e12))
 CHANGES = st.builds(
     Change,
     NAME,
@@ -123,7 +120,7 @@ CHANGES = st.builds(
     st.dictionaries(NAME, TEXT),
 )
 LEADERS = st.builds(Leader, NAME, job_settings())
-STRANGERS = st.builds(Stranger, NAME, job_settings(), st.floats(0, 1e12))
+REFUSED = st.builds(Refused, NAME, job_settings(), st.floats(0, 1e12), TEXT)
 RANKS = st.lists(NAME, unique=True, max_size=6).flatmap(
     lambda names: st.permutations(range(len(names))).map(
         lambda ranks: dict(zip(names, ranks, strict=True))
@@ -147,10 +144,9 @@ KINDS: list[tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., An
     (RANKS, values.encode_slice, values.decode_slice),
     (CHANGES, values.encode_change, values.decode_change),
     (DRAINS, values.encode_drain, values.decode_drain),
-    (GATES, values.encode_gate, values.decode_gate),
     (ENDED, values.encode_ended, values.decode_ended),
     (LEADERS, values.encode_leader, values.decode_leader),
-    (STRANGERS, values.encode_stranger, values.decode_stranger),
+    (REFUSED, values.encode_refused, values.decode_refused),
     (st.integers(0, MAX_EPOCH), values.encode_epoch, values.decode_epoch),
 ]
 DECODERS = [decode for _, _, decode in KINDS]
@@ -423,10 +419,6 @@ def test_whatever_else_is_counted_on_is_read_if_the_next_one_can_be_written() ->
         values.encode_node(info)
         base = max(info.epoch_seen, info.epoch_trained, info.clock_us)
         values.encode_round(replace(record, epoch_base=base))
-    first = values.encode_gate(one_more(None, "how", "a", 1.0))
-    gate = highest(values.decode_gate, first, "count")
-    again = values.encode_gate(one_more(gate, "how", "a", 1.0))
-    assert values.decode_gate(KEY, again).count == gate.count
 
 
 def test_nobody_claims_an_epoch_that_others_would_not_believe() -> None:

@@ -31,7 +31,7 @@ from tests.sim.promises import Promises
 from tests.sim.state import Formed, State
 from tests.sim.verdicts import Verdicts
 
-_PARTS = {b"audit", b"barrier", b"ctl", b"gate", b"nodes", b"ranks", b"store"}
+_PARTS = {b"audit", b"barrier", b"ctl", b"nodes", b"ranks", b"store"}
 """What follows the root of a job in its keys' paths."""
 
 COUNTER = "steps"

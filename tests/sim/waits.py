@@ -16,7 +16,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.group.conflict import TOLD_S
+from rdzv_etcd.group.context import REFUSED_TTL_S
 from rdzv_etcd.group.draining import REQUEST_TTL_S
 from rdzv_etcd.schema import values
 from tests.sim.invariants import Invariant, InvariantError
@@ -351,7 +351,7 @@ class Afterwards(Part):
     async def check_nothing_left(self) -> None:
         job = self._job
         timing = job.settings.timing
-        lasts_s = max(timing.job_ttl_s, timing.closed_ttl_s, timing.ended_ttl_s, TOLD_S)
+        lasts_s = max(timing.job_ttl_s, timing.closed_ttl_s, timing.ended_ttl_s, REFUSED_TTL_S)
         if "ask_to_leave" in self._plan.kinds:
             lasts_s = max(lasts_s, REQUEST_TTL_S)
         await asyncio.sleep(lasts_s + 2.0)

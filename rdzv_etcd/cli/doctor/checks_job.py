@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rdzv_etcd.cli.doctor.facts import Check, Facts, Finding, fail, ok, warn
 from rdzv_etcd.cli.job_view import JobView
-from rdzv_etcd.cli.report import closed_text, gate_text, report_on, some, who_is_kept_out
+from rdzv_etcd.cli.report import closed_text, refused_with_help, report_on, some
 from rdzv_etcd.core.job_state import settings_of
 from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.core.names import display_name
@@ -105,8 +105,9 @@ def strangers(facts: Facts) -> Iterator[Finding]:
             f"nodes with other settings are there: {some(others)}: another job has the same id",
             "give each job an id of its own with --rdzv-id",
         )
-    for text in who_is_kept_out(view):
-        yield warn(text, "start all nodes with the same --nnodes and node_unit")
+    refused = refused_with_help(view)
+    if refused is not None:
+        yield warn(*refused)
     spares = [row.node_id for row in report.rows if row.state == "spare"]
     if spares:
         yield warn(
@@ -178,12 +179,6 @@ def launchers(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def gates(facts: Facts) -> Iterator[Finding]:
-    view = facts.view
-    for gate in () if view is None else view.gates.shown[:_NAMED]:
-        yield warn(gate_text(gate), "mend what its gate checks, or keep that host out of the job")
-
-
 def last_end(facts: Facts) -> Iterator[Finding]:
     view = facts.view
     if view is None or view.control.closure is None:
@@ -211,6 +206,5 @@ CHECKS: tuple[Check, ...] = (
     master,
     reachable,
     launchers,
-    gates,
     last_end,
 )
