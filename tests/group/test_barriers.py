@@ -17,14 +17,14 @@ from rdzv_etcd.errors import (
     WorldOverError,
 )
 from rdzv_etcd.etcd.api import Compare, Delete, Put, Txn
-from rdzv_etcd.group.collectives import Collectives
+from rdzv_etcd.group.collectives import Collective, Collectives
 from rdzv_etcd.schema import collective_requests
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Request
 from tests.sim import world
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import noted
-from tests.sim.test_mutants import on, swapped, without_guard
+from tests.sim.test_mutants import does_nothing, on, swapped, without_guard
 from tests.sim.world import Scenario, SimJob, SimNode, simulate
 
 SOON_S = 1.0
@@ -90,6 +90,27 @@ def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passed() ->
         await asyncio.gather(third, calls(1))
 
     simulate(scenario, min_nodes=2, max_nodes=2)
+
+
+async def one_has_passed_what_etcd_forgets(job: SimJob) -> None:
+    """A member that is between two calls says again that all were there: another waits for that."""
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    barriers = [Collectives(node.node, node.world) for node in nodes if node.world is not None]
+    before = job.save()
+    waiting = job.on(nodes[1], barriers[1].barrier("saved", 60))
+    await job.pass_time(1)
+    nodes[1].connection.link.lag_watches(5.0)
+    await job.on(nodes[0], barriers[0].barrier("saved", 60))
+    assert not waiting.done()
+    job.restore(before)
+    await waiting
+
+
+def test_what_etcd_has_forgotten_is_given_again_between_calls() -> None:
+    simulate(one_has_passed_what_etcd_forgets, min_nodes=2, max_nodes=2)
+    with swapped(Collective, "put_right", does_nothing), pytest.raises(BarrierTimeoutError):
+        simulate(one_has_passed_what_etcd_forgets, min_nodes=2, max_nodes=2)
 
 
 @pytest.mark.parametrize("whose", ["its session", "the job"])
