@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import (
     DrainedError,
     EtcdRefusedError,
@@ -271,6 +272,9 @@ class Afterwards(Part):
         done, fails = self._rng.sample(members, 2)
         joins = {node.name: node.joins for node in members}
         await self._job.finish_early(done.name)
+        if not done.is_done:  # it was in a call, which ended its part in the world
+            await self.converge()
+            return
         await asyncio.sleep(TOLD_AFTER_S)
         await self._demand(
             Invariant.UNDISTURBED,
@@ -279,7 +283,10 @@ class Afterwards(Part):
         )
         await self._job.join_again(fails.name)
         await self._demand(
-            Invariant.UNAWAITED, self._converged, f"the others go on without {done.name}", HEARD_S
+            Invariant.UNAWAITED,
+            self._converged,
+            f"the others go on without {done.name}",
+            self._hears_within_s(),
         )
         await self.converge()
 
@@ -327,6 +334,8 @@ class Afterwards(Part):
             await asyncio.wait(meeting)
         for node in nodes:
             self._heal_link(node)
+            if node.alive and node.node.phase is Phase.IDLE:  # its call was cut off
+                await self._job.join_again(node.name)
         await asyncio.sleep(REQUEST_TIMEOUT_S)  # what was lost shows within this time
         await self.converge()
 

@@ -305,22 +305,31 @@ class SimJob:
     async def join_again(self, name: str, because: str = "") -> None:
         """Let a member's agent give its world up, as torch's does when a worker fails."""
         node = self.nodes[name]
-        assert node.agent is not None
-        node.agent.cancel()
-        await asyncio.wait({node.agent})
+        if not await self._end_agent(node):
+            return
         node.because = because
         node.agent = self.on(node, node.run())
 
     async def finish_early(self, name: str) -> None:
         """Let the workers of a member finish while the others still work."""
         node = self.nodes[name]
-        assert node.agent is not None
-        node.agent.cancel()
-        await asyncio.wait({node.agent})
-        if node.alive and node.world is not None and not node.is_done:
+        if not await self._end_agent(node):
+            return
+        if node.node.phase is Phase.IDLE and node.alive:  # a call was cut off, so its part is over
+            node.agent = self.on(node, node.run())
+        elif node.alive and node.world is not None and not node.is_done:
             self.history.note(self.loop.time(), f"{name} has finished")
             node.is_done = True
             node.agent = self.on(node, node.wait_for_the_others())
+
+    async def _end_agent(self, node: SimNode) -> bool:
+        """Let a node's agent end, whose last calls may take seconds; ``False`` if the node crashes
+        meanwhile."""
+        assert node.agent is not None
+        node.agent.cancel()
+        while not (node.crashed or node.agent.done()):
+            await asyncio.wait({node.agent}, timeout=TICK_S)
+        return not node.crashed
 
     def on(self, node: SimNode, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something as part of a node: a crash stops it."""
