@@ -438,6 +438,8 @@ def test_the_job_id_and_address_must_be_text() -> None:
         settings_from_config(job_id=not_text, local_addr=None, **common)
     made = settings_from_config(job_id="a/b ü", local_addr="fe80::1%eth0", **common)
     assert (made.job_id, made.local_addr) == ("a/b ü", "fe80::1%eth0")
+    # As an endpoint is written.
+    assert settings_from_config(job_id="a", local_addr="[::1]", **common).local_addr == "::1"
     with pytest.raises(SettingsError, match="max_nodes"):
         settings_from_config(**{**common, "min_nodes": 2}, job_id="a", local_addr=None)
 
