@@ -191,7 +191,7 @@ def test_a_node_that_other_settings_keep_out_is_named(
             etcd_server.gateway.put(keys.refused, encode_refused(planted), lease(etcd_server))
             started = "it was started with min_nodes=3, max_nodes=3"
             line = rf"elsewhere could not join \(1 min.* ago\): {started}"
-            assert re.search(line, status(job_id).out)
+            wait_until("it is shown", lambda: re.search(line, status(job_id).out) is not None)
             doctor = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
             assert "warn  elsewhere could not join" in doctor.out
             etcd_server.gateway.put(keys.refused, encode_refused(planted))  # it would stay
