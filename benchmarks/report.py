@@ -215,8 +215,8 @@ def _recovery(document: dict[str, Any]) -> str:
     header = ["", *(f"`{name}`" for name in known)]
     runs = max(row["runs"] for row in summary.values())
     in_process = (
-        f" `{IN_PROCESS}` is [without torchrun](in-process.md): the processes that train go on "
-        "themselves."
+        f" `{IN_PROCESS}` is [without torchrun](library.md#training-in-the-same-processes): "
+        "the processes that train go on themselves."
         if IN_PROCESS in known
         else ""
     )

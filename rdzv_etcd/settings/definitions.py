@@ -304,7 +304,7 @@ class Settings:
         Kind.TEXT,
         "A program with its arguments, split at blanks as a shell does, that is run before each "
         "arrival; a node on which it fails does not join. See "
-        "[running.md](running.md#a-gate-in-front-of-the-job).",
+        "[guide.md](guide.md#a-gate-in-front-of-the-job).",
         default=None,
         shown="none",
     )

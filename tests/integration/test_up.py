@@ -1,4 +1,4 @@
-"""``docker compose up`` as docs/compose.md has it: trains to the end and exits with 0.
+"""``docker compose up`` as docs/deploy.md has it: trains to the end and exits with 0.
 
 With one etcd node, which starts sooner and is the same in all else.
 """

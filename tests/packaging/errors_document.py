@@ -1,4 +1,4 @@
-"""Keeps the classes in docs/errors.md those of ``rdzv_etcd/errors.py``.
+"""Keeps the classes in docs/troubleshooting.md those of ``rdzv_etcd/errors.py``.
 
 .venv/bin/python -m tests.packaging.errors_document      writes them
 """
@@ -14,7 +14,7 @@ from rdzv_etcd import errors
 from rdzv_etcd.errors import RdzvEtcdError
 from tests.support.markdown import ROOT
 
-DOCUMENT = ROOT / "docs" / "errors.md"
+DOCUMENT = ROOT / "docs" / "troubleshooting.md"
 _TABLE = re.compile(r"(<!-- errors:begin -->\n).*?(<!-- errors:end -->)", re.DOTALL)
 _ROLE = re.compile(r":\w+:`~?(?:rdzv_etcd\.)?([^`]+)`")
 _MESSAGE = re.compile(r"^\| `([^`]+)` \| .*?`(\w+Error)`", re.MULTILINE)

@@ -49,7 +49,8 @@ BLOCKS = {
         "pip install": "installs from a package index",
         "rdzv-etcd status": "tests/cli/test_document.py",
     },
-    "docs/compose.md": {
+    "docs/deploy.md": {
+        "printf trainer": "needs a Kubernetes",
         "docker compose build": "tests/integration, with images of its own",
         "PIP_ARGS": "fetches from PyTorch's index",
         ".venv/bin/python -m tests.integration.images": "tests/integration",
@@ -57,10 +58,10 @@ BLOCKS = {
         "tests/integration/engine.sh": "is how CI runs the tests",
         "from rdzv_etcd.testing": "tests/integration/test_etcd_container.py",
     },
-    "docs/deploy.md": {"printf trainer": "needs a Kubernetes"},
-    "docs/elastic-training.md": {"torchrun": PARSED},
-    "docs/how-to.md": {
+    "docs/guide.md": {
+        "torchrun --nnodes": PARSED,
         "torchrun --rdzv-backend": PARSED,
+        "torchrun …": "a part of a command; tests/torchrun/test_health.py",
         "export RDZV_ETCD_USER": "needs that user; tests/faults has one",
         "rdzv-etcd status": PARSED,
         "export GLOO_SOCKET_IFNAME": "test_the_interface_s_address_is_found, and " + PARSED,
@@ -68,10 +69,6 @@ BLOCKS = {
     },
     "docs/metrics.md": {"import logging": "tests/plugin/test_elastic_events.py"},
     "docs/performance.md": {"pip install -e": "takes an hour; tests/benchmarks runs short ones"},
-    "docs/running.md": {
-        "torchrun --nnodes": PARSED,
-        "torchrun …": "a part of a command; tests/torchrun/test_health.py",
-    },
     "docs/tutorial.md": {
         "python3 -m venv": "installs from a package index",
         "": "test_tutorial.py",
@@ -215,7 +212,7 @@ def test_the_library_s_example_of_an_observer_works(
 
 
 def test_the_example_of_a_drain_works(etcd_server: EtcdServer, job_id: str) -> None:
-    code = example_with("should_yield")
+    code = example_with("signal.signal")
     before = signal.getsignal(signal.SIGUSR1)
     steps = []
 
@@ -234,9 +231,9 @@ def test_the_example_of_a_drain_works(etcd_server: EtcdServer, job_id: str) -> N
 
 
 def test_the_example_of_training_in_process_works(etcd_server: EtcdServer, job_id: str) -> None:
-    (code,) = Document(ROOT / "docs/in-process.md").code("python")
+    code = example_with("broadcast_newest")
     given: dict[str, Any] = {}
-    exec(compile(alone(code, etcd_server, job_id), "docs/in-process.md", "exec"), given)
+    exec(compile(alone(code, etcd_server, job_id), "docs/library.md", "exec"), given)
     assert given["counter"].step == 1000
 
 
@@ -316,8 +313,8 @@ def test_commands_are_as_the_programs_take_them() -> None:
 
 
 def test_the_interface_s_address_is_found() -> None:
-    """What docs/how-to.md does to get one, for the interface that every host has."""
-    (code,) = [code for code in Document(ROOT / "docs/how-to.md").code("bash") if "GLOO" in code]
+    """What docs/guide.md does to get one, for the interface that every host has."""
+    (code,) = [code for code in Document(ROOT / "docs/guide.md").code("bash") if "GLOO" in code]
     (pipe,) = re.findall(r'--local-addr="\$\((.*)\)"', code)
     pipe = pipe.replace("eth1 scope global", "lo")
     done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)

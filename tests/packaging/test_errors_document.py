@@ -1,4 +1,4 @@
-"""docs/errors.md: every class, and messages that are those of the code."""
+"""docs/troubleshooting.md: every class, and messages that are those of the code."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from rdzv_etcd.testing.container import DEFAULT_IMAGE
 from tests.integration.images import ETCD_IMAGE, NODE_IMAGE
 
 ROOT = Path(__file__).parents[2]
-_COMPOSE = (ROOT / "docs/compose.md").read_text(encoding="utf-8")
+_DOCUMENT = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 _TEXTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("docker-compose.yml", "examples/deploy/etcd.yaml", "docs/deploy.md")
-} | {"docs/compose.md": _COMPOSE, "container.py": DEFAULT_IMAGE}
+    for name in ("docker-compose.yml", "examples/deploy/etcd.yaml")
+} | {"docs/deploy.md": _DOCUMENT, "container.py": DEFAULT_IMAGE}
 
 
 def test_every_etcd_image_is_one_that_etcd_publishes() -> None:
@@ -34,13 +34,13 @@ def test_all_places_name_the_same_etcd() -> None:
 
 
 def test_an_index_is_named_beside_the_one_that_has_the_other_packages() -> None:
-    (arguments,) = re.findall(r'PIP_ARGS="([^"]*)" docker compose build', _COMPOSE)
+    (arguments,) = re.findall(r'PIP_ARGS="([^"]*)" docker compose build', _DOCUMENT)
     assert arguments.startswith("--extra-index-url https://")
-    for name in ("Dockerfile", "docs/compose.md"):
+    for name in ("Dockerfile", "docs/deploy.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "--extra-index-url" in text
 
 
 def test_the_way_without_a_registry_is_written_down() -> None:
-    assert "-m tests.integration.images" in _COMPOSE
-    assert f"ETCD_IMAGE={ETCD_IMAGE} NODE_IMAGE={NODE_IMAGE} docker compose up" in _COMPOSE
+    assert "-m tests.integration.images" in _DOCUMENT
+    assert f"ETCD_IMAGE={ETCD_IMAGE} NODE_IMAGE={NODE_IMAGE} docker compose up" in _DOCUMENT

@@ -1,4 +1,4 @@
-"""The jobs of docs/scenarios.md: its commands, and what their step logs say about the samples.
+"""The jobs of docs/guide.md: its commands, and what their step logs say about the samples.
 
 Knows examples/elastic/imagenet_style.py's options and log; knows nothing of what should happen.
 """
@@ -15,7 +15,7 @@ from tests.deploy.document import commands
 from tests.support.markdown import ROOT
 from tests.torchrun.agents import Agent, Job, Step
 
-DOCUMENT = ROOT / "docs" / "scenarios.md"
+DOCUMENT = ROOT / "docs" / "guide.md"
 EXAMPLES = ROOT / "examples"
 SAMPLES = 1440
 CHECKPOINT_EVERY = 5

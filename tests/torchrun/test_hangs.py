@@ -1,6 +1,6 @@
 """What agents log and commands print, as the documents quote it, on real hosts.
 
-Knows docs/troubleshooting.md and what docs/running.md says that an agent logs.
+Knows docs/troubleshooting.md and what docs/guide.md says that an agent logs.
 
 Each test is one way in which people fail, through real torchrun at its default log level, on hosts
 of their own, with an etcd that has TLS and users. It waits until every line that the document
@@ -33,7 +33,7 @@ from tests.torchrun.fork_server import ForkServers
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 _DOCUMENTS = [
-    Path(__file__).parents[2] / "docs" / name for name in ("troubleshooting.md", "running.md")
+    Path(__file__).parents[2] / "docs" / name for name in ("troubleshooting.md", "guide.md")
 ]
 _LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
 _NAMES = ("gpu-01", "gpu-02", "gpu-03")

@@ -1,4 +1,4 @@
-"""The commands of docs/scenarios.md, with what happens to people who give them."""
+"""The commands of docs/guide.md, with what happens to people who give them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def endpoints(facts: Facts) -> Iterator[Finding]:
 def _hint(error: RdzvEtcdError, over_tls: bool) -> str:
     text = str(error)
     if "speaks http" in text:  # it says what to use
-        return "" if over_tls else "for TLS see also docs/running.md"
+        return "" if over_tls else "for TLS see also docs/guide.md"
     if isinstance(error, EtcdTlsError):
         return "TLS: look at ca_cert, cert, key, and the host name in --rdzv-endpoint"
     if isinstance(error, EtcdAuthError):
