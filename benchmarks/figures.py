@@ -16,11 +16,11 @@ BACKENDS = ("etcd3", "c10d", "etcd-v2")
 JOINING = 64
 MANY = 10_000
 DEATHS = {
-    "member": "training again after a node was killed",
-    "silent": "… after a node's host fell silent",
+    "member": "training again after a node is killed",
+    "silent": "… after a node's host goes silent",
     "store-host": "… after the agent that serves the store, or that started the embedded etcd "
-    "(which lives on), was killed",
-    "sigterm": "… after a node got `SIGTERM`",
+    "(which keeps running), is killed",
+    "sigterm": "… after a node gets `SIGTERM`",
 }
 """Cases of ``recovery``, and what the table calls them."""
 
@@ -44,13 +44,13 @@ def figures(folder: Path) -> list[list[str]]:
 
     return [
         ["", *(f"`{backend}`" for backend in BACKENDS)],
-        [f"{JOINING} nodes hold their ranks", *map(joining, BACKENDS)],
+        [f"{JOINING} nodes have their ranks", *map(joining, BACKENDS)],
         *(
             [what, *(_recovered(recovered.get((case, backend)), settings) for backend in BACKENDS)]
             for case, what in DEATHS.items()
         ),
-        ["… after a kill, in processes that go on themselves", *map(in_process, BACKENDS)],
-        [f"{MANY:,} simulated nodes hold their ranks", *map(many, BACKENDS)],
+        ["… after a kill, with in-process recovery", *map(in_process, BACKENDS)],
+        [f"{MANY:,} simulated nodes have their ranks", *map(many, BACKENDS)],
     ]
 
 

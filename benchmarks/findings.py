@@ -97,7 +97,7 @@ def recovery(document: Document) -> str:
         )
         if (part := _recovered(words, [s for s in kills or samples if chosen(s["backend"])]))
     ]
-    return f"{event}, training goes on {_listed(parts)}" if parts else "Nothing was measured"
+    return f"{event}, training continues {_listed(parts)}" if parts else "Nothing was measured"
 
 
 def _recovered(words: str, samples: Sequence[Sample]) -> str:

@@ -51,7 +51,7 @@ def draw_peers(document: Document) -> Figure:
 def _draw_rounds(document: Document, finding: str) -> Figure:
     figure, (axes,) = new_figure(
         finding,
-        "From the last node's arrival until all hold their ranks; nodes are processes of one "
+        "From the last node's arrival until all have their ranks; nodes are processes of one "
         "machine. Lines: medians, dots: rounds; both scales are logarithmic.",
         4.6,
     )
@@ -79,7 +79,7 @@ def draw_scale(document: Document) -> Figure:
     """Time over the number of nodes, a line per phase; both axes log."""
     figure, (axes,) = new_figure(
         findings.scale(document),
-        "From the last arrival, or the end of the lost nodes' leases, until the last node holds "
+        "From the last arrival, or the end of the lost nodes' leases, until the last node has "
         "its rank. Simulated nodes on one machine; both scales are logarithmic.",
         4.6,
     )

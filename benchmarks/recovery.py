@@ -52,7 +52,7 @@ CASES = {
     "silent": "power or network lost by a member's host",
     "leader": "SIGKILL of the leader",
     "store-host": "SIGKILL of the agent that serves c10d's store, or that started the embedded "
-    "etcd (which lives on)",
+    "etcd (which keeps running)",
     "sigterm": "SIGTERM of a member",
     "node-added": "a node added",
     "worker-crash": "SIGKILL of a worker",

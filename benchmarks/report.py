@@ -1,7 +1,8 @@
 """``report``: the documents' tables and plots, made from ``benchmarks/results/*.json``.
 
-All of them go to docs/results.md, a few figures to the README. Writes between two markers and
-nowhere else, so the numbers there are always those of the committed files. Measures nothing.
+Times go to docs/comparison.md, costs to benchmarks/NOTES.md and a few figures to the README. Writes
+between two markers and nowhere else, so the numbers there are always those of the committed files.
+Measures nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +34,20 @@ BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 ROOT = Path(__file__).parents[1]
 Rows = list[list[str]]
 Picture = tuple[Callable[..., None], Callable[[dict[str, Any]], str]]
-"""What draws it, and what it says."""
+"""What draws it, and its title."""
+Section = tuple[str, Callable[[dict[str, Any]], str], Picture | None]
+"""The benchmark, what makes the text of its result file, and the picture below that."""
 
 LATENCY_ORDER = ("etcd3", "bare", "c10d", "etcd-v2", "etcd")
+TIMED = [phase for phase in scale.PHASES if phase not in (scale.SETUP, scale.IDLE)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--document", type=Path, default=ROOT / "docs" / "results.md", help="where all tables go"
+        "--document", type=Path, default=ROOT / "docs" / "comparison.md", help="where the times go"
+    )
+    parser.add_argument(
+        "--notes", type=Path, default=ROOT / "benchmarks" / "NOTES.md", help="where the costs go"
     )
     parser.add_argument(
         "--readme", type=Path, default=ROOT / "README.md", help="where a few figures go"
@@ -52,15 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Write both documents' parts and the plots next to the results; return the large part.
+    """Write the documents' parts and the plots next to the results; return the large parts.
 
     Raises ValueError if a document has no markers, or with ``--check`` if it is out of date.
     """
     header, *rows = figures.figures(args.results)
     _put(args.readme, table(header, rows), check=args.check)
-    part = render(args.results, args.document.parent, draw=not args.check)
-    _put(args.document, part, check=args.check)
-    return part
+    parts = []
+    for document, sections in ((args.document, TIMES), (args.notes, COSTS)):
+        part = render(sections, args.results, document.parent, draw=not args.check)
+        _put(document, part, check=args.check)
+        parts.append(part)
+    return "\n".join(parts)
 
 
 def _put(document: Path, part: str, *, check: bool) -> None:
@@ -77,34 +87,26 @@ def _put(document: Path, part: str, *, check: bool) -> None:
     results.console.print(f"{document.name}: {'up to date' if after == before else 'written'}")
 
 
-def render(folder: Path, document_folder: Path, *, draw: bool = True) -> str:
-    """Return the part of docs/results.md for the files in ``folder``; draw their plots there."""
-    sections: dict[str, tuple[Callable[[dict[str, Any]], str], Picture | None]] = {
-        latency.NAME: (_latency, (plots.plot_latency, findings.latency)),
-        peers.NAME: (_peers, (plots.plot_peers, findings.peers)),
-        recovery.NAME: (_recovery, (plots.plot_recovery, findings.recovery)),
-        false_alarms.NAME: (_false_alarms, None),
-        scale.NAME: (_scale, (plots.plot_scale, findings.scale)),
-        store.NAME: (_store, (plots.plot_store, findings.store)),
-        agent.NAME: (_agent, (plots.plot_agent, findings.agent)),
-        gpu.NAME: (_gpu, (plots.plot_gpu, findings.gpu)),
-    }
+def render(
+    sections: Sequence[Section], folder: Path, document_folder: Path, *, draw: bool = True
+) -> str:
+    """Return a document's part for the files in ``folder``; draw its plots there."""
     parts = []
-    for name, (table, picture) in sections.items():
+    for name, table, picture in sections:
         file = folder / f"{name}.json"
         if not file.exists():
             parts.append(_missing(name))
             continue
         document = results.read(file)
-        if picture is None:
-            parts.append(f"{table(document)}\n{_origin(document)}\n")
-            continue
-        plot, finding = picture
-        image = file.with_suffix(".svg")
-        if draw:
-            plot(document, image)
-        shown = Path(os.path.relpath(image, document_folder)).as_posix()
-        parts.append(f"{table(document)}\n![{finding(document)}]({shown})\n\n{_origin(document)}\n")
+        shown = ""
+        if picture is not None:
+            plot, finding = picture
+            image = file.with_suffix(".svg")
+            if draw:
+                plot(document, image)
+            place = Path(os.path.relpath(image, document_folder)).as_posix()
+            shown = f"![{finding(document)}]({place})\n\n"
+        parts.append(f"{table(document)}\n{shown}{_origin(document)}")
     return "\n".join(parts)
 
 
@@ -123,8 +125,8 @@ def _origin(document: dict[str, Any]) -> str:
     return (
         f"<sub>{seen['date'][:10]}, {seen['cores']} cores{gpus}, Python {seen['python']}{speed}, "
         f"torch {seen['torch']}, grpcio {seen['grpcio']}, etcd {seen['etcd']} "
-        f"({fsync}, {seen.get('etcd_file_system', 'unknown')}); everything on one machine; all "
-        f"samples in `benchmarks/results/{document['benchmark']}.json`</sub>\n"
+        f"({fsync}, {seen.get('etcd_file_system', 'unknown')}); samples: "
+        f"`benchmarks/results/{document['benchmark']}.json`</sub>\n"
     )
 
 
@@ -144,6 +146,15 @@ def _latency(document: dict[str, Any]) -> str:
         rows.append([str(nodes), *cells, _times_faster(summary, nodes)])
     header = ["nodes", *(f"`{name}`" if name != latency.BARE else "bare calls" for name in known)]
     header.append("`etcd3` and the fastest of torch's")
+    return (
+        "**Forming a world**: from the last node's arrival until all nodes have their ranks; one "
+        f"process per node; median (maximum).\n\n{table(header, rows)}"
+    )
+
+
+def _latency_costs(document: dict[str, Any]) -> str:
+    summary = latency.summarize(document)
+    sizes = sorted({nodes for _, nodes in summary})
     ours = [
         [
             str(nodes),
@@ -154,14 +165,8 @@ def _latency(document: dict[str, Any]) -> str:
         ]
         for nodes in sizes
     ]
-    costs = table(
-        ["nodes", "requests", "failed compares", "bytes in messages", "bytes on loopback"], ours
-    )
-    return (
-        "**Latency**: from the last node's arrival to all nodes holding their ranks, a process per "
-        f"node; median (maximum).\n\n{table(header, rows)}\n"
-        f"What one round of `etcd3` costs per node:\n\n{costs}"
-    )
+    header = ["nodes", "requests", "failed compares", "bytes in messages", "bytes on loopback"]
+    return f"**A round of `etcd3`**, per node:\n\n{table(header, ours)}"
 
 
 def _peers(document: dict[str, Any]) -> str:
@@ -177,10 +182,10 @@ def _peers(document: dict[str, Any]) -> str:
     reasons = sorted({s["failed"] for s in document["results"] if "failed" in s})
     note = f"\n{'; '.join(reasons)}.\n" if reasons else ""
     return (
-        "**Other systems**, in the same way, at their own defaults: `torchft` is a quorum of all "
-        "at its lighthouse, `lm-resiliency` and `nvidia-resiliency-ext` are the handlers of their "
-        "agents, at a store in the first node. All of these are in the memory of one process and "
-        "end with it; a round of `etcd3` is on disk.\n\n"
+        "**Other systems**, measured the same way, at their defaults: a quorum of all at "
+        "`torchft`'s lighthouse; for `lm-resiliency` and `nvidia-resiliency-ext` their agents' "
+        "handlers, with the store in the first node. These three keep their state in the memory of "
+        "one process, and lose it with that process; a round of `etcd3` is on disk.\n\n"
         f"{table(['', *(f'{nodes} nodes' for nodes in sizes)], rows)}{note}"
     )
 
@@ -215,19 +220,19 @@ def _recovery(document: dict[str, Any]) -> str:
     header = ["", *(f"`{name}`" for name in known)]
     runs = max(row["runs"] for row in summary.values())
     in_process = (
-        f" `{IN_PROCESS}` is [without torchrun](library.md#training-in-the-same-processes): "
-        "the processes that train go on themselves."
+        f" `{IN_PROCESS}` is [in-process recovery](library.md#training-in-the-same-processes), "
+        "without torchrun: the training processes themselves continue."
         if IN_PROCESS in known
         else ""
     )
     return (
-        "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker each; "
-        "until the new ranks are known / until the first step in the new world. "
-        f"`lease_ttl={ttl}`; every other setting is the default. "
-        f"{'One run' if runs == 1 else f'Medians of {runs} runs'} each. Where an agent used up "
-        f"some of `--max-restarts`, it says how many. `…{OWN_STORE}` is the same "
-        "backend with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for "
-        f"each other for ever.{in_process}\n\n{table(header, rows)}"
+        "**Recovery**: three `torchrun` agents (two before a node is added), one gloo worker "
+        "each; from the fault until the new ranks are known / until the first step in the new "
+        f"world. `lease_ttl={ttl}`, all other settings at their defaults; "
+        f"{'one run' if runs == 1 else f'medians of {runs} runs'} each. `…{OWN_STORE}`: with "
+        "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which workers may wait for each other "
+        f"forever. “restarts” counts against `--max-restarts`.{in_process}\n\n"
+        f"{table(header, rows)}"
     )
 
 
@@ -263,41 +268,51 @@ def _recovered(row: dict[str, Any] | None) -> str:
 
 
 def _scale(document: dict[str, Any]) -> str:
-    summary = scale.summarize(document)
-    sizes = sorted({nodes for _, _, nodes in summary})
-    header = ["", *(f"{nodes:,} nodes" for nodes in sizes), "grows as"]
-
-    def rows(name: str, show: Callable[[float | None], str], phases: Sequence[str]) -> Rows:
-        return [
-            [
-                _scale_phase(kind, phase),
-                *(show(summary.get((kind, phase, nodes), {}).get(name)) for nodes in sizes),
-                _power(scale.fit(summary, kind, phase, name)),
-            ]
-            for kind, phase in scale.parts(document)
-            if phase in phases
-        ]
-
-    timed = [phase for phase in scale.PHASES if phase not in (scale.SETUP, scale.IDLE)]
-    times = table(header, rows("seconds", results.seconds, timed))
-    costs = "\n".join(
-        f"{title}:\n\n{table(header, rows(name, show, phases))}"
-        for title, name, show, phases in (
-            ("Requests per node", "requests_per_node", results.number, scale.PHASES),
-            ("Failed compares per node", "failed_compares_per_node", results.number, timed),
-            ("Bytes per node", "bytes_per_node", results.number, scale.PHASES),
-            ("etcd's CPU per node", "etcd_cpu_s_per_node", results.seconds, scale.PHASES),
-        )
-    )
+    times = _scale_table(document, "seconds", results.seconds, TIMED)
     failed = [sample for sample in document["results"] if "failed" in sample]
     note = f"\n{len(failed)} measurements failed; see the file.\n" if failed else ""
     return (
-        "**Scale**: simulated nodes on the library's core and schema, led by a real node, beside "
-        "etcd on the same machine. From the last arrival, or from the end of the lost nodes' "
-        "leases, until the last node holds its rank in a world that was checked. `bare calls` are "
-        f"the same proposals, reads and events with nothing around them.\n\n{times}{note}\n"
-        f"<details><summary>What it costs</summary>\n\n{costs}\n</details>\n"
+        "**Scale**: simulated nodes that use the library's decisions and transactions, led by a "
+        "real node, on the same machine as etcd. From the last arrival, or from the end of the "
+        "lost nodes' leases, until the last node has its rank; every world is checked. `bare "
+        f"calls` are the same requests and events with nothing around them.\n\n{times}{note}"
     )
+
+
+def _scale_costs(document: dict[str, Any]) -> str:
+    costs = "\n".join(
+        f"{title}:\n\n{_scale_table(document, name, show, phases)}"
+        for title, name, show, phases in (
+            ("Requests", "requests_per_node", results.number, scale.PHASES),
+            ("Failed compares", "failed_compares_per_node", results.number, TIMED),
+            ("Bytes", "bytes_per_node", results.number, scale.PHASES),
+            ("etcd's CPU", "etcd_cpu_s_per_node", results.seconds, scale.PHASES),
+        )
+    )
+    return (
+        "**Many nodes**: what each costs etcd.\n\n"
+        f"<details><summary>Four tables</summary>\n\n{costs}\n</details>\n"
+    )
+
+
+def _scale_table(
+    document: dict[str, Any],
+    name: str,
+    show: Callable[[float | None], str],
+    phases: Sequence[str],
+) -> str:
+    summary = scale.summarize(document)
+    sizes = sorted({nodes for _, _, nodes in summary})
+    rows = [
+        [
+            _scale_phase(kind, phase),
+            *(show(summary.get((kind, phase, nodes), {}).get(name)) for nodes in sizes),
+            _power(scale.fit(summary, kind, phase, name)),
+        ]
+        for kind, phase in scale.parts(document)
+        if phase in phases
+    ]
+    return table(["", *(f"{nodes:,} nodes" for nodes in sizes), "grows as"], rows)
 
 
 def _scale_phase(kind: str, phase: str) -> str:
@@ -359,3 +374,21 @@ def _gpu(document: dict[str, Any]) -> str:
     return f"**GPU**: from launch, and after a kill to the first allreduce.\n\n{note}" + table(
         header, rows
     )
+
+
+TIMES: tuple[Section, ...] = (
+    (recovery.NAME, _recovery, (plots.plot_recovery, findings.recovery)),
+    (latency.NAME, _latency, (plots.plot_latency, findings.latency)),
+    (peers.NAME, _peers, (plots.plot_peers, findings.peers)),
+    (scale.NAME, _scale, (plots.plot_scale, findings.scale)),
+)
+"""What docs/comparison.md shows."""
+COSTS: tuple[Section, ...] = (
+    (latency.NAME, _latency_costs, None),
+    (scale.NAME, _scale_costs, None),
+    (store.NAME, _store, (plots.plot_store, findings.store)),
+    (agent.NAME, _agent, (plots.plot_agent, findings.agent)),
+    (false_alarms.NAME, _false_alarms, None),
+    (gpu.NAME, _gpu, (plots.plot_gpu, findings.gpu)),
+)
+"""What benchmarks/NOTES.md shows."""

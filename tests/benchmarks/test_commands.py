@@ -203,22 +203,22 @@ def test_report(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     measured = ["latency", "--nodes=2", "--repeat=1", "--backends=bare"]
     assert main([*measured, "--json", str(folder / "latency.json")]) == 0
-    readme, shown = tmp_path / "README.md", tmp_path / "results.md"
-    for file in (readme, shown):
+    readme, shown, notes = (tmp_path / name for name in ("README.md", "shown.md", "NOTES.md"))
+    for file in (readme, shown, notes):
         file.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
     arguments = ["report", "--readme", str(readme), "--document", str(shown)]
-    arguments += ["--results", str(folder)]
+    arguments += ["--notes", str(notes), "--results", str(folder)]
     with pytest.raises(ValueError, match="out of date"):
         main([*arguments, "--check"])
     assert main(arguments) == 0
-    for file in (readme, shown):
+    for file in (readme, shown, notes):
         text = file.read_text()
         assert text.startswith(f"before\n{BEGIN}\n")
         assert text.endswith(f"{END}\nafter\n")
         assert "stale" not in text
     text = shown.read_text()
     assert "| nodes | bare calls |" in text
-    assert "GPUs are missing" in text
+    assert "GPUs are missing" in notes.read_text()
     assert "**Scale**: not measured yet" in text
     assert (folder / "latency.svg").exists()
     assert main([*arguments, "--check"]) == 0

@@ -74,12 +74,12 @@ def test_the_title_of_recovery_is_about_kills_and_counts_who_did_not_recover() -
     samples = recovered("member", "etcd3", 1.0, 3.0, 2.0) + recovered("rank0", "etcd3", 4.0)
     samples += recovered("sigterm", "etcd3", 99.0) + recovered("member", "c10d", 40.0, None)
     assert findings.recovery({"results": samples}) == (
-        "After a kill, training goes on after 2–4 s with etcd3 and after 40 s with torch's "
+        "After a kill, training continues after 2–4 s with etcd3 and after 40 s with torch's "
         "backends (1 of 2 runs did not recover)"
     )
     samples = recovered("member", "etcd3", None) + recovered("member", "c10d", 2.0)
     assert findings.recovery({"results": samples}) == (
-        "After a kill, training goes on never with etcd3 and after 2 s with torch's backends"
+        "After a kill, training continues never with etcd3 and after 2 s with torch's backends"
     )
 
 

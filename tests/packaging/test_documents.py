@@ -68,7 +68,7 @@ BLOCKS = {
         "rdzv-etcd drain": PARSED,
     },
     "docs/metrics.md": {"import logging": "tests/plugin/test_elastic_events.py"},
-    "docs/performance.md": {"pip install -e": "takes an hour; tests/benchmarks runs short ones"},
+    "benchmarks/NOTES.md": {"pip install -e": "takes an hour; tests/benchmarks runs short ones"},
     "docs/tutorial.md": {
         "python3 -m venv": "installs from a package index",
         "": "test_tutorial.py",

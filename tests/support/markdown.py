@@ -88,5 +88,5 @@ class Document:
 
 def documents() -> list[Document]:
     """Return every document of the project."""
-    places = (ROOT, ROOT / "docs")
+    places = (ROOT, ROOT / "docs", ROOT / "benchmarks")
     return [Document(path) for place in places for path in sorted(place.glob("*.md"))]
