@@ -2,7 +2,7 @@
 
 Plain values that every process of a run agrees on without asking. Does nothing.
 
-Processes 0 and 1 hold the *heads*: real nodes of the library (:class:`rdzv_etcd.group.node.Node`)
+Processes 0 and 1 hold the *heads*: real nodes of the library (:class:`rdzv_etcd.node.node.Node`)
 that lead and take over the lead; the leader has a process of its own, as it has in reality. All
 others are simulated, a share of them in each of the other processes.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, Endpoint, JobSettings, Settings, Timing
 
 LEADER_PROCESS, SUCCESSORS_PROCESS, FIRST_SIMULATED_PROCESS = range(3)

@@ -21,10 +21,10 @@ from benchmarks.plan import LEADER_PROCESS, SUCCESSORS_PROCESS, Plan
 from benchmarks.shared_streams import SharedRenewals, SharedWatch
 from benchmarks.simulated import SimulatedNode
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.member import Seat
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.context import Identity
-from rdzv_etcd.group.node import Node
+from rdzv_etcd.node.context import Identity
+from rdzv_etcd.node.node import Node
+from rdzv_etcd.protocol.member import Seat
 
 LIMIT_S = 600.0
 """A bound for waits that the benchmark's own --limit ends earlier."""

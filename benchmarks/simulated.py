@@ -1,6 +1,6 @@
 """Simulated nodes: the real requests, views and decisions, without tasks of their own.
 
-A node here decides what :class:`rdzv_etcd.group.node.Node` decides, by the same functions, and does
+A node here decides what :class:`rdzv_etcd.node.node.Node` decides, by the same functions, and does
 it in an undisturbed job: it has a lease, watches the control keys, arrives, reads its slice of the
 ranks, sees changes and arrives again, and claims a vacant lead. It is driven by events instead of
 tasks, so that one process can hold thousands. It cannot lead: if it wins the lead, it gives it up
@@ -17,9 +17,15 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.plan import Plan
-from rdzv_etcd.core.member import Member, Phase, Seat
-from rdzv_etcd.core.model import Control, Leader, NodeInfo, Round
-from rdzv_etcd.core.steps import (
+from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.etcd import codec
+from rdzv_etcd.etcd.api import EventKind, GetResult, TxnResult
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.member import Member, Phase, Seat
+from rdzv_etcd.protocol.model import Control, Leader, NodeInfo, Round
+from rdzv_etcd.protocol.steps import (
     Arrive,
     Enter,
     JoiningStep,
@@ -31,13 +37,7 @@ from rdzv_etcd.core.steps import (
     lead_step,
     waiting_count,
 )
-from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.etcd import codec
-from rdzv_etcd.etcd.api import EventKind, GetResult, TxnResult
-from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.control import control_after, control_from, slice_from
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.views import control_after, control_from, slice_from
 
 JITTER_S = 0.02
 

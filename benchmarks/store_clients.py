@@ -20,12 +20,12 @@ class OurClients:
     def __init__(self, endpoint: str, job: str, timeout: timedelta) -> None:
         from rdzv_etcd.etcd.api import Txn  # noqa: PLC0415 - only who uses it pays
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415
-        from rdzv_etcd.group.loop_thread import LoopHold  # noqa: PLC0415
-        from rdzv_etcd.group.round_store import RoundStore  # noqa: PLC0415
-        from rdzv_etcd.schema.keys import JobKeys  # noqa: PLC0415
-        from rdzv_etcd.schema.store_values import StoreKeys  # noqa: PLC0415
+        from rdzv_etcd.protocol.keys import JobKeys  # noqa: PLC0415
+        from rdzv_etcd.protocol.store_values import StoreKeys  # noqa: PLC0415
+        from rdzv_etcd.runtime.loop_thread import LoopHold  # noqa: PLC0415
         from rdzv_etcd.settings.connection import Connection, Endpoint  # noqa: PLC0415
         from rdzv_etcd.torch_plugin.torch_store import EtcdStore  # noqa: PLC0415
+        from rdzv_etcd.world.round_store import RoundStore  # noqa: PLC0415
 
         host, _, port = endpoint.rpartition(":")
         self._loop_thread = LoopHold.acquire()

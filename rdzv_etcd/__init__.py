@@ -11,7 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rdzv_etcd import aio, errors
     from rdzv_etcd import torch as torch  # exported, though not in __all__
-    from rdzv_etcd.core.events import (
+    from rdzv_etcd.etcd.client import EtcdClient
+    from rdzv_etcd.node.gate import Arrival
+    from rdzv_etcd.protocol.events import (
         JobEnded,
         JobEvent,
         Joined,
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
         WorldFormed,
         WorldOver,
     )
-    from rdzv_etcd.core.job_state import JobState, NodeState, Role, Stage
-    from rdzv_etcd.core.model import Closure
-    from rdzv_etcd.core.over import (
+    from rdzv_etcd.protocol.job_state import JobState, NodeState, Role, Stage
+    from rdzv_etcd.protocol.model import Closure
+    from rdzv_etcd.protocol.world_end import (
         Expelled,
         Failed,
         Finished,
@@ -35,15 +37,7 @@ if TYPE_CHECKING:
         Waiting,
         WorldChange,
     )
-    from rdzv_etcd.etcd.client import EtcdClient
-    from rdzv_etcd.group.connect import connect, observe
-    from rdzv_etcd.group.gate import Arrival
-    from rdzv_etcd.group.group import Group, leave_all
-    from rdzv_etcd.group.job_events import JobEvents
-    from rdzv_etcd.group.listener import Listener
-    from rdzv_etcd.group.observer import Observer
-    from rdzv_etcd.group.round_store import RoundStore
-    from rdzv_etcd.group.world import Master, World, WorldMember
+    from rdzv_etcd.runtime.listener import Listener
     from rdzv_etcd.settings import (
         Connection,
         Credentials,
@@ -55,6 +49,12 @@ if TYPE_CHECKING:
         parse_endpoints,
         settings_from_config,
     )
+    from rdzv_etcd.world.connect import connect, observe
+    from rdzv_etcd.world.group import Group, leave_all
+    from rdzv_etcd.world.job_events import JobEvents
+    from rdzv_etcd.world.observer import Observer
+    from rdzv_etcd.world.round_store import RoundStore
+    from rdzv_etcd.world.world import Master, World, WorldMember
 
 __version__ = "0.1.0"
 
@@ -112,7 +112,7 @@ __all__ = [
 at all names, as pydoc and completion do, would load torch."""
 
 _HOMES = {
-    "rdzv_etcd.core.events": (
+    "rdzv_etcd.protocol.events": (
         "JobEnded",
         "JobEvent",
         "Joined",
@@ -124,9 +124,9 @@ _HOMES = {
         "WorldFormed",
         "WorldOver",
     ),
-    "rdzv_etcd.core.job_state": ("JobState", "NodeState", "Role", "Stage"),
-    "rdzv_etcd.core.model": ("Closure",),
-    "rdzv_etcd.core.over": (
+    "rdzv_etcd.protocol.job_state": ("JobState", "NodeState", "Role", "Stage"),
+    "rdzv_etcd.protocol.model": ("Closure",),
+    "rdzv_etcd.protocol.world_end": (
         "Expelled",
         "Failed",
         "Finished",
@@ -137,14 +137,14 @@ _HOMES = {
         "WorldChange",
     ),
     "rdzv_etcd.etcd.client": ("EtcdClient",),
-    "rdzv_etcd.group.connect": ("connect", "observe"),
-    "rdzv_etcd.group.gate": ("Arrival",),
-    "rdzv_etcd.group.group": ("Group", "leave_all"),
-    "rdzv_etcd.group.job_events": ("JobEvents",),
-    "rdzv_etcd.group.listener": ("Listener",),
-    "rdzv_etcd.group.observer": ("Observer",),
-    "rdzv_etcd.group.round_store": ("RoundStore",),
-    "rdzv_etcd.group.world": ("Master", "World", "WorldMember"),
+    "rdzv_etcd.world.connect": ("connect", "observe"),
+    "rdzv_etcd.node.gate": ("Arrival",),
+    "rdzv_etcd.world.group": ("Group", "leave_all"),
+    "rdzv_etcd.world.job_events": ("JobEvents",),
+    "rdzv_etcd.runtime.listener": ("Listener",),
+    "rdzv_etcd.world.observer": ("Observer",),
+    "rdzv_etcd.world.round_store": ("RoundStore",),
+    "rdzv_etcd.world.world": ("Master", "World", "WorldMember"),
 }
 
 

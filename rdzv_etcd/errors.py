@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rdzv_etcd.text import LINE, shown
 
 if TYPE_CHECKING:
-    from rdzv_etcd.core.over import WorldChange
+    from rdzv_etcd.protocol.world_end import WorldChange
 
 E = TypeVar("E", bound="RdzvEtcdError")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv_etcd.core.names import display_name, display_names
 from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError
+from rdzv_etcd.protocol.names import display_name, display_names
 from rdzv_etcd.text import LINE, SHOWN, shown
 
 

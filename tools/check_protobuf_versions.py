@@ -60,8 +60,8 @@ assert "grpc" not in sys.modules and "google.protobuf" not in sys.modules, "the 
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.kv.store import KeyValueStore
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store_values import StoreKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.settings.connection import Connection, Endpoint
 assert dict(os.environ) == environment, "the environment was changed"
 

@@ -9,11 +9,11 @@ from types import TracebackType
 from rdzv_etcd.aio.job_events import JobEvents
 from rdzv_etcd.aio.threads import in_thread
 from rdzv_etcd.aio.world import World
-from rdzv_etcd.core.model import Closure
 from rdzv_etcd.errors import DrainedError, JobClosedError
-from rdzv_etcd.group import group as blocking
-from rdzv_etcd.group.loop_thread import told_from_a_thread
-from rdzv_etcd.group.world import WorldMember
+from rdzv_etcd.protocol.model import Closure
+from rdzv_etcd.runtime.loop_thread import told_from_a_thread
+from rdzv_etcd.world import group as blocking
+from rdzv_etcd.world.world import WorldMember
 
 
 class Group:

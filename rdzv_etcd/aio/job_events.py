@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 
 from rdzv_etcd.arguments import seconds_or_none
-from rdzv_etcd.core.events import JobEvent
 from rdzv_etcd.errors import RendezvousFailedError
-from rdzv_etcd.group import job_events as blocking_events
+from rdzv_etcd.protocol.events import JobEvent
+from rdzv_etcd.world import job_events as blocking_events
 
 
 class JobEvents:

@@ -6,9 +6,9 @@ from types import TracebackType
 
 from rdzv_etcd.aio.job_events import JobEvents
 from rdzv_etcd.arguments import seconds_or_none
-from rdzv_etcd.core.job_state import JobState
-from rdzv_etcd.group import observer as blocking_observer
-from rdzv_etcd.group.loop_thread import told_from_a_thread
+from rdzv_etcd.protocol.job_state import JobState
+from rdzv_etcd.runtime.loop_thread import told_from_a_thread
+from rdzv_etcd.world import observer as blocking_observer
 
 
 class Observer:

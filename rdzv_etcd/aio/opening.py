@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from rdzv_etcd.aio.group import Group
 from rdzv_etcd.aio.observer import Observer
 from rdzv_etcd.aio.threads import in_thread
-from rdzv_etcd.group import group as blocking
-from rdzv_etcd.group import observer as blocking_observer
-from rdzv_etcd.group.connect import (
+from rdzv_etcd.logs import show
+from rdzv_etcd.node.gate import GateFunction
+from rdzv_etcd.world import group as blocking
+from rdzv_etcd.world import observer as blocking_observer
+from rdzv_etcd.world.connect import (
     ConnectionOptions,
     Options,
     settings_for,
     settings_to_observe,
 )
-from rdzv_etcd.group.gate import GateFunction
-from rdzv_etcd.logs import show
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
-from rdzv_etcd.group import round_store as blocking_store
-from rdzv_etcd.group.participation import Participation
-from rdzv_etcd.group.round_store import TIMEOUT_S, named
 from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.world import round_store as blocking_store
+from rdzv_etcd.world.participation import Participation
+from rdzv_etcd.world.round_store import TIMEOUT_S, named
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rdzv_etcd.etcd.forks import refuse_after_fork
-from rdzv_etcd.group.loop_thread import refuse_green_threads
+from rdzv_etcd.runtime.loop_thread import refuse_green_threads
 from rdzv_etcd.threads import begun_in_thread
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ from functools import cached_property
 
 from rdzv_etcd.aio.round_store import RoundStore
 from rdzv_etcd.arguments import Bytes, seconds_or_none
-from rdzv_etcd.core.over import WorldChange
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
-from rdzv_etcd.group import world as blocking_world
-from rdzv_etcd.group.listener import Listener
-from rdzv_etcd.group.world import Master, WorldMember
+from rdzv_etcd.protocol.world_end import WorldChange
+from rdzv_etcd.runtime.listener import Listener
+from rdzv_etcd.world import world as blocking_world
+from rdzv_etcd.world.world import Master, WorldMember
 
 
 class World:

@@ -20,16 +20,16 @@ from rdzv_etcd.cli.job_view import connected
 from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
-from rdzv_etcd.core.model import Closure, Control, Ended, Round
-from rdzv_etcd.core.names import display_names
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.api import Etcd, KeyValue
-from rdzv_etcd.group.leaving import RUNS_REMEMBERED
-from rdzv_etcd.group.pages import read_pages
-from rdzv_etcd.schema import inspect_requests
-from rdzv_etcd.schema.control import control_from
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import close_job, count_nodes, read_control
+from rdzv_etcd.node.leave import RUNS_REMEMBERED
+from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.protocol import inspect_requests
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Closure, Control, Ended, Round
+from rdzv_etcd.protocol.names import display_names
+from rdzv_etcd.protocol.requests import close_job, count_nodes, read_control
+from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 

@@ -20,8 +20,8 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.demo_agents import Agents, DemoError, Step
 from rdzv_etcd.cli.watch import LiveView, follow
-from rdzv_etcd.core.events import JobEvent, WorldFormed
 from rdzv_etcd.embedded import ensure_etcd
+from rdzv_etcd.protocol.events import JobEvent, WorldFormed
 from rdzv_etcd.settings import Settings, settings_from_config
 
 _JOB = "demo"

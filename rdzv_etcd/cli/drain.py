@@ -1,7 +1,7 @@
 """``rdzv-etcd drain``: asks a node to leave at a point that costs its world nothing.
 
-The request is a key; what it means is decided in :mod:`rdzv_etcd.core.draining`. The node obeys:
-here it is only asked, and waited for.
+The request is a key; :mod:`rdzv_etcd.protocol.draining` decides what it means. The node obeys; this
+command asks, and waits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rdzv_etcd.cli.one_node import find, watching
 from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.draining import why_drained
-from rdzv_etcd.core.model import Control, Drain, NodeInfo, Round, reason_to_leave
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, Event, EventKind
-from rdzv_etcd.group.draining import request_drain
-from rdzv_etcd.schema.control import control_from, place_in, slice_from
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import count_nodes, read_control, read_presence, read_slice
-from rdzv_etcd.schema.values import decode_change, decode_key
+from rdzv_etcd.node.draining import request_drain
+from rdzv_etcd.protocol.codec import decode_change, decode_key
+from rdzv_etcd.protocol.draining import why_drained
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Control, Drain, NodeInfo, Round, reason_to_leave
+from rdzv_etcd.protocol.requests import count_nodes, read_control, read_presence, read_slice
+from rdzv_etcd.protocol.views import control_from, place_in, slice_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rdzv_etcd.cli.output import duration
-from rdzv_etcd.core.events import (
+from rdzv_etcd.protocol.events import (
     JobEnded,
     JobEvent,
     Joined,
@@ -18,9 +18,9 @@ from rdzv_etcd.core.events import (
     WorldFormed,
     WorldOver,
 )
-from rdzv_etcd.core.job_state import JobState
-from rdzv_etcd.core.names import display_name, names_apart
-from rdzv_etcd.core.over import WorldChange
+from rdzv_etcd.protocol.job_state import JobState
+from rdzv_etcd.protocol.names import display_name, names_apart
+from rdzv_etcd.protocol.world_end import WorldChange
 from rdzv_etcd.text import shown
 
 _RANKS = 8

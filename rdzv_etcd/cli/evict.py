@@ -19,17 +19,17 @@ from rdzv_etcd.cli.one_node import find, watching
 from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.model import Accusation, Control, NodeInfo
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd, KeyValue, LeaseGrant
-from rdzv_etcd.schema.control import control_from, place_in
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import (
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
+from rdzv_etcd.protocol.requests import (
     accuse,
     read_control,
     read_presence,
     withdraw_accusation,
 )
+from rdzv_etcd.protocol.views import control_from, place_in
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 

@@ -20,13 +20,13 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.job_view import JobView, connected, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import how_it_ended, report_on
-from rdzv_etcd.core.model import Control
-from rdzv_etcd.core.names import display_name
-from rdzv_etcd.core.over import Left, Lost, lost_and_left
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.group.pages import read_pages
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Control
+from rdzv_etcd.protocol.names import display_name
+from rdzv_etcd.protocol.world_end import Left, Lost, lost_and_left
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 

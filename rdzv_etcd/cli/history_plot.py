@@ -28,7 +28,7 @@ from matplotlib.transforms import Bbox
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.history import Note, what_ended, when
-from rdzv_etcd.core.model import Closure
+from rdzv_etcd.protocol.model import Closure
 from rdzv_etcd.text import shown
 
 FORMATS = (".svg", ".png", ".pdf")

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from rdzv_etcd.core.draining import asked_to_leave
-from rdzv_etcd.core.job_state import JobState, is_gone, job_state
-from rdzv_etcd.core.model import Control, Drain, Nodes
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
-from rdzv_etcd.group.pages import read_pages, with_members
-from rdzv_etcd.schema import inspect_requests as requests
-from rdzv_etcd.schema.control import control_from, nodes_from
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import count_nodes, read_control
+from rdzv_etcd.node.pages import read_pages, with_members
+from rdzv_etcd.protocol import inspect_requests as requests
+from rdzv_etcd.protocol.draining import asked_to_leave
+from rdzv_etcd.protocol.job_state import JobState, is_gone, job_state
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Control, Drain, Nodes
+from rdzv_etcd.protocol.requests import count_nodes, read_control
+from rdzv_etcd.protocol.views import control_from, nodes_from
 from rdzv_etcd.settings import Settings
 
 SHOWN_NODES = 500

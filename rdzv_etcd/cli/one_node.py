@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.names import display_name
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Etcd, Event, Watch
-from rdzv_etcd.group.pages import read_pages
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.names import display_name
 
 
 async def find(etcd: Etcd, keys: JobKeys, node: str) -> str:

@@ -13,11 +13,11 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.job_view import JobView, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
-from rdzv_etcd.core.names import names_apart
-from rdzv_etcd.core.over import lost_and_left
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.names import names_apart
+from rdzv_etcd.protocol.world_end import lost_and_left
 from rdzv_etcd.settings import Settings
 
 _JOBS = 1000

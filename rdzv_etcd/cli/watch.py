@@ -23,11 +23,11 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import leaves, report_on
 from rdzv_etcd.cli.status import render
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.events import JobEnded, JobEvent, Snapshot
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.group.job_watch import JobWatch
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.node.job_watch import JobWatch
+from rdzv_etcd.protocol.events import JobEnded, JobEvent, Snapshot
+from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings
 
 V = TypeVar("V", bound="LiveView")

@@ -23,8 +23,8 @@ from rdzv_etcd.etcd.after_read import puts_after
 from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, EventKind, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.parts import PartSize, read_range
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, store_lost
-from rdzv_etcd.schema import store_requests as requests
-from rdzv_etcd.schema.keys import KeyRange, span
+from rdzv_etcd.protocol import store_requests as requests
+from rdzv_etcd.protocol.keys import KeyRange, span
 from rdzv_etcd.text import shown as shown_text
 
 T = TypeVar("T")

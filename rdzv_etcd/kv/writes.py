@@ -33,8 +33,8 @@ from rdzv_etcd.errors import (
     StoreTimeoutError,
 )
 from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
-from rdzv_etcd.schema.store_requests import WROTE, Body, declare_lost, once
-from rdzv_etcd.schema.store_values import StoreKeys
+from rdzv_etcd.protocol.store_requests import WROTE, Body, declare_lost, once
+from rdzv_etcd.protocol.store_values import StoreKeys
 
 LEAST_REQUEST_S = 1.0
 """Even a wait of a millisecond gets one answer from a healthy etcd."""

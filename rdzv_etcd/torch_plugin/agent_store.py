@@ -26,9 +26,9 @@ from datetime import timedelta
 from typing import Any
 
 from rdzv_etcd.errors import JobClosedError, StoreLostError, StoreTimeoutError, WorldOverError
-from rdzv_etcd.group.round_store import TIMEOUT_S
-from rdzv_etcd.group.world import World, note_finished, wait_until_closed
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore, texts_of
+from rdzv_etcd.world.round_store import TIMEOUT_S
+from rdzv_etcd.world.world import World, note_finished, wait_until_closed
 
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED_RANKS = "torchelastic/assigned_ranks/"

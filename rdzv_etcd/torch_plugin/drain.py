@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 
 OTHERS_FIRST_S = 1.0
 """After so long the drained node stops its workers: the other agents look ten times a second

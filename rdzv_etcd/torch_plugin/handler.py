@@ -1,4 +1,4 @@
-"""``RendezvousHandler`` on a :class:`~rdzv_etcd.group.group.Group`: ``--rdzv_backend=etcd3``."""
+"""``RendezvousHandler`` on a :class:`~rdzv_etcd.world.group.Group`: ``--rdzv_backend=etcd3``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, RdzvEtcdError
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.logs import show
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
@@ -43,6 +42,7 @@ from rdzv_etcd.torch_plugin.translate import (
     torch_errors,
 )
 from rdzv_etcd.torch_plugin.worker_failure import why_workers_failed
+from rdzv_etcd.world.group import Group
 
 BACKEND = "etcd3"
 _OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -65,7 +65,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
     def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
         """Connect to etcd and open the session; ``launch`` is torch's that it is made for.
 
-        Blocks as :class:`~rdzv_etcd.group.group.Group` does. Raises torch's
+        Blocks as :class:`~rdzv_etcd.world.group.Group` does. Raises torch's
         ``RendezvousConnectionError`` or ``RendezvousStateError``.
         """
         self._settings = settings

@@ -21,9 +21,9 @@ from types import FrameType
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
+from rdzv_etcd.world.group import Group
 
 _log = logging.getLogger("rdzv_etcd")
 

@@ -16,9 +16,9 @@ import time
 import weakref
 from types import FrameType
 
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.latch import Latch
 from rdzv_etcd.signals import has_default_action, kernel_handler
+from rdzv_etcd.world.group import Group
 
 DRAINS = signal.SIGUSR1
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

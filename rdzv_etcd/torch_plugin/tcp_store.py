@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from rdzv_etcd.group.listener import Listener
+from rdzv_etcd.runtime.listener import Listener
 
 _TIMEOUT = timedelta(seconds=300)
 

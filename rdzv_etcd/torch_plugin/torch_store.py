@@ -1,6 +1,6 @@
 """``EtcdStore``: a ``torch.distributed.Store`` on the round's key-value store in etcd.
 
-Translates between torch's store interface and :mod:`rdzv_etcd.group.round_store`: values, timeouts
+Translates between torch's store interface and :mod:`rdzv_etcd.world.round_store`: values, timeouts
 and errors. Knows nothing of keys in etcd or of requests.
 
 What torch's C++ code calls on a store written in Python (seen with 2.13, through ``PrefixStore``
@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from rdzv_etcd.arguments import encoded_key, int64
 from rdzv_etcd.errors import MisuseError, NotANumberError, RdzvEtcdError, StoreTimeoutError
-from rdzv_etcd.group.round_store import RoundStore
+from rdzv_etcd.world.round_store import RoundStore
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from rdzv_etcd.errors import (
     SettingsError,
     StateCorruptError,
 )
-from rdzv_etcd.group.loop_call import what_interrupted
+from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.torch_plugin.last_word import without_traceback
 
 _log = logging.getLogger("rdzv_etcd")

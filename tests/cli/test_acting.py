@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from rdzv_etcd.cli.evict import Fate, accuse_and_wait, judge
-from rdzv_etcd.core.model import Accusation, Change, Control, Round
-from rdzv_etcd.core.over import Failed, Finished
 from rdzv_etcd.errors import JobClosedError
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Accusation, Change, Control, Round
+from rdzv_etcd.protocol.world_end import Failed, Finished
 from rdzv_etcd.settings import JobSettings
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rdzv_etcd.cli.doctor import checks_host
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import JobSettings
 from tests.cli.tools import (
     LIMIT_S,

@@ -19,20 +19,20 @@ from rdzv_etcd.cli.acting import operator
 from rdzv_etcd.cli.drain import Farewell, Fate, farewell, judge, what_follows
 from rdzv_etcd.cli.one_node import watching
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.model import Accusation, Change, Control, Drain, NodeInfo, Round
-from rdzv_etcd.core.over import Left
-from rdzv_etcd.core.rank_slices import cut, slices_for
 from rdzv_etcd.errors import DrainedError, WatchLostError
 from rdzv_etcd.etcd.api import Etcd, Event, EventKind, KeyValue, Put, Txn
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import say_goodbye
-from rdzv_etcd.schema.values import (
+from rdzv_etcd.protocol.codec import (
     encode_accusation,
     encode_change,
     encode_drain,
     encode_node,
     encode_slice,
 )
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Accusation, Change, Control, Drain, NodeInfo, Round
+from rdzv_etcd.protocol.requests import say_goodbye
+from rdzv_etcd.protocol.slices import cut, slices_for
+from rdzv_etcd.protocol.world_end import Left
 from rdzv_etcd.settings import JobSettings, Settings
 from rdzv_etcd.testing import Applied, MemoryEtcd
 from tests.cli.terminal import Terminal

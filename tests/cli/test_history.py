@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from rdzv_etcd.cli.history import when
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from tests.cli.tools import PREFIX, Run, lease, plant_node
 from tests.library.nodes import at_once, groups, join_all, node_settings
 from tests.support.servers import EtcdServer

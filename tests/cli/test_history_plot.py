@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from rdzv_etcd.cli import history_plot
 from rdzv_etcd.cli.history import Note
 from rdzv_etcd.cli.history_plot import draw, finding, save, stretches
-from rdzv_etcd.core.model import Closure
+from rdzv_etcd.protocol.model import Closure
 from tests.cli.tools import Run, run_alone
 from tests.library.nodes import groups, join_all, node_settings
 from tests.support.pictures import check_layout

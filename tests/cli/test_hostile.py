@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.core.model import Closure, Drain, Refused
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.values import encode_drain, encode_refused
+from rdzv_etcd.protocol.codec import encode_drain, encode_refused
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Closure, Drain, Refused
 from rdzv_etcd.settings import JobSettings
 from tests.cli.tools import PREFIX, Run, lease, plant_node, plant_round
 from tests.support.servers import EtcdServer

@@ -10,19 +10,19 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.cli.job_view import SHOWN_NODES
-from rdzv_etcd.core.model import Accusation, Change, NodeInfo, Refused
-from rdzv_etcd.core.rank_slices import cut, slices_for
 from rdzv_etcd.errors import GateError
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.values import (
+from rdzv_etcd.protocol.codec import (
     encode_accusation,
     encode_change,
     encode_node,
     encode_refused,
     encode_slice,
 )
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Accusation, Change, NodeInfo, Refused
+from rdzv_etcd.protocol.slices import cut, slices_for
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world.group import Group
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
     PREFIX,

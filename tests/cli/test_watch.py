@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.cli.event_text import Names, event_fields, lines_of
-from rdzv_etcd.core.events import Joined, Missed, NodeLeft, NodeLost
+from rdzv_etcd.protocol.events import Joined, Missed, NodeLeft, NodeLost
 from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
 from tests.cli.tools import LIMIT_S, form_and_lose

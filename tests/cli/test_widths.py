@@ -8,9 +8,9 @@ import time
 import pytest
 
 from rdzv_etcd.cli.history import when
-from rdzv_etcd.core.model import Accusation, Change, Drain
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.values import encode_accusation, encode_change, encode_drain
+from rdzv_etcd.protocol.codec import encode_accusation, encode_change, encode_drain
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Accusation, Change, Drain
 from tests.cli.terminal import Terminal
 from tests.cli.tools import PREFIX, lease, plant_node, plant_round
 from tests.support.servers import EtcdServer

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rdzv_etcd.cli.app import run
-from rdzv_etcd.core.model import NodeInfo, Round
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.values import encode_node, encode_round
+from rdzv_etcd.protocol.codec import encode_node, encode_round
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import NodeInfo, Round
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import RemoteNode
 from tests.support.servers import EtcdServer
 

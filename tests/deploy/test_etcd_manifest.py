@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.deploy.examples import EXAMPLES, documents, expanded
 from tests.library.nodes import join_all, node_settings
 from tests.support.certificates import Certificates

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.world.group import Group
 from tests.deploy.conftest import DocumentedEtcd, folder_of_etcdctl
 from tests.deploy.document import commands
 from tests.library.nodes import join_all, node_settings

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import join_all, node_settings
 from tests.support.servers import EtcdServer
 

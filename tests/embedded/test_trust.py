@@ -17,7 +17,7 @@ import pytest
 from rdzv_etcd.embedded import StartedEtcd, ensure_etcd, lock
 from rdzv_etcd.embedded.trust import Listener, listeners, reached_by
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.embedded.agents import NOBODY, answer, has_ended, settings, wait_for_end
 from tests.embedded.conftest import Agents
 from tests.library.nodes import wait_until

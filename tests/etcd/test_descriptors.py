@@ -12,7 +12,7 @@ from tests.support.servers import EtcdServer
 
 START = """
 import resource, sys
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from rdzv_etcd.settings import settings_from_config
 limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rdzv_etcd.core.member import Seat
+from rdzv_etcd.protocol.member import Seat
 
 
 class InvariantError(AssertionError):

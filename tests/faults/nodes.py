@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.core.member import Seat
+from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.settings import Timing
 from tests.faults.history import Told, check_history
 from tests.library.nodes import node_options, wait_until

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.core.member import Seat
+from rdzv_etcd.protocol.member import Seat
 from tests.faults.history import InvariantError, Told, check_history
 
 FIRST = Seat(1, 0, 2, "10.0.0.1", 4000, 10, ("a", "b"), 7)

@@ -9,7 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from rdzv_etcd.core.model import (
+from rdzv_etcd.errors import RdzvEtcdError, SettingsError
+from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
+from rdzv_etcd.etcd.tls import channel_credentials
+from rdzv_etcd.protocol import codec as values
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import (
     Accusation,
     Change,
     Closure,
@@ -21,13 +26,8 @@ from rdzv_etcd.core.model import (
     Round,
     Slices,
 )
-from rdzv_etcd.errors import RdzvEtcdError, SettingsError
-from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
-from rdzv_etcd.etcd.tls import channel_credentials
-from rdzv_etcd.schema import values
-from rdzv_etcd.schema.control import control_after, control_from, nodes_from
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store_values import StoreKeys, content_of, number_of
+from rdzv_etcd.protocol.store_values import StoreKeys, content_of, number_of
+from rdzv_etcd.protocol.views import control_after, control_from, nodes_from
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.config import settings_from_config
 from rdzv_etcd.settings.connection import Tls

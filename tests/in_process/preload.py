@@ -5,7 +5,7 @@ import importlib
 for name in (
     "grpc.aio",
     "rdzv_etcd.etcd.client",
-    "rdzv_etcd.group.group",
+    "rdzv_etcd.world.group",
     "rdzv_etcd.torch",
     "torch.distributed.elastic.utils.data",
 ):

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from rdzv_etcd.core.member import Phase
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.node import Node
-from rdzv_etcd.group.world import World
+from rdzv_etcd.node.node import Node
+from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.world.group import Group
+from rdzv_etcd.world.world import World
 
 LIMIT_S = 60.0
 """For what must happen, on whatever machine."""

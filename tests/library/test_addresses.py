@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import join_all, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer

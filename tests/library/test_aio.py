@@ -28,7 +28,7 @@ from rdzv_etcd.errors import (
     SettingsError,
     StoreTimeoutError,
 )
-from rdzv_etcd.group.loop_thread import THREAD_NAME
+from rdzv_etcd.runtime.loop_thread import THREAD_NAME
 from tests.library.nodes import LIMIT_S, wait_until, when_entered
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer

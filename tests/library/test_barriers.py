@@ -17,8 +17,8 @@ from rdzv_etcd.errors import (
     JobClosedError,
     MisuseError,
 )
-from rdzv_etcd.group import collectives
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world import collectives
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     LIMIT_S,
     RemoteError,

@@ -18,7 +18,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,

@@ -13,7 +13,7 @@ import pytest
 
 from rdzv_etcd import Failed, Finished, MovedOn, observe
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,
@@ -63,7 +63,7 @@ def test_a_process_that_ends_while_it_joins_leaves_at_once(
     before = etcd_server.leases()
     program = (
         "import json, sys, threading\n"
-        "from rdzv_etcd.group.group import Group\n"
+        "from rdzv_etcd.world.group import Group\n"
         "from rdzv_etcd.settings.config import settings_from_config\n"
         "group = Group(settings_from_config(environ={}, **json.loads(sys.argv[1])))\n"
         "threading.Thread(target=group.join, daemon=True).start()\n"

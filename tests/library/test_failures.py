@@ -13,7 +13,7 @@ import pytest
 from rdzv_etcd import Failed
 from rdzv_etcd.errors import TaskFailedError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import LIMIT_S, node_options, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
@@ -56,8 +56,8 @@ def test_a_task_that_would_end_a_program_fails_its_own_node_and_no_other(
 
 FAILING_THREAD = """
 import asyncio, json, logging, os, sys, threading
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.observer import Observer
+from rdzv_etcd.world.group import Group
+from rdzv_etcd.world.observer import Observer
 from rdzv_etcd.settings.config import settings_from_config
 
 logging.basicConfig(format="%(levelname)s %(message)s")

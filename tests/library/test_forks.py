@@ -17,7 +17,7 @@ from tests.support.servers import EtcdServer
 _BEGINNING = """
 import json, multiprocessing, os, sys, warnings
 from rdzv_etcd.errors import ForkedProcessError
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from rdzv_etcd.settings.config import settings_from_config
 
 warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from Python 3.12 on

@@ -22,11 +22,11 @@ from rdzv_etcd import Arrival, Expelled, Left, Lost
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import DrainedError, GateError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.draining import request_drain
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.node.draining import request_drain
+from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
 from rdzv_etcd.settings.checks import gate_words
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,

@@ -18,7 +18,7 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd.aio.world import World as AioWorld
 from rdzv_etcd.errors import WorldOverError
-from rdzv_etcd.group.world import World
+from rdzv_etcd.world.world import World
 from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer

@@ -12,8 +12,8 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd import aio
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.observer import Observer
+from rdzv_etcd.world.group import Group
+from rdzv_etcd.world.observer import Observer
 from tests.library.nodes import LIMIT_S, groups, node_settings
 from tests.support.interruptions import interrupted_at
 from tests.support.leaks import LeakCheck, job_root

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from rdzv_etcd.errors import BarrierTimeoutError
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer

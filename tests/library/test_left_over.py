@@ -20,10 +20,10 @@ import rdzv_etcd
 from rdzv_etcd import Left, aio
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError, StateCorruptError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.loop_thread import THREAD_NAME, LoopHold
-from rdzv_etcd.group.observer import Observer
-from rdzv_etcd.group.world import World
+from rdzv_etcd.runtime.loop_thread import THREAD_NAME, LoopHold
+from rdzv_etcd.world.group import Group
+from rdzv_etcd.world.observer import Observer
+from rdzv_etcd.world.world import World
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,
@@ -183,7 +183,7 @@ def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
     before = etcd_server.leases()
     program = (
         "import json, sys\n"
-        "from rdzv_etcd.group.group import Group\n"
+        "from rdzv_etcd.world.group import Group\n"
         "from rdzv_etcd.settings.config import settings_from_config\n"
         "Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()\n"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from rdzv_etcd import Group, Lost, World
 from rdzv_etcd.peers.tcp import TcpPeers
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,

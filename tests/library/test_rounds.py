@@ -10,7 +10,7 @@ import pytest
 
 from rdzv_etcd import Left, Lost, Waiting, World
 from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError
-from rdzv_etcd.group.group import Group
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,

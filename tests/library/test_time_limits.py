@@ -12,8 +12,8 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.errors import JoinTimeoutError, MisuseError
-from rdzv_etcd.group.group import Group
-from rdzv_etcd.group.world import World
+from rdzv_etcd.world.group import Group
+from rdzv_etcd.world.world import World
 from tests.library.nodes import groups, join_all, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer

@@ -28,7 +28,7 @@ from rdzv_etcd.errors import (
     WorldClosedError,
     WorldOverError,
 )
-from rdzv_etcd.group import collectives
+from rdzv_etcd.world import collectives
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rdzv_etcd.core.losses import cause_of_end, cause_of_loss, losses
-from rdzv_etcd.core.model import Accusation, Accused, Change, Nodes, left_because
-from rdzv_etcd.core.over import (
+from rdzv_etcd.metrics.definitions import CHANGES, JOB, LOSSES, METRICS, Type, metrics_table
+from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
+from rdzv_etcd.protocol.losses import cause_of_end, cause_of_loss, losses
+from rdzv_etcd.protocol.model import Accusation, Accused, Change, Nodes, left_because
+from rdzv_etcd.protocol.ring import how_gone, how_reported, how_silent
+from rdzv_etcd.protocol.world_end import (
     Expelled,
     Failed,
     Finished,
@@ -21,9 +24,6 @@ from rdzv_etcd.core.over import (
     Waiting,
     WorldChange,
 )
-from rdzv_etcd.core.peer_ring import how_gone, how_reported, how_silent
-from rdzv_etcd.metrics.definitions import CHANGES, JOB, LOSSES, METRICS, Type, metrics_table
-from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
 from tests.support.markdown import ROOT, Document
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.orphans import guard
 from rdzv_etcd.settings.config import NODE_ID_VARIABLE
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import LIMIT_S, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer

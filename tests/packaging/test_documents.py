@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 import rdzv_etcd
 from rdzv_etcd import World
 from rdzv_etcd.cli.app import app
-from rdzv_etcd.schema import keys
+from rdzv_etcd.protocol import keys
 from rdzv_etcd.settings.options import options_table
 from tests.support.markdown import ROOT, Document, documents
 from tests.support.python_path import python_path

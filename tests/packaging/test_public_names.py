@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd.group.connect import Options
 from rdzv_etcd.settings import OPTIONS
 from rdzv_etcd.settings.fields import Kind
+from rdzv_etcd.world.connect import Options
 
 _USE = """
 import sys
@@ -25,7 +25,7 @@ try:
     raise rdzv_etcd.errors.SettingsError("wrong")
 except rdzv_etcd.errors.RdzvEtcdError:
     pass
-heavy = ("grpc", "google", "etcd3", "tenacity", "torch", "rdzv_etcd.group", "rdzv_etcd.etcd")
+heavy = ("grpc", "google", "etcd3", "tenacity", "torch", "rdzv_etcd.node", "rdzv_etcd.etcd")
 print(sorted(name for name in sys.modules if name.startswith(heavy)))
 """
 

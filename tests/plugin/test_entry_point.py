@@ -19,7 +19,7 @@ import torch.distributed.elastic.rendezvous
 import torch.distributed.elastic.rendezvous.registry
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 assert "etcd3" in rendezvous_handler_registry._registry, "not registered"
-heavy = ("grpc", "google.protobuf", "etcd3", "tenacity", "rdzv_etcd.group", "rdzv_etcd.etcd")
+heavy = ("grpc", "google.protobuf", "etcd3", "tenacity", "rdzv_etcd.node", "rdzv_etcd.etcd")
 print(sorted(name for name in sys.modules if name.startswith(heavy)))
 """
 

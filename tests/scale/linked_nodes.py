@@ -8,9 +8,9 @@ import struct
 import sys
 from typing import Any
 
-from rdzv_etcd.group.group import Group
 from rdzv_etcd.peers import tcp
 from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.world.group import Group
 from tests.library.nodes import join_all
 
 _RESET = struct.pack("ii", 1, 0)

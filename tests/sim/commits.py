@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Accusation, Change, Closure, Leader, Round
-from rdzv_etcd.core.rank_slices import assemble
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.api import (
     Compare,
@@ -19,9 +16,12 @@ from rdzv_etcd.etcd.api import (
     Txn,
     TxnResult,
 )
-from rdzv_etcd.schema import values
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store_values import StoreKeys, number_of
+from rdzv_etcd.protocol import codec as values
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.member import Seat
+from rdzv_etcd.protocol.model import Accusation, Change, Closure, Leader, Round
+from rdzv_etcd.protocol.slices import assemble
+from rdzv_etcd.protocol.store_values import StoreKeys, number_of
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke

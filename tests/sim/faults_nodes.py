@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,
@@ -12,6 +11,7 @@ from rdzv_etcd.errors import (
     EtcdTlsError,
     RdzvEtcdError,
 )
+from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.testing import SimClock
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request

@@ -11,8 +11,8 @@ import json
 
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.api import Delete, Put, Txn, prefix_end
-from rdzv_etcd.group.draining import request_drain
-from rdzv_etcd.schema import values
+from rdzv_etcd.node.draining import request_drain
+from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import Lack, SimClock
 from tests.sim.commits import FOREIGN, OPERATOR

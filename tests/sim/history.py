@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rdzv_etcd.core.member import Seat
-from rdzv_etcd.core.model import Change, Closure, Control, Round
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.member import Seat
+from rdzv_etcd.protocol.model import Change, Closure, Control, Round
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing.simloop import WALL_EPOCH_S
 from tests.sim.commits import COUNTER, Commits, Saved

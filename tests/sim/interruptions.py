@@ -15,12 +15,12 @@ from itertools import count
 from typing import Any, TypeVar
 
 from rdzv_etcd.clock import wait_for
-from rdzv_etcd.core.member import Seat
 from rdzv_etcd.errors import BarrierTimeoutError, MisuseError, RdzvEtcdError, WorldOverError
-from rdzv_etcd.group.collectives import Collectives
-from rdzv_etcd.group.loop_thread import CANCEL_GRACE_S
-from rdzv_etcd.group.node import Node
+from rdzv_etcd.node.node import Node
+from rdzv_etcd.protocol.member import Seat
+from rdzv_etcd.runtime.loop_thread import CANCEL_GRACE_S
 from rdzv_etcd.testing import SimLoop
+from rdzv_etcd.world.collectives import Collectives
 from tests.sim.history import History
 from tests.sim.invariants import Invariant
 
@@ -153,7 +153,7 @@ class Interrupted:
         await asyncio.sleep(self._rng.choice(_PAUSE_S))
 
     async def _carried(self, work: Coroutine[Any, Any, T]) -> T:
-        """What :meth:`rdzv_etcd.group.loop_thread.LoopHold.call` does, the result's way, and what
+        """What :meth:`rdzv_etcd.runtime.loop_thread.LoopHold.call` does, the result's way, and what
         :class:`rdzv_etcd.World` does with an interruption."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from tests.sim.stage import Part, Stage
 from tests.sim.world import REQUEST_TIMEOUT_S, SimJob
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rdzv_etcd.core.model import Change, Loss, NodeInfo, Round
-from rdzv_etcd.core.names import is_unknown
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import Change, Loss, NodeInfo, Round
+from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import Applied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from rdzv_etcd.core.model import Change, Leader, NodeInfo, Round
+from rdzv_etcd.protocol.model import Change, Leader, NodeInfo, Round
 
 
 @dataclass(frozen=True, slots=True)

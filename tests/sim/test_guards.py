@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import accusations, closing
-from rdzv_etcd.core.closing import Close
-from rdzv_etcd.core.member import Member
-from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group import drafting, presence, session
-from rdzv_etcd.group.context import NodeContext
-from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.values import decode_place
+from rdzv_etcd.node import drafting, presence, session
+from rdzv_etcd.node.context import NodeContext
+from rdzv_etcd.protocol import accusations, closing, requests
+from rdzv_etcd.protocol.closing import Close
+from rdzv_etcd.protocol.codec import decode_place
+from rdzv_etcd.protocol.member import Member
+from rdzv_etcd.protocol.model import NodeInfo
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request
-from tests.group import test_scenarios
+from tests.node import test_scenarios
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.matching import puts
 from tests.sim.test_mutants import (

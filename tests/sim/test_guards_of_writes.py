@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import member
-from rdzv_etcd.core.model import Control, NodeInfo
 from rdzv_etcd.etcd.api import Delete, Txn, prefix_end
-from rdzv_etcd.group import job_lease
-from rdzv_etcd.schema import requests
-from rdzv_etcd.schema.keys import JobKeys, KeyRange
-from rdzv_etcd.schema.values import decode_place
+from rdzv_etcd.node import job_lease
+from rdzv_etcd.protocol import member, requests
+from rdzv_etcd.protocol.codec import decode_place
+from rdzv_etcd.protocol.keys import JobKeys, KeyRange
+from rdzv_etcd.protocol.model import Control, NodeInfo
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Request, Revoke

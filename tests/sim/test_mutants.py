@@ -16,36 +16,29 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.core import closing, leading, member
-from rdzv_etcd.core.changes import Publish
-from rdzv_etcd.core.model import Change, Drain, Loss
-from rdzv_etcd.core.steps import Recovery
 from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd import watch_check
 from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn, prefix_end
-from rdzv_etcd.group import (
-    collectives,
-    drafting,
-    ending,
-    job_lease,
-    join_limits,
-    joining,
-    leadership,
-    leaving,
-    node,
-    presence,
-    repair,
-    roster,
-    session,
-)
 from rdzv_etcd.kv import writes
-from rdzv_etcd.schema import collective_requests, health_requests, requests
-from rdzv_etcd.schema.keys import JobKeys, KeyRange
+from rdzv_etcd.node import drafting, job_lease, join_limits, node, presence, session
+from rdzv_etcd.node import join as joining
+from rdzv_etcd.node import lead as leadership
+from rdzv_etcd.node import leave as leaving
+from rdzv_etcd.node import recover as repair
+from rdzv_etcd.node import slices as roster
+from rdzv_etcd.protocol import closing, collective_requests, health_requests, member, requests
+from rdzv_etcd.protocol import lead as leading
+from rdzv_etcd.protocol.changes import Publish
+from rdzv_etcd.protocol.keys import JobKeys, KeyRange
+from rdzv_etcd.protocol.model import Change, Drain, Loss
+from rdzv_etcd.protocol.steps import Recovery
+from rdzv_etcd.runtime import ending
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.testing import SimClock, SimulationError
-from tests.group import test_epochs as epochs
-from tests.group import test_restored_etcd as restored
+from rdzv_etcd.world import collectives
+from tests.node import test_epochs as epochs
+from tests.node import test_restored_etcd as restored
 from tests.sim import faults_operator, work
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.lives import live

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rdzv_etcd.core.member import Phase
 from rdzv_etcd.errors import (
     DrainedError,
     EtcdRefusedError,
@@ -17,9 +16,10 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.group.context import REFUSED_TTL_S
-from rdzv_etcd.group.draining import REQUEST_TTL_S
-from rdzv_etcd.schema import values
+from rdzv_etcd.node.context import REFUSED_TTL_S
+from rdzv_etcd.node.draining import REQUEST_TTL_S
+from rdzv_etcd.protocol import codec as values
+from rdzv_etcd.protocol.member import Phase
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.kinds import DEAF
 from tests.sim.stage import Part, Stage

@@ -10,11 +10,11 @@ import asyncio
 from collections import Counter
 from itertools import count
 
-from rdzv_etcd.core.member import Seat
 from rdzv_etcd.errors import BarrierTimeoutError, RdzvEtcdError, StateCorruptError, StoreLostError
-from rdzv_etcd.group.collectives import Collectives
-from rdzv_etcd.group.node import Node
 from rdzv_etcd.kv.store import KeyValueStore
+from rdzv_etcd.node.node import Node
+from rdzv_etcd.protocol.member import Seat
+from rdzv_etcd.world.collectives import Collectives
 from tests.sim.history import COUNTER, History
 from tests.sim.interruptions import Interrupted
 

@@ -1,7 +1,7 @@
 """A simulated job: one etcd, nodes with clocks and links of their own, agents that behave like
 torch's. Everything in virtual time; one seed is one schedule.
 
-Knows the real driver's face (:class:`rdzv_etcd.group.node.Node`) and the in-memory etcd.
+Knows the real driver's face (:class:`rdzv_etcd.node.node.Node`) and the in-memory etcd.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any, cast
 
 from rdzv_etcd.clock import wait_for
-from rdzv_etcd.core.member import Phase, Seat
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.group.context import Identity
-from rdzv_etcd.group.ending import Ending
-from rdzv_etcd.group.loop_thread import LoopHold
-from rdzv_etcd.group.node import Node
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.node.context import Identity
+from rdzv_etcd.node.node import Node
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.member import Phase, Seat
+from rdzv_etcd.runtime.ending import Ending
+from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.definitions import AfterEnd
 from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES

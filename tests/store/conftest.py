@@ -11,13 +11,13 @@ import pytest
 
 from rdzv_etcd.etcd.api import Etcd, Get, Txn
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.loop_thread import LoopHold
-from rdzv_etcd.group.round_store import RoundStore
-from rdzv_etcd.schema.keys import JobKeys, KeyRange
-from rdzv_etcd.schema.store_values import StoreKeys
+from rdzv_etcd.protocol.keys import JobKeys, KeyRange
+from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.world.round_store import RoundStore
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdBinary, EtcdServer
 from tests.support.versions import versions_for

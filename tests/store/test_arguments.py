@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import MisuseError, RequestTooLargeError, StoreTimeoutError
-from rdzv_etcd.group.round_store import RoundStore
+from rdzv_etcd.world.round_store import RoundStore
 from tests.store.conftest import Place
 
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.group.loop_thread import LoopHold
-from rdzv_etcd.group.round_store import RoundStore
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.store_values import StoreKeys
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.world.round_store import RoundStore
 from tests.store.conftest import GENEROUS
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from rdzv_etcd.group.listener import Listener, LocalAddr, bind_listener
+from rdzv_etcd.runtime.listener import Listener, LocalAddr, bind_listener
 from rdzv_etcd.settings.connection import Endpoint
 from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
 

@@ -19,11 +19,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.api import Put, Txn
-from rdzv_etcd.group.loop_thread import LoopHold
-from rdzv_etcd.group.round_store import RoundStore
-from rdzv_etcd.schema.keys import KeyRange
-from rdzv_etcd.schema.store_values import StoreKeys
+from rdzv_etcd.protocol.keys import KeyRange
+from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.world.round_store import RoundStore
 from tests.store.conftest import BRIEF, GENEROUS, Place
 from tests.support.signals import handling
 

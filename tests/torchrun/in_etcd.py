@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import Agent, Agents, Job, wait_until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 from tests.cli.tools import run_alone
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import PATIENCE_S, QUICK, Agent, Agents, Job

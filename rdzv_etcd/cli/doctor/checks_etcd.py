@@ -15,7 +15,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     SettingsError,
 )
-from rdzv_etcd.schema.keys import JobKeys
+from rdzv_etcd.protocol.keys import JobKeys
 
 _OLDEST = (3, 4)
 _SOUND = (3, 5, 6)

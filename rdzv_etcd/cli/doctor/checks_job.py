@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rdzv_etcd.cli.doctor.facts import Check, Facts, Finding, fail, ok, warn
 from rdzv_etcd.cli.job_view import JobView
 from rdzv_etcd.cli.report import closed_text, refused_with_help, report_on, some
-from rdzv_etcd.core.job_state import settings_of
-from rdzv_etcd.core.model import NodeInfo
-from rdzv_etcd.core.names import display_name
-from rdzv_etcd.core.wait_text import needed
+from rdzv_etcd.protocol.job_state import settings_of
+from rdzv_etcd.protocol.model import NodeInfo
+from rdzv_etcd.protocol.names import display_name
+from rdzv_etcd.protocol.wait_text import needed
 from rdzv_etcd.settings import is_default_job_id
 from rdzv_etcd.settings.hosts import is_loopback_address
 

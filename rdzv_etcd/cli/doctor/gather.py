@@ -20,7 +20,6 @@ from rdzv_etcd.cli.doctor.facts import EndpointFacts, Facts, HostFacts, Pages, P
 from rdzv_etcd.cli.doctor.pages import read_pages
 from rdzv_etcd.cli.job_view import JobView, entangled_with, jobs_under, places_of, read_job
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.core.model import NodeInfo
 from rdzv_etcd.embedded.addresses import own_addresses
 from rdzv_etcd.errors import (
     EtcdError,
@@ -31,9 +30,10 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.inspection import InspectingClient
-from rdzv_etcd.schema.inspect_requests import may_write
-from rdzv_etcd.schema.keys import JobKeys
-from rdzv_etcd.schema.requests import read_control
+from rdzv_etcd.protocol.inspect_requests import may_write
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import NodeInfo
+from rdzv_etcd.protocol.requests import read_control
 from rdzv_etcd.settings import Endpoint, Settings
 from rdzv_etcd.settings.hosts import resolve
 

@@ -1,1 +1,0 @@
-"""Decides. Pure functions over frozen values: no clock, no I/O, no randomness."""

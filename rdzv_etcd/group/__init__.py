@@ -1,1 +1,0 @@
-"""Drives one node through its rounds: threads, session, watches; no torch, no grpc."""

@@ -1,0 +1,429 @@
+"""The leader's work: claims a vacant lead, closes rounds, publishes changes.
+
+Every write is fenced by the lead, so a leader that does not know yet that it was replaced can do no
+harm. :mod:`rdzv_etcd.protocol.lead` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdRefusedError,
+    EtcdUnavailableError,
+    LeaseNotFoundError,
+    OutcomeUnknownError,
+    RdzvEtcdError,
+    StateCorruptError,
+)
+from rdzv_etcd.etcd.api import GetResult, Op, TxnResult
+from rdzv_etcd.node.backoff import RETRY_S, Backoff
+from rdzv_etcd.node.context import NodeContext
+from rdzv_etcd.node.drafting import Drafting
+from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.node.slices import Roster
+from rdzv_etcd.node.strangers import Strangers
+from rdzv_etcd.node.view_watch import ViewWatch
+from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.changes import Publish
+from rdzv_etcd.protocol.closing import Close, KeepWaiting
+from rdzv_etcd.protocol.data_loss import nodes_went_back
+from rdzv_etcd.protocol.lead import Times, is_unfit_to_lead, leader_step
+from rdzv_etcd.protocol.losses import MemberLoss, losses
+from rdzv_etcd.protocol.member import Member
+from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes, left_because
+from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
+from rdzv_etcd.protocol.views import nodes_after, nodes_from
+from rdzv_etcd.protocol.world_end import change_text
+
+_RESTS = 3
+"""While thousands arrive, deciding at each arrival would take all the time: after a decision the
+leader rests for this many times as long as that took …"""
+_LONGEST_REST_S = 1.0
+"""… and no longer than this: it may have been stopped in its midst."""
+_FORGETTING_S = 2.0
+"""A leader that waits for etcd's answer to what can be done later decides nothing meanwhile."""
+
+
+class Leadership:
+    """Leads while this node holds the leader key, and claims it when it is vacant."""
+
+    def __init__(self, context: NodeContext, member: Member) -> None:
+        self._context = context
+        self._member = member
+        self._roster = Roster(context)
+        self._backoff = Backoff(context.session.renewal_period_s)
+        self._drafting = Drafting(context, member)
+        self._strangers = Strangers(context.log)
+        self._published: Change | None = None
+        """The last change that this node has published …"""
+        self._losses: tuple[MemberLoss, ...] = ()
+        """… and its losses."""
+        self._problem: RdzvEtcdError | None = None
+        """See :attr:`problem`. Only a lead that works clears it: that something else can be read
+        says nothing of what a leader needs."""
+        self._has_claimed = self._has_read = False
+        """Whether this node has had a lead that did not come with its arrival, and has read the
+        presences as a leader."""
+        self._problem_since_s = 0.0
+        self.is_unfit = False
+        """Whether :attr:`problem` is there to stay: see :func:`is_unfit_to_lead`."""
+
+    @property
+    def problem(self) -> RdzvEtcdError | None:
+        """What keeps this node from leading while it holds the lead, as no other node can then."""
+        return self._problem if self.is_mine else None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the leader key is this node's and its session lives."""
+        context = self._context
+        return holds_lead(self._member, context.control.view, context.session.lease_id)
+
+    def _lead_step(self) -> LeadStep:
+        context = self._context
+        return lead_step(self._member, context.control.view, context.session.lease_id)
+
+    async def run(self) -> None:
+        """Claim and lead until cancelled."""
+        while True:
+            step = self._possible()
+            if step is LeadStep.LEAVE:
+                self._problem = None
+                await self._context.wakeup.wait(when=self._is_asked)
+                continue
+            try:
+                if step is LeadStep.LEAD:
+                    await self._lead(self._context.control.view.leader_revision)
+                elif step is LeadStep.RESIGN:
+                    await self._resign(self._context.control.view)
+                else:
+                    await self._claim()
+            except RdzvEtcdError as error:
+                await self._rest(error)
+
+    def _possible(self) -> LeadStep:
+        """What is to be done about the lead, as long as what is there can be read: whatever is
+        written is guarded by what is known, and would be refused."""
+        return LeadStep.LEAVE if self._context.control.is_blind else self._lead_step()
+
+    def _is_asked(self) -> bool:
+        return self._possible() is not LeadStep.LEAVE
+
+    async def _resign(self, control: Control) -> None:
+        """Let others lead while this node finishes its run, or is left behind."""
+        context = self._context
+        try:
+            result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
+        except EtcdError as error:
+            await context.clock.sleep(self._backoff.after(error))
+            return
+        if context.control.view.leader_revision == control.leader_revision:
+            context.show_written(result.revision, leader=None, leader_revision=0)
+
+    async def _claim(self) -> None:
+        context = self._context
+        self._has_claimed = True
+        formed = context.control.view.formed
+        delay_s = claim_delay_s(
+            None if formed is None else self._member.rank_in(formed),
+            0 if formed is None else formed.size,
+            context.clock.jitter(0.02),
+        )
+        if delay_s > 0:
+            await context.clock.sleep(delay_s)
+        if context.control.view.leader is not None or not self._member.is_active:
+            return
+        leader = Leader(context.identity.node_id, context.settings.job)
+        session = context.session.lease_id
+        if not session:
+            return
+        try:
+            result = await context.etcd.txn(
+                requests.claim(context.keys, leader, session), repeatable=True
+            )
+        except LeaseNotFoundError:
+            context.session.lost(session)
+        except EtcdError as error:
+            await context.clock.sleep(self._backoff.after(error))
+        else:
+            self.note(leader, result)
+
+    def note(self, leader: Leader, result: TxnResult) -> None:
+        """Adopt what a claim said about who leads (``leader`` is this node's own proposal)."""
+        known = requests.leader_after(leader, result)
+        if known is not None:
+            self._context.show_written(result.revision, leader=known[0], leader_revision=known[1])
+
+    async def _lead(self, fence: int) -> None:
+        context = self._context
+        keys, clock = context.keys, context.clock
+        presences: ViewWatch[Nodes] = ViewWatch(
+            context.etcd,
+            clock,
+            context.wakeup,
+            request=requests.read_nodes(keys),
+            read=lambda _: read_pages(context.etcd, keys.nodes),
+            build=lambda result: self._read(result, presences.seen),
+            fold=lambda nodes, batch: nodes_after(
+                keys, nodes, batch.revision, batch.events, clock.now_s()
+            ),
+        )
+        following: asyncio.Task[None] | None = None
+        # If etcd went back, its revision may have passed what this watch has seen before the watch
+        # is there again, which then does not notice it: that on the control keys speaks for both.
+        regressions = self._member.regressions
+        try:
+            self._drafting.prepare(context.control.view)
+            await presences.open()
+            self._has_read = True
+            following = asyncio.ensure_future(presences.run())
+            following.add_done_callback(lambda _: context.wakeup.notify())
+            while (
+                self._lead_step() is LeadStep.LEAD
+                and context.control.view.leader_revision == fence
+                and self._member.regressions == regressions
+                and not context.control.is_blind
+                and not following.done()
+            ):
+                await self._step(presences)
+            if following.done():
+                following.result()
+        except EtcdError as error:
+            self._stumble(error, has_worked=self._has_read)
+            await clock.sleep(self._backoff.after(error))
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.wait({following})
+            await presences.close()
+            await self.drop_prepared_leases()
+
+    def _read(self, result: GetResult, before: Nodes | None) -> Nodes:
+        context = self._context
+        nodes = nodes_from(context.keys, result, context.clock.now_s(), before)
+        if before is not None and nodes_went_back(before, nodes):
+            self._member.doubt(nodes.revision)
+            context.session.shake()
+        return nodes
+
+    async def _step(self, presences: ViewWatch[Nodes]) -> None:
+        """Decide once and act, or wait for something to change."""
+        context = self._context
+        if presences.problem is not None:
+            self._stumble(presences.problem, has_worked=True)
+            await context.wakeup.wait()
+            return
+        began_s = context.clock.now_s()
+        try:
+            until_s = await self._act(presences)
+        except LeaseNotFoundError:
+            await self._drafting.lease_lost()  # the members put back what lived on it
+            await self._recover(presences)
+        except EtcdError as error:
+            if isinstance(error, EtcdRefusedError):
+                self._stumble(error)
+            else:
+                context.log.say(f"as leader: {error}")
+            self._member.note_trouble(context.clock.now_s())
+            await self._recover(presences, self._backoff.after(error))
+        else:
+            self._backoff.reset()
+            self._problem = None
+            now_s = context.clock.now_s()
+            if until_s is None or until_s > now_s:
+                await context.wakeup.wait(until_s)
+                rested_s = now_s + min(_RESTS * (now_s - began_s), _LONGEST_REST_S)
+                await context.clock.sleep(rested_s - context.clock.now_s())
+
+    async def _act(self, presences: ViewWatch[Nodes]) -> float | None:
+        """Decide and act; return until when there is nothing to do if nothing changes."""
+        context, seen = self._context, self._context.control.view
+        control, usable_s = await self._roster.fill(seen)
+        nodes, now_s = presences.view, context.clock.now_s()
+        self._strangers.look_at(nodes)
+        record = self._member.record
+        if record is not None and control.is_behind(record):
+            return now_s + RETRY_S  # etcd went back: repair puts this node's round into its place
+        if context.control.view is not seen:
+            return now_s
+        if now_s < usable_s:
+            return min(usable_s, now_s + RETRY_S)
+        step = leader_step(self._member, control, nodes, context.settings, self._times(now_s))
+        if isinstance(step, Publish):
+            done = await self._publish(control, nodes, step)
+        elif isinstance(step, Close):
+            done = await self._close(control, nodes, step)
+        elif isinstance(step, KeepWaiting):
+            return _earliest(step.until_s, context.log.progress(step.reason, now_s))
+        else:
+            return step.until_s
+        # If it was refused, somebody came (back) in this very moment, or the lead is gone: the
+        # watches will tell, if they have not done so already.
+        news = presences.view is not nodes or not _same_keys(context.control.view, seen)
+        return now_s if done or news else now_s + RETRY_S
+
+    def _times(self, now_s: float) -> Times:
+        session = self._context.session
+        return Times(
+            now_s,
+            session.in_contact_since_s(),
+            session.trust_absence_s(),
+            self._roster.incomplete_since_s,
+            session.longest_ttl_s,
+            session.round_trip_s,
+        )
+
+    async def _publish(self, control: Control, nodes: Nodes, decision: Publish) -> bool:
+        """Publish the change; ``False`` if things are not as they were when it was decided."""
+        context = self._context
+        result = await context.etcd.txn(
+            requests.publish_change(context.keys, control, decision.change, nodes),
+            timeout_s=context.urgent_limit_s,
+        )
+        if not result.succeeded:
+            await context.control.refresh()
+            return False
+        change = decision.change
+        context.show_written(result.revision, change=change, change_revision=result.revision)
+        self._published = change
+        self._losses = tuple(losses(change, nodes, context.clock.now_s()))
+        for loss in self._losses:
+            context.recorder.declared_lost(loss.cause, loss.after_s)
+        context.log.say(f"round {change.round} must be re-formed: {change_text(change)}")
+        return True
+
+    async def drop_prepared_leases(self) -> None:
+        """Revoke leases that no round uses. If this is cancelled, call it again."""
+        await self._drafting.drop()
+
+    def departure(self, reason: str) -> tuple[Op, ...]:
+        """Return what this node's good-bye has to do besides: if it leads the world that it is in,
+        tell that this is over, so that nobody waits for the next leader to see it."""
+        context = self._context
+        control, node_id = context.control.view, context.identity.node_id
+        formed = control.formed
+        if not self.is_mine or formed is None or control.open_change is not None:
+            return ()
+        if self._member.rank_in(formed) is None:
+            return ()
+        change = Change(formed.run, formed.number, (), {node_id: left_because(reason)})
+        return (requests.publish_change(context.keys, control, change),)
+
+    async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
+        """Publish the round; ``False`` if things are not as they were when it was decided."""
+        context = self._context
+        record = await self._drafting.next_record(control, nodes, decision)
+        epoch_lease = await self._drafting.epoch_lease(control, record)
+        members = [node.node_id for node in decision.world]
+        kept = context.settings.history
+        audit = None
+        if kept:
+            audit = self._drafting.audit(
+                control,
+                nodes,
+                record,
+                decision,
+                opened_s=self._member.opened_s,
+                losses=self._losses if control.open_change == self._published else (),
+            )
+        if not await self._roster.publish(control, record, members):
+            return False
+        try:
+            result = await context.etcd.txn(
+                requests.close_round(
+                    context.keys, control, nodes.revision, record, audit, epoch_lease=epoch_lease
+                ),
+                timeout_s=context.urgent_limit_s,
+            )
+        except asyncio.CancelledError:  # this node stops; others may work on the round by now
+            self._drafting.in_doubt()
+            raise
+        except OutcomeUnknownError:
+            self._drafting.in_doubt()
+            await context.control.refresh()  # whatever happened, it shows in the record
+            return True
+        if not result.succeeded:
+            return False
+        self._drafting.written(with_epoch=bool(epoch_lease))
+        self._roster.note(record, members)
+        news: dict[str, object] = {"round": record, "round_revision": result.revision}
+        if epoch_lease:
+            news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
+        context.show_written(result.revision, **news)
+        context.log.say(f"closed round {record.number} with {record.size} nodes: {decision.reason}")
+        if requests.remembered(result) > kept:
+            await self._forget(kept)
+        return True
+
+    async def _forget(self, kept: int) -> None:
+        """Delete what is remembered of the oldest rounds, those of earlier runs among them. It is
+        for people: if it fails, the next round is another occasion."""
+        context = self._context
+        with contextlib.suppress(EtcdError):
+            found = await context.etcd.get(
+                requests.read_history(context.keys, kept), timeout_s=_FORGETTING_S
+            )
+            surplus = requests.forget_history(found, kept)
+            if surplus is not None:
+                await context.etcd.txn(surplus, timeout_s=_FORGETTING_S, repeatable=True)
+
+    # -- trouble --------------------------------------------------------------------------------
+
+    async def _recover(self, presences: ViewWatch[Nodes], wait_s: float = RETRY_S) -> None:
+        """After a failed or unknown write: wait a little, then look at how things are."""
+        await self._context.clock.sleep(wait_s)
+        with contextlib.suppress(RdzvEtcdError):  # the loop comes back here until etcd answers
+            await self._context.control.refresh()
+            await presences.refresh()
+
+    async def _rest(self, problem: RdzvEtcdError) -> None:
+        """Do nothing until what keeps this node from leading may have been mended."""
+        context = self._context
+        self._stumble(problem, has_worked=self._has_read)
+        if context.control.problem is None:  # nothing will tell that it is over
+            await context.clock.sleep(RETRY_S)
+            return
+        until_s = context.clock.now_s() + context.session.renewal_period_s
+        await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
+        if context.control.problem is not None:
+            with contextlib.suppress(RdzvEtcdError):  # then it is still there
+                await context.control.refresh()
+
+    def _stumble(self, problem: RdzvEtcdError, *, has_worked: bool = False) -> None:
+        """Let a join that waits on this node's lead fail with the cause; ``has_worked``: what does
+        not work now did so before."""
+        context = self._context
+        if isinstance(problem, EtcdUnavailableError):
+            context.log.say(f"cannot lead at the moment: {problem}")
+            return
+        if type(problem) is not type(self._problem):
+            context.log.warn(f"cannot lead: {problem}")
+        if not isinstance(problem, StateCorruptError):  # the view of the control keys has that
+            now_s = context.clock.now_s()
+            if self._problem is None:
+                self._problem_since_s = now_s
+            self._problem = problem
+            self.is_unfit = is_unfit_to_lead(
+                self._member,
+                context.control.view,
+                has_worked=has_worked,
+                has_claimed=self._has_claimed,
+                lasts_s=now_s - self._problem_since_s,
+                lease_ttl_s=context.settings.timing.lease_ttl_s,
+            )
+            context.wakeup.notify()
+
+
+def _same_keys(one: Control, other: Control) -> bool:
+    return (one.round_revision, one.leader_revision, one.change_revision) == (
+        other.round_revision,
+        other.leader_revision,
+        other.change_revision,
+    )
+
+
+def _earliest(*times_s: float | None) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

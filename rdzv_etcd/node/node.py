@@ -1,0 +1,517 @@
+"""One node: composes joining, leading, repair and leaving over one session and one view.
+
+Everything here runs on one event loop; :mod:`rdzv_etcd.world.group` is its blocking face.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from rdzv_etcd.clock import Clock
+from rdzv_etcd.errors import EtcdError, RdzvEtcdError
+from rdzv_etcd.etcd.api import Etcd, GetResult
+from rdzv_etcd.metrics import Recorder
+from rdzv_etcd.node import draining, job_lease, presence
+from rdzv_etcd.node import leave as leaving
+from rdzv_etcd.node.context import Identity, NodeContext
+from rdzv_etcd.node.job_watch import JobWatch
+from rdzv_etcd.node.join import Joining
+from rdzv_etcd.node.lead import Leadership
+from rdzv_etcd.node.peer_links import PeerLinks
+from rdzv_etcd.node.recover import Repair
+from rdzv_etcd.node.reports import Reports
+from rdzv_etcd.node.session import Session
+from rdzv_etcd.node.status_log import StatusLog
+from rdzv_etcd.node.view_watch import ViewWatch
+from rdzv_etcd.node.wakeup import Wakeup
+from rdzv_etcd.node.watchdog import CallIns, Watchdog
+from rdzv_etcd.peers.api import PeerNetwork
+from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.data_loss import control_went_back
+from rdzv_etcd.protocol.draining import should_yield
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.losses import cause_of_end
+from rdzv_etcd.protocol.member import Member, Phase, Seat
+from rdzv_etcd.protocol.model import Closure, Control, Drain
+from rdzv_etcd.protocol.steps import waiting_count
+from rdzv_etcd.protocol.views import control_after, control_from
+from rdzv_etcd.protocol.world_end import (
+    Left,
+    MovedOn,
+    Waiting,
+    WorldChange,
+    others_reason,
+    why_over,
+)
+from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.limits import MAX_REASON
+from rdzv_etcd.text import shown
+
+_FINISH_TOGETHER_S = 1.0
+"""Members usually finish within this time of each other; then that need not be written."""
+
+
+class Node:
+    """One participant of one job; at most one join at a time."""
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        settings: Settings,
+        identity: Identity,
+        clock: Clock,
+        network: PeerNetwork | None = None,
+        *,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """``network``: over which nodes watch each other, if they do; closed with the node.
+        ``recorder`` is told how it goes."""
+        self._member = Member(identity.node_id, settings=settings.job)
+        self._context = _context(
+            etcd, settings, identity, clock, self._member, recorder=recorder or Recorder()
+        )
+        self._leadership = Leadership(self._context, self._member)
+        self._repair = Repair(self._context, self._member)
+        self._reports = Reports(self._context, self._member)
+        self._peers = None if network is None else PeerLinks(self._context, self._member, network)
+        self.call_ins = CallIns()
+        """What the thread that owns this node tells of itself."""
+        self._watchdog = None
+        if settings.watchdog_s:
+            self._watchdog = Watchdog(
+                self._context, self._member, self.call_ins, settings.watchdog_s, network
+            )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._attended: set[asyncio.Task[None]] = set()
+        self._watches: weakref.WeakSet[JobWatch] = weakref.WeakSet()
+        """Those that are open are kept by their tasks."""
+
+    # -- what others ask ------------------------------------------------------------------------
+
+    @property
+    def context(self) -> NodeContext:
+        return self._context
+
+    @property
+    def phase(self) -> Phase:
+        return self._member.phase
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the world that this node was in last; 0 before the first."""
+        return self._member.epoch
+
+    @property
+    def control(self) -> Control:
+        return self._context.control.view
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node holds the lead, as far as it knows."""
+        return bool(self._tasks) and self._leadership.is_mine
+
+    def waiting_count(self) -> int:
+        """Above zero if this node is to join again; from memory, never raises or blocks."""
+        member = self._member
+        if member.failure is not None and not member.is_finishing:
+            return 1  # who joins again is told
+        if not self._tasks:
+            return 0
+        return waiting_count(self.control, member.record, member.evicted, member.closure)
+
+    def closure(self) -> Closure | None:
+        """How the job was closed, if it was, as far as this node knows; from memory.
+
+        Before this node takes part it is the last run that counts, as long as its marker stands;
+        then the run that this node is in, or waits for.
+        """
+        member = self._member
+        if member.closure is None and member.info is None and self._tasks:
+            return self.control.closure
+        return member.closure
+
+    def change_of(self, seat: Seat) -> WorldChange | None:
+        """Why that world is over; ``None`` while it is not. From memory, never raises or blocks.
+
+        It is over, too, as soon as this node joins again, and once the job is finished.
+        """
+        return why_over(self._member, self.control, seat.epoch)
+
+    def should_yield(self, seat: Seat) -> bool:
+        """Whether a member of that world is to leave at the next commit point; from memory."""
+        return should_yield(self._member, self.control, seat.epoch)
+
+    @property
+    def last_change(self) -> WorldChange | None:
+        """Why the world is over that this node was in last and has not left yet, if it is."""
+        member = self._member
+        if member.phase is not Phase.MEMBER:
+            return None
+        return why_over(member, self.control, member.epoch)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether this member's work is done: see :meth:`finish_work`."""
+        return self._member.has_finished
+
+    @property
+    def has_left(self) -> bool:
+        return self._member.phase is Phase.GONE
+
+    @property
+    def drain(self) -> Drain | None:
+        """Why this node is to leave, if it is."""
+        return self._member.drain
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Whether a join would end at once: the run is over, or this node is to leave."""
+        return self._member.closure is not None or self._member.drain is not None
+
+    async def changed(self) -> None:
+        """Wait until this node's round is over (see :meth:`waiting_count`).
+
+        Raises RendezvousFailedError if this node leaves, or cannot go on.
+        """
+        await self._until(lambda: self.waiting_count() > 0)
+
+    async def over(self, seat: Seat) -> WorldChange:
+        """Wait until that world is over, and return why; raises as :meth:`changed`."""
+        while True:
+            self._member.check_not_failed()
+            self._member.check_not_gone()
+            change = self.change_of(seat)
+            if change is not None:
+                return change
+            await self._context.wakeup.wait(when=lambda: self.change_of(seat) is not None)
+
+    async def closed(self) -> Closure:
+        """Wait until the job is closed, and return how; raises as :meth:`changed`."""
+        while (closure := self.closure()) is None:
+            self.check_not_gone()
+            await self._context.wakeup.wait(when=lambda: self.closure() is not None or self.is_gone)
+        return closure
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        member = self._member
+        while True:
+            member.check_not_failed()
+            if condition():
+                return
+            member.check_not_gone()
+            await self._context.wakeup.wait(
+                when=lambda: condition() or member.phase is Phase.GONE or member.failure is not None
+            )
+
+    # -- taking part ----------------------------------------------------------------------------
+
+    async def start(self, contact_s: float | None = None) -> None:
+        """Open the session and begin to watch the job. Idempotent.
+
+        ``contact_s`` bounds the first contact with etcd; without it, it may take as long as any
+        request. Raises EtcdError, StateCorruptError.
+        """
+        if self._tasks:
+            return
+        context = self._context
+        timeout_s = context.settings.connection.request_timeout_s
+        await context.session.open(timeout_s if contact_s is None else contact_s)
+        self._member.note_start(context.session.first_revision)
+        began_s = context.clock.now_s()
+        await context.control.open(timeout_s)
+        context.session.note_round_trip(context.clock.now_s() - began_s)
+        self._tasks = [
+            self._spawn(context.session.run(), "session"),
+            self._spawn(context.control.run(), "control"),
+            self._spawn(self._leadership.run(), "leadership"),
+            self._spawn(self._repair.run(), "repair"),
+            self._spawn(job_lease.keep(context, self._member), "job lease"),
+            self._spawn(presence.watch_own(context, self._member), "presence"),
+            self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
+            self._spawn(draining.tell(context, self._member), "drain"),
+        ]
+        if self._watchdog is not None:
+            self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
+        if self._peers is not None:
+            self._tasks.append(self._spawn(self._peers.run(), "peer links", needed=False))
+
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], name: str, *, needed: bool = True
+    ) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        task.set_name(f"rdzv-etcd {name} {self._member.node_id}")
+        task.add_done_callback(partial(self._look_at, name, needed))
+        return task
+
+    def _look_at(self, name: str, needed: bool, task: asyncio.Task[None]) -> None:
+        """Let the node fail if a task has that is needed: nobody else would do its work."""
+        error = None if task.cancelled() else task.exception()
+        if error is None or self._member.failure is not None:
+            return  # the first one is the cause
+        if not needed:
+            text = f"works on without its task {name!r}, which failed"
+            self._context.log.fail(text, error)
+            return
+        self.fail(name, error)
+
+    def fail(self, task: str, error: BaseException) -> None:
+        """End this node's part, because a task that it needs has failed."""
+        self._member.fail(task, error)
+        self._context.wakeup.notify()
+        self._context.log.fail(f"cannot go on: its task {task!r} failed", error)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether this node has left, or cannot go on."""
+        return self._member.phase is Phase.GONE or self._member.failure is not None
+
+    def check_not_gone(self) -> None:
+        """Raise RendezvousFailedError if it is."""
+        self._member.check_not_gone()
+
+    @property
+    def regressions(self) -> int:
+        """How often etcd has gone back, as far as this node has noticed."""
+        return self._member.regressions
+
+    def attend(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something until it ends or this node leaves; if it fails, that is in the log."""
+        task = self._spawn(work, name, needed=False)
+        self._attended.add(task)
+        task.add_done_callback(self._attended.discard)
+        return task
+
+    async def begin_watch(self, watch: JobWatch) -> None:
+        """Let a reader of the job's events begin; it ends when this node leaves. Idempotent. Raises
+        RendezvousFailedError if it has left, EtcdError, StateCorruptError."""
+        if not watch.is_closed:
+            self._member.check_not_gone()
+            self._watches.add(watch)
+            await watch.open(self._context.settings.connection.request_timeout_s)
+
+    async def join(self, address: str, port: int, timeout_s: float, because: str = "") -> Seat:
+        """Arrive for the next round and wait until it is formed with this node in it.
+
+        ``timeout_s`` bounds the wait for enough nodes, not the time as a spare of a formed round.
+        Raises JoinTimeoutError, JobClosedError, JobSettingsMismatchError, StateCorruptError,
+        DrainedError, and EtcdError if etcd cannot be reached for that long.
+        """
+        self._member.check_not_gone()
+        self._check_not_drained()
+        await self.start()
+        if self._peers is not None:
+            await self._peers.answer_again()
+        joining = Joining(self._context, self._member, self._leadership, timeout_s)
+        telling = self._spawn(joining.tell(), "wait lines")
+        self._record_end()
+        recorder, clock = self._context.recorder, self._context.clock
+        recorder.join_began(clock.now_s())
+        try:
+            peer_port = 0 if self._peers is None else self._peers.port
+            seat = await joining.run(address, port, peer_port, because)
+        except BaseException as error:
+            recorder.join_failed(type(error).__name__)
+            raise
+        finally:
+            telling.cancel()
+        recorder.joined(seat.round, seat.epoch, seat.size, clock.now_s())
+        self._reports.note_world()
+        if self._reports.has_made_any:
+            self.attend(self._reports.withdraw(), "withdrawing reports")
+        return seat
+
+    def _record_end(self) -> None:
+        """Record why the world that this node works in is over, at the latest when it goes."""
+        if self._member.phase is Phase.MEMBER:
+            cause = cause_of_end(self.last_change or MovedOn())
+            self._context.recorder.world_over(cause, self._context.clock.now_s())
+
+    async def report_dead(self, node_id: object, evidence: object, *, certain: bool) -> bool:
+        """Say that a member is dead; see :meth:`rdzv_etcd.Group.report_dead`."""
+        is_made = await self._reports.make(node_id, evidence, certain=certain)
+        if is_made:
+            self.attend(self._reports.look_back(), "looking back at a report")
+        return is_made
+
+    def _check_not_drained(self) -> None:
+        """Raise DrainedError if this node is to leave; a run that is over ends it differently."""
+        member = self._member
+        if member.drain is not None and member.closure is None:
+            raise draining.drained_error(
+                self._context.settings.job_id, member.node_id, member.drain
+            )
+
+    async def finish_work(self, seat: Seat) -> None:
+        """Note that this member's work in that world is done, though perhaps not the others'; from
+        now on nobody waits for it. Returns at once."""
+        self.attend(self._tell_finished(seat), "finished")
+
+    async def _tell_finished(self, seat: Seat) -> None:
+        await self._context.clock.sleep(_FINISH_TOGETHER_S)
+        member = self._member
+        if member.works_in(seat.epoch) and member.closure is None:
+            member.finish()
+            self._context.wakeup.notify()  # the repair puts its presence again
+
+    async def be_drained(self, reason: str) -> None:
+        """Leave at the next safe point; a join that waits ends at once. Idempotent."""
+        member = self._member
+        member.be_drained(draining.own_drain(member.node_id, reason))
+        self._context.wakeup.notify()
+
+    async def give_up_seat(self, joined_after: int, reason: str) -> None:
+        """Leave the world of an epoch after ``joined_after``, if this node has become a member of
+        one: the caller of that join was interrupted, and will not work in it.
+
+        The others are told at once. The node may join again meanwhile.
+        """
+        member = self._member
+        if member.phase is Phase.MEMBER and member.epoch > joined_after:
+            await self._give_up(reason)
+
+    async def leave_world(self, seat: Seat, reason: str) -> None:
+        """Leave that world, unless it is over: a call in it was interrupted, and its caller does
+        not know what became of it.
+
+        The others learn of it at once. The node may join again meanwhile.
+        """
+        if self.change_of(seat) is None:
+            await self._give_up(reason)
+
+    async def _give_up(self, reason: str) -> None:
+        context, member = self._context, self._member
+        self._record_end()
+        info = member.give_up(reason)
+        context.wakeup.notify()
+        with contextlib.suppress(EtcdError):  # then the lease runs out
+            await leaving.say_goodbye(context, member, self._leadership, info, reason)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def close_job(self, *, succeeded: bool, reason: str, anyones: bool = False) -> None:
+        """Put the closed marker, for ``closed_ttl_s``. Raises EtcdError, StateCorruptError.
+
+        Does nothing if the job is closed already, if no round was formed, or, unless ``anyones``,
+        if this node is no member of the formed one.
+        """
+        reason = shown(reason, MAX_REASON)
+        await leaving.close_job(
+            self._context, self._member, succeeded=succeeded, reason=reason, anyones=anyones
+        )
+
+    async def leave(self, reason: str) -> None:
+        """Say goodbye, end the session, clear up if this was the last node. Idempotent.
+
+        Bounded by ``close_timeout_s`` and by the lease's TTL: after that etcd has done it.
+        """
+        context, member = self._context, self._member
+        if member.phase is Phase.GONE:
+            return
+        self._record_end()
+        member.leave()
+        context.recorder.left(context.clock.now_s())
+        context.wakeup.notify()  # other threads' calls that wait end now
+        try:
+            if self._tasks:
+                farewell = self._farewell(shown(reason, MAX_REASON))
+                await context.clock.wait_for(farewell, context.farewell_limit_s)
+            else:  # it never started; a lease may be there all the same
+                await context.session.end(context.farewell_limit_s)
+        except (RdzvEtcdError, TimeoutError) as error:
+            context.log.say(f"left without etcd's confirmation: {error}")
+        finally:
+            for watch in tuple(self._watches):
+                await watch.close()
+            if self._peers is not None:
+                await self._peers.close()
+            await self._stop_tasks()
+            await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
+
+    async def _farewell(self, reason: str) -> None:
+        context, member = self._context, self._member
+        await leaving.say_goodbye(context, member, self._leadership, member.info, reason)
+        if self._watchdog is not None:
+            await self._watchdog.tidy_up()
+        await leaving.remove_job(self._context, self._member)
+
+    async def _stop_tasks(self) -> None:
+        tasks, self._tasks = [*self._tasks, *self._attended], []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _context(
+    etcd: Etcd,
+    settings: Settings,
+    identity: Identity,
+    clock: Clock,
+    member: Member,
+    *,
+    recorder: Recorder,
+) -> NodeContext:
+    wakeup = Wakeup(clock)
+    keys = JobKeys(settings.prefix, settings.job_id)
+    timing = settings.timing
+    etcd.watch_health.check_every(timing.lease_ttl_s)
+    log = StatusLog(settings.job_id, identity.name)
+    session = Session(
+        etcd,
+        clock,
+        wakeup,
+        timing.lease_ttl_s,
+        timing.keep_alive_deadline_s,
+        tell=log.warn,
+        works=lambda: member.phase is Phase.MEMBER,
+        recorder=recorder,
+    )
+
+    told_epoch = 0
+
+    def notice(view: Control) -> None:
+        nonlocal told_epoch
+        member.notice(view, clock.now_s())
+        if view.formed is not None and view.formed.lease_ttls_s is not None:
+            session.note_ttls(*view.formed.lease_ttls_s)
+        over = why_over(member, view, member.epoch)
+        if over is not None and not isinstance(over, MovedOn):
+            recorder.world_over(cause_of_end(over), clock.now_s())
+        why = None if member.epoch == told_epoch else others_reason(member, view)
+        if why is not None:
+            told_epoch = member.epoch
+            if isinstance(why, Left | Waiting):  # told with the next world, if there is one
+                member.note_reason(str(why))
+            else:
+                log.warn(str(why))
+
+    def went_back() -> None:
+        member.note_regress()
+        session.shake()
+
+    def read(result: GetResult) -> Control:
+        view, before = control_from(keys, result), control.seen
+        if before is not None and control_went_back(before, view):
+            went_back()
+        return view
+
+    control: ViewWatch[Control] = ViewWatch(
+        etcd,
+        clock,
+        wakeup,
+        request=requests.read_control(keys),
+        build=read,
+        fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
+        notice=notice,
+        complain=lambda error: log.warn(f"goes by what it read before: {error}"),
+        on_regress=went_back,
+        longest_retry_s=timing.lease_ttl_s / 3,
+    )
+    return NodeContext(
+        identity, settings, keys, etcd, clock, wakeup, session, control, log, recorder
+    )

@@ -1,0 +1,186 @@
+"""Gives a node up whose own thread is wedged, so that the others do, too: gray failure.
+
+The library's thread would renew the lease and answer on the links for as long as the process lives,
+whatever became of the thread that works. When that has not called in for too long, this says so in
+place of the node's presence, as another node would (:mod:`rdzv_etcd.protocol.accusations`), lets
+the lease go, and answers on no link any more. When the thread is back, it finds that the others
+went on without it, and may join again.
+
+When it is too long is decided in :mod:`rdzv_etcd.protocol.watchdog`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+
+from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.node.context import NodeContext
+from rdzv_etcd.peers.api import PeerNetwork
+from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.member import Member
+from rdzv_etcd.protocol.model import Accusation, NodeInfo
+from rdzv_etcd.protocol.views import place_in
+from rdzv_etcd.protocol.watchdog import Vigil, is_on_duty, look, period_s
+
+_SAY_SO_S = 5.0
+"""How long etcd may take to note it; the lease is let go in any case."""
+
+
+class CallIns:
+    """How often the thread that owns a node has called in; written by it, read by the watchdog.
+
+    The owner is the thread that joined last. Whatever of the library it calls counts, and while it
+    waits inside of a call it need not do more. A program on asyncio does not wait in its thread, so
+    its event loop is asked whether it still turns. Nothing here blocks or takes a lock.
+    """
+
+    def __init__(self) -> None:
+        self.owner: int | None = None
+        """The thread's number; ``None``: nobody has joined, or there are no threads (virtual time).
+        """
+        self.calls = 0
+        self._inside: list[int] = []
+        """The threads that wait inside of a call, once for each."""
+        self._loops: list[asyncio.AbstractEventLoop] = []
+        """Those that await something, once for each call."""
+
+    def belong_to_this_thread(self) -> None:
+        self.owner = threading.get_ident()
+        self.calls += 1
+
+    def call_in(self) -> None:
+        """Note that this thread is at work, if it is the owner."""
+        if self.owner is None or threading.get_ident() == self.owner:
+            self.calls += 1
+
+    @property
+    def is_inside(self) -> bool:
+        if self.owner is None:
+            return bool(self._inside)
+        return self.owner in self._inside
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread waits inside of the library."""
+        thread = threading.get_ident()
+        self._inside.append(thread)
+        try:
+            yield
+        finally:
+            self._inside.remove(thread)
+            self.call_in()
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A task of the running event loop awaits something of the library."""
+        loops: list[asyncio.AbstractEventLoop] = []
+        with contextlib.suppress(RuntimeError):  # a forked child has none, and is refused
+            loops.append(asyncio.get_running_loop())
+        self._loops.extend(loops)
+        self.call_in()
+        try:
+            yield
+        finally:
+            for loop in loops:
+                self._loops.remove(loop)
+            self.call_in()
+
+    def ask_loops(self) -> None:
+        """Have every event loop call in that still turns."""
+        for loop in set(self._loops):
+            with contextlib.suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(self.call_in)
+
+    def stack(self) -> str:
+        """What the owner is doing."""
+        frame = None if self.owner is None else sys._current_frames().get(self.owner)
+        if frame is None:
+            return "the thread has ended"
+        return "".join(traceback.format_stack(frame)).rstrip()
+
+
+class Watchdog:
+    """Looks after the thread that owns one node."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        member: Member,
+        call_ins: CallIns,
+        limit_s: float,
+        network: PeerNetwork | None,
+    ) -> None:
+        """``limit_s``: the thread has to call in that often; ``network``: this node's links."""
+        self._context = context
+        self._member = member
+        self._call_ins = call_ins
+        self._limit_s = limit_s
+        self._network = network
+        self._let_go = 0
+        """The lease that the node has let go, until it is revoked: the accusation is on it."""
+
+    async def run(self) -> None:
+        """Look, until cancelled: nobody tells when a thread does nothing."""
+        context, call_ins = self._context, self._call_ins
+        vigil = Vigil(call_ins.calls, 0.0, context.clock.now_s())
+        while True:
+            call_ins.ask_loops()
+            if self._let_go and not self._member.evicted:
+                await self.tidy_up()
+            await context.clock.sleep(period_s(self._limit_s))
+            vigil = look(
+                vigil,
+                call_ins.calls,
+                context.clock.now_s(),
+                self._limit_s,
+                is_excused=call_ins.is_inside or not is_on_duty(self._member, context.control.view),
+            )
+            if vigil.is_wedged(self._limit_s):
+                await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Have the others go on without this node."""
+        context, member = self._context, self._member
+        how = f"is wedged: its thread has not called in for {self._limit_s:g} s"
+        member.evict()
+        context.wakeup.notify()
+        context.log.error(
+            f"{how}; the others go on without it. That thread is at:\n{self._call_ins.stack()}"
+        )
+        async with context.presence_lock:  # who joins again does not arrive meanwhile
+            if not member.evicted:
+                return  # its thread is back, and joins again already
+            session = self._let_go = context.session.lease_id
+            context.session.lost(session)  # first: it must not claim the lead that it gives up
+            try:
+                await context.clock.wait_for(self._say_so(how, session), _SAY_SO_S)
+            except (EtcdError, StateCorruptError, TimeoutError) as error:
+                context.log.say(f"could not say that it is wedged, its lease will: {error}")
+            finally:
+                if self._network is not None and member.evicted:
+                    self._network.disown()
+
+    async def tidy_up(self) -> None:
+        """Revoke the lease that the node has let go: it joins again, or leaves."""
+        lease_id, self._let_go = self._let_go, 0
+        if lease_id:
+            with contextlib.suppress(EtcdError):  # then it ends by itself
+                await self._context.etcd.revoke(
+                    lease_id, timeout_s=self._context.farewell_limit_s / 2
+                )
+
+    async def _say_so(self, how: str, session: int) -> None:
+        context, node_id = self._context, self._member.node_id
+        found = await context.etcd.get(requests.read_presence(context.keys, node_id))
+        for presence in found.kvs:
+            place = place_in(context.keys, presence)
+            if presence.lease_id != session or not isinstance(place, NodeInfo):
+                return
+            accusation = Accusation(node_id, how, True, place.round_trip_ms)
+            txn = requests.accuse(context.keys, node_id, presence, accusation, session)
+            await context.etcd.txn(txn, repeatable=True)

@@ -1,0 +1,136 @@
+"""Sorts the nodes that are present by what they are to the next round. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rdzv_etcd.protocol.model import Control, Nodes, Presence
+from rdzv_etcd.protocol.names import is_unknown
+from rdzv_etcd.settings import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Who is there, seen from the next round."""
+
+    returning: tuple[Presence, ...]
+    """Members of the formed round that have re-arrived, by their rank; before them those of a later
+    one that etcd does not know any more, and those of this one whose ranks are not known."""
+    newcomers: tuple[Presence, ...]
+    """Waiters that are not members, in order of arrival: late nodes and spares."""
+    expected: tuple[str, ...]
+    """Live members that have not re-arrived yet: they will, or they will be lost.
+
+    One that came back just as it was declared lost is among them: it hears of the change, too.
+    """
+    absent: tuple[str, ...]
+    """Members without presence."""
+    leaving: Mapping[str, str]
+    """Members that said goodbye, and why."""
+    strangers: tuple[Presence, ...]
+    """Waiters whose settings differ from the job's; each finds out by itself and goes."""
+    idle: tuple[str, ...]
+    """Live non-members that are not waiting (expelled, of a closed run, or unplaced)."""
+    unplaced: tuple[str, ...] = ()
+    """Those of the idle that may be members: not all members of the formed round are known."""
+    finished: tuple[str, ...] = ()
+    """Nodes whose work is done, members and others: none of them comes to the next round."""
+
+    @property
+    def pool(self) -> tuple[Presence, ...]:
+        """Everybody who may get a rank, in order of preference."""
+        return self.returning + self.newcomers
+
+
+def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census:
+    """Sort the present nodes; ``settings`` are the job's."""
+    record = control.round
+    formed = control.formed
+    members: Sequence[str] = () if formed is None else formed.members
+    returning: list[Presence] = []
+    expected: list[str] = []
+    absent: list[str] = []
+    leaving: dict[str, str] = {}
+    finished = tuple(node_id for node_id, here in nodes.present.items() if _has_finished(here))
+    done = set(finished)
+    for node_id in (each for each in members if each not in done):
+        presence = nodes.present.get(node_id)
+        reason = nodes.left.get(node_id) if presence is None else presence.info.leaving
+        if reason is not None:
+            leaving[node_id] = reason
+        elif presence is None:
+            absent.append(node_id)
+        elif formed is not None and presence.info.arrived_for > formed.number:
+            returning.append(presence)
+        else:
+            expected.append(node_id)
+    newcomers: list[Presence] = []
+    strangers: list[Presence] = []
+    idle: list[str] = []
+    unplaced: list[str] = []
+    seated = {*members, *done}
+    expelled = set() if record is None else set(record.expelled)
+    # Whoever has not asked again may be one of them, at work or on its way back.
+    some_unknown = (
+        formed is not None and formed.slices is not None and any(map(is_unknown, members))
+    )
+    others = [presence for node_id, presence in nodes.present.items() if node_id not in seated]
+    for presence in sorted(others, key=_arrival):
+        info = presence.info
+        if info.leaving is not None:
+            continue
+        asks_again = _asks_again(presence, control)
+        if some_unknown:
+            asks_again = asks_again and presence.mod_revision > control.round_revision
+        # If the record was put back, a spare has asked again since; what has not may be the
+        # presence of a node that has long gone, back with an older snapshot of etcd.
+        must_ask = formed is None or formed.epoch_fixed is not None or info.node_id in expelled
+        if not asks_again and (must_ask or some_unknown):
+            idle.append(info.node_id)
+            if some_unknown and info.node_id not in expelled:
+                unplaced.append(info.node_id)
+        elif info.settings != settings:
+            strangers.append(presence)
+        else:
+            newcomers.append(presence)
+    # If etcd went back, its record may not name the members of the latest world, or their slice of
+    # it may be gone: they come first.
+    since = math.inf if formed is None else control.epoch + (0 if some_unknown else 1)
+    later = [each for each in newcomers if each.info.epoch_trained >= since]
+    newcomers = [each for each in newcomers if each.info.epoch_trained < since]
+    return Census(
+        (*later, *returning),
+        tuple(newcomers),
+        tuple(expected),
+        tuple(absent),
+        leaving,
+        tuple(strangers),
+        tuple(idle),
+        tuple(unplaced),
+        finished,
+    )
+
+
+def _has_finished(presence: Presence) -> bool:
+    return presence.info.finished and presence.info.leaving is None
+
+
+def _arrival(presence: Presence) -> tuple[int, str]:
+    return presence.create_revision, presence.info.node_id
+
+
+def _asks_again(presence: Presence, control: Control) -> bool:
+    """Whether the node asks for a seat in the next round of what the record tells.
+
+    After the end of a run only who arrived since does, for a new run of the job: a spare of the run
+    that ended had asked for the same number, and is about to hear of the end. Its members may still
+    be there, too, when the marker has gone.
+    """
+    record = control.round
+    if record is None:  # the next round is the first; a higher number is from a run that is over
+        return presence.info.arrived_for <= 1 and presence.mod_revision > control.ended_revision
+    if record.closure is not None:
+        return presence.mod_revision > control.round_revision
+    return presence.info.arrived_for > record.number

@@ -1,0 +1,178 @@
+"""Decides when the next round is closed, and with whom. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rdzv_etcd.protocol.accusations import may_answer_until_s
+from rdzv_etcd.protocol.census import Census, take_census
+from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence, left_because
+from rdzv_etcd.protocol.names import display_names
+from rdzv_etcd.protocol.ranks import assign_ranks
+from rdzv_etcd.protocol.wait_text import finished_text, needed, no_successor
+from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.text import shown
+
+_HEIRS = 32
+"""One of them is enough, and every node reads their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the round with these nodes; the index is the rank."""
+
+    world: tuple[NodeInfo, ...]
+    expelled: tuple[str, ...]
+    reason: str
+    heirs: tuple[str, ...] = ()
+    """See :attr:`~rdzv_etcd.protocol.model.Round.heirs`."""
+    finished: tuple[str, ...] = ()
+    """Nodes that are there and have finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWaiting:
+    """Do nothing until something changes, or until ``until_s`` on the leader's clock."""
+
+    until_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """How long a round stays open, and since when (all on the leader's clock)."""
+
+    last_call_s: float
+    """For nodes that nobody knows of yet."""
+    settle_s: float
+    rejoin_s: float
+    """For live members of the previous round, which are on their way back."""
+    opened_s: float
+    """Since when nodes could arrive for this round, as far as this leader knows."""
+    give_up_s: float = math.inf
+    """When the leader itself stops waiting: what can be closed then is closed."""
+    round_trip_s: float = 0.0
+    """How long etcd took to answer last."""
+
+
+def decide_close(
+    control: Control, nodes: Nodes, settings: JobSettings, limits: RoundLimits, now_s: float
+) -> Close | KeepWaiting:
+    """Say whether to close the next round now; ``settings`` are the job's.
+
+    * all seats taken and nobody else expected: at once;
+    * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
+    * at least ``min_nodes``, but live members are not back yet: after ``rejoin``, and not sooner,
+      because a world without them might begin again what they have got;
+    * at least ``min_nodes``, and no previous round that could tell who is still to come: after
+      ``last_call``;
+    * fewer: wait; so if the number of the round could not be read.
+
+    Whatever may be closed is closed before the leader gives up.
+    """
+    stuck = no_successor(control)
+    if stuck:
+        return KeepWaiting(None, stuck)
+    round_label = f"round {control.next_number}"
+    if control.round is None and len(nodes.present) < settings.min_nodes:
+        # The common case while a big job starts: do not sort thousands of nodes at each arrival.
+        return KeepWaiting(
+            None, f"{round_label}: {len(nodes.present)} of {needed(settings)} nodes here"
+        )
+    census = take_census(control, nodes, settings)
+    pool = census.pool
+    size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
+    here = f"{round_label}: {len(pool)} of {needed(settings)} nodes here"
+    if not pool and control.closure is not None:
+        return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
+    if size < settings.min_nodes or size == 0:
+        return KeepWaiting(None, here + _missing(census, control, nodes))
+    until_s, why = _closes_at(control, census, size, settings, limits)
+    # Who was accused and lives answers within this time, and would be left out of the world else.
+    until_s = max(until_s, may_answer_until_s(nodes, now_s, limits.round_trip_s))
+    if limits.give_up_s < until_s:
+        until_s, why = limits.give_up_s, "the leader's join timeout is about to end"
+    if now_s >= until_s:
+        return _close(control, census, size, why)
+    return KeepWaiting(until_s, here + _missing(census, control, nodes))
+
+
+def _closes_at(
+    control: Control, census: Census, size: int, settings: JobSettings, limits: RoundLimits
+) -> tuple[float, str]:
+    """When a round that may be closed with so many nodes is closed, and why then."""
+    pool = census.pool
+    enough_s = _enough_since(pool, settings, limits.opened_s)
+    if census.expected or census.unplaced:
+        until_s = max(limits.opened_s + limits.rejoin_s, enough_s)
+        return until_s, "live members were not back in time"
+    if size == settings.max_nodes // settings.node_unit * settings.node_unit:
+        return -math.inf, "all seats are taken"
+    if control.formed is not None:
+        last_s = max(limits.opened_s, *(presence.seen_s for presence in pool))
+        until_s = min(last_s + limits.settle_s, enough_s + limits.last_call_s)
+        return until_s, "all live members are back"
+    return enough_s + limits.last_call_s, "last call passed"
+
+
+def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
+    """Since when the smallest world that is allowed could have been formed."""
+    unit = settings.node_unit
+    least = (settings.min_nodes + unit - 1) // unit * unit
+    arrivals = sorted(presence.seen_s for presence in pool)
+    return max(opened_s, arrivals[least - 1])
+
+
+def _missing(census: Census, control: Control, nodes: Nodes) -> str:
+    parts = []
+    if census.expected:
+        parts.append(f"waiting for {display_names(census.expected)}")
+    change = control.open_change
+    lost = dict(change.lost) if change is not None else {}
+    lost.update({node_id: left_because(reason) for node_id, reason in census.leaving.items()})
+    for node_id in census.absent:
+        lost.setdefault(node_id, nodes.how_absent(node_id) if node_id in nodes.accused else "gone")
+    for node_id, how in lost.items():
+        if node_id in census.absent or node_id in census.leaving:
+            parts.append(f"lost {display_names([node_id])} ({shown(how)})")
+    if census.strangers:
+        strangers = [presence.info.node_id for presence in census.strangers]
+        parts.append(f"not counting {display_names(strangers)} (other settings)")
+    parts += finished_text(census)
+    return "".join(f", {part}" for part in parts)
+
+
+def _close(control: Control, census: Census, size: int, reason: str) -> Close:
+    chosen = [presence.info for presence in census.pool[:size]]
+    formed = control.formed
+    previous = (
+        {} if formed is None else {node_id: rank for rank, node_id in enumerate(formed.members)}
+    )
+    heirs = _heirs(control, census)
+    here = {node.node_id for node in chosen}
+    # If etcd went back, who trained a later world than its record's does not begin again.
+    went_on = any(node.epoch_trained > control.epoch for node in chosen)
+    if not heirs and here.isdisjoint(previous) and not went_on:
+        heirs = (census.expected + census.unplaced)[:_HEIRS]
+    return Close(
+        assign_ranks(chosen, previous, heirs),
+        census.expected + census.idle,
+        reason,
+        heirs if here.isdisjoint(heirs) else (),
+        census.finished,
+    )
+
+
+def _heirs(control: Control, census: Census) -> tuple[str, ...]:
+    """Who of the heirs that the last round left out is still alive.
+
+    If etcd went back, one that has trained a later world has come back since: it was rank 0 then,
+    or got from that what the others had.
+    """
+    formed = control.formed
+    if formed is None or not formed.heirs:
+        return ()
+    pool = (presence.info for presence in census.pool)
+    alive = {*census.idle, *(info.node_id for info in pool if info.epoch_trained <= control.epoch)}
+    return tuple(heir for heir in formed.heirs if heir in alive)

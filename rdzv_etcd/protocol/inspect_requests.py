@@ -1,0 +1,137 @@
+"""Requests of whoever looks at jobs from outside, or clears up after them.
+
+Reads come in pages, so that no reply grows with a job; what deletes is guarded by nobody being
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.etcd.api import (
+    OPS_PER_TXN,
+    Compare,
+    Delete,
+    Get,
+    Op,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    prefix_end,
+)
+from rdzv_etcd.protocol.keys import JobKeys, KeyRange
+
+_PARTS_OF_A_JOB = frozenset({b"audit", b"barrier", b"ctl", b"nodes", b"ranks", b"store"})
+
+
+def page(keys: KeyRange, limit: int, *, keys_only: bool = False) -> Get:
+    """Read the first keys of a range; ``keys.after(...)`` is what comes next."""
+    return Get(keys.start, keys.end, limit=limit, keys_only=keys_only)
+
+
+def everything() -> KeyRange:
+    """All keys of an etcd, whoever wrote them."""
+    return KeyRange(b"\x00", b"\x00")
+
+
+def under(prefix: str) -> KeyRange:
+    """All keys of all jobs under a prefix."""
+    start = f"{prefix.rstrip('/')}/".encode(errors="surrogateescape")
+    return KeyRange(start, prefix_end(start))
+
+
+def job_of(prefix: str, key: bytes) -> str | None:
+    """Return the id of the job that a key under the prefix belongs to; ``None``: to none."""
+    start = under(prefix).start
+    segment, slash, _ = key[len(start) :].partition(b"/")
+    try:
+        job = unquote(segment.decode(), errors="surrogatepass")
+        root = JobKeys(prefix, job).root
+    except (UnicodeError, SettingsError):
+        return None
+    return job if slash and root == start + segment + slash else None
+
+
+def beyond(prefix: str, key: bytes) -> KeyRange:
+    """What of the keys under the prefix comes after all those of the key's job."""
+    rest = under(prefix)
+    segment, slash, _ = key[len(rest.start) :].partition(b"/")
+    if not slash:
+        return rest.after(key)
+    return KeyRange(prefix_end(rest.start + segment + slash), rest.end)
+
+
+def between_parts(keys: JobKeys) -> list[KeyRange]:
+    """Ranges below a job's root in which it has no key: what is there is another job's."""
+    parts = sorted((*keys.per_round, keys.control, keys.nodes), key=lambda part: part.start)
+    starts = (keys.below.start, *(part.end for part in parts))
+    ends = (*(part.start for part in parts), keys.below.end)
+    return [KeyRange(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def jobs_above(prefix: str) -> list[JobKeys]:
+    """The jobs below whose root a prefix would be, if they exist."""
+    parts = prefix.rstrip("/").split("/")
+    return [
+        JobKeys("/".join(parts[:at]), unquote(parts[at]))
+        for at in range(1, len(parts))
+        if parts[at]
+    ]
+
+
+def place_of(keys: JobKeys, key: bytes) -> str | None:
+    """Return the prefix under which a key is one of a job of this id, if it is."""
+    parts = key.split(b"/")
+    at = _job_in(parts)
+    if at is None or parts[at] != keys.root.split(b"/")[-2]:
+        return None
+    return b"/".join(parts[:at]).decode(errors="replace")
+
+
+def beside(key: bytes) -> KeyRange:
+    """What comes after all keys of the same job, or, of another application, after all that begin
+    as this one does, up to its third slash."""
+    parts = key.split(b"/")
+    at = _job_in(parts)
+    head = parts[: 3 if at is None else at + 1]
+    if len(head) == len(parts):
+        return everything().after(key)
+    return KeyRange(prefix_end(b"/".join(head) + b"/"), everything().end)
+
+
+def _job_in(parts: Sequence[bytes]) -> int | None:
+    """Which segment of a key's path names a job, if it looks like one of ours."""
+    places = (at for at in range(1, len(parts) - 2) if parts[at + 1] in _PARTS_OF_A_JOB)
+    return next(places, None)
+
+
+def may_write(keys: JobKeys) -> Txn:
+    """Ask whether this user may do what a node does, and whether there is room; writes nothing.
+
+    etcd looks at the permissions, and at the room, of both branches before it looks at the guard,
+    and no key has a negative version.
+    """
+    key = keys.node("doctor")
+    never = Compare(key, Target.VERSION, Relation.LESS, 0)
+    return Txn((never,), (Put(key, b""), Put(keys.round, b"")))
+
+
+def remove_job(keys: JobKeys, found: Sequence[bytes], *, force: bool) -> list[Txn]:
+    """Delete a job's keys, of which ``found`` were read; without ``force`` only if no node is
+    there. What is below the job's root and no part of it stays."""
+    guards = () if force else (_nobody_there(keys),)
+    ranges = keys.per_round
+    ops: list[Op] = [Delete(each.start, each.end) for each in ranges]
+    ops += [
+        Delete(key) for key in found if keys.owns(key) and not any(key in each for each in ranges)
+    ]
+    steps = [ops[at : at + OPS_PER_TXN] for at in range(0, len(ops), OPS_PER_TXN)]
+    return [Txn(guards, tuple(step), (page(keys.nodes, 1, keys_only=True),)) for step in steps]
+
+
+def _nobody_there(keys: JobKeys) -> Compare:
+    """A node's presence is on its lease; what has none there was put by a stranger."""
+    return Compare(keys.nodes.start, Target.LEASE, Relation.EQUAL, 0, keys.nodes.end)

@@ -1,0 +1,281 @@
+"""What a job is at one moment, for people and tools: who works, who waits, who is missing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from rdzv_etcd.protocol.census import Census, take_census
+from rdzv_etcd.protocol.model import Closure, Control, NodeInfo, Nodes, Presence
+from rdzv_etcd.protocol.names import display_name, is_unknown
+from rdzv_etcd.protocol.world_end import WorldChange, change_of
+from rdzv_etcd.settings import JobSettings
+
+
+class Stage(Enum):
+    """What a job is doing."""
+
+    ABSENT = "absent"
+    """Nothing is there: no round, no node, or none that can be read."""
+    FORMING = "forming"
+    """Nodes wait for the first world of a run."""
+    WORKING = "working"
+    """There is a world, and it is not over."""
+    CHANGING = "changing"
+    """The world is over, and the next one is being formed."""
+    FINISHED = "finished"
+    """It was closed because its work is done; for ``closed_ttl`` seconds."""
+    FAILED = "failed"
+    """It was closed because it has failed; for ``closed_ttl`` seconds."""
+
+
+class Role(Enum):
+    """What a node that is there is to its job."""
+
+    MEMBER = "member"
+    """It belongs to the world, and has not joined again."""
+    RETURNING = "returning"
+    """It belongs to the world, and has joined again: it waits for the next one."""
+    WAITER = "waiter"
+    """It waits for the next world, which has a seat for it."""
+    SPARE = "spare"
+    """It waits, and there is no seat for it."""
+    FINISHED = "finished"
+    """Its work is done: it waits for the others to finish, and is in no further world."""
+    LEAVING = "leaving"
+    """It has said good-bye."""
+    STRANGER = "stranger"
+    """It was started with other settings than the job's."""
+    IDLE = "idle"
+    """It is neither a member nor waits: it was expelled, or belongs to a run that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node that is there."""
+
+    node_id: str
+    """``<host>~<pid>~<random>``: names the process, not only the host."""
+    host: str
+    """Its host's name."""
+    address: str
+    """Where the other nodes reach it."""
+    role: Role
+    rank: int | None
+    """Its rank in the world, ``None`` if it has none."""
+    data: Mapping[str, object] = field(hash=False)
+    """What it gave as ``data``; read-only."""
+    round_trip_s: float
+    """How long etcd took to answer it, as it said when it joined; 0 if it did not say."""
+    lease_id: int
+    """Its session's lease in etcd; 0 if that is not known."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", MappingProxyType(dict(self.data)))
+
+    def __reduce__(self) -> tuple[type[NodeState], tuple[object, ...]]:
+        return NodeState, (
+            self.node_id,
+            self.host,
+            self.address,
+            self.role,
+            self.rank,
+            dict(self.data),
+            self.round_trip_s,
+            self.lease_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job at one moment, as etcd tells it."""
+
+    job: str
+    """Its id."""
+    revision: int
+    """The revision of etcd that this is as of. Of a job of many nodes, read page by page, some may
+    be as of a little later."""
+    stage: Stage
+    round: int
+    """The number of the last round; 0: there was none, or it is forgotten."""
+    epoch: int
+    """Its epoch; 0 if there is no round."""
+    members: tuple[str, ...]
+    """The node ids of its members by rank. Who is not known (a large world whose ranks etcd has
+    lost for the moment) is called ``nobody~<rank>``."""
+    master_address: str
+    """Where rank 0 is reached; empty if there is no round."""
+    master_port: int
+    settings: JobSettings | None
+    """``min_nodes``, ``max_nodes`` and ``node_unit``; ``None`` if nobody is there who says them."""
+    leader: str | None
+    """The node id of the one that closes rounds."""
+    change: WorldChange | None
+    """Why the world is over, ``None`` while it is not: as :attr:`rdzv_etcd.World.change`."""
+    closure: Closure | None
+    """How the job ended, while it counts as closed (``closed_ttl``)."""
+    last_end: Closure | None
+    """How the last run of it ended, if etcd remembers one (``ended_ttl``, a day)."""
+    nodes: tuple[NodeState, ...]
+    """All that are there: those with a rank by rank, then the others by arrival."""
+    missing: Mapping[str, str] = field(hash=False)
+    """The members that are not there, and how each was lost, as far as anybody knows."""
+    unreadable: Mapping[str, str] = field(hash=False)
+    """What stands where nodes would be and is none: its name, and what is wrong with it."""
+    job_lease_id: int
+    """The lease that all of the job is on; 0 if there is no round."""
+    job_lease_left_s: float | None = None
+    """In how many seconds etcd removes the job if nobody renews that lease; ``None`` if it was not
+    asked, or did not say."""
+
+    def __post_init__(self) -> None:
+        for name in ("missing", "unreadable"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        given = [getattr(self, name) for name in self.__slots__]
+        plain = [dict(each) if isinstance(each, MappingProxyType) else each for each in given]
+        return JobState, tuple(plain)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The node ids of all that wait for the next world: members that are back, newcomers, and
+        spares."""
+        waits = (Role.RETURNING, Role.WAITER, Role.SPARE)
+        return tuple(node.node_id for node in self.nodes if node.role in waits)
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The node ids of those that wait and have no seat."""
+        return tuple(node.node_id for node in self.nodes if node.role is Role.SPARE)
+
+
+def job_state(
+    job: str, control: Control, nodes: Nodes, job_lease_left_s: float | None = None
+) -> JobState:
+    """Put together what a job is; ``control`` names all members of a large world, too."""
+    record = control.round
+    settings = settings_of(control, nodes)
+    census = Census((), (), (), (), {}, (), ())
+    if settings is not None:
+        census = take_census(control, nodes, settings)
+    members = () if record is None else record.members
+    there = _nodes(census, nodes, members, spares_in(control, census, settings))
+    return JobState(
+        job,
+        control.revision,
+        _stage(control, nodes),
+        0 if record is None else record.number,
+        _epoch(control),
+        members,
+        "" if record is None else record.master_address,
+        0 if record is None else record.master_port,
+        settings,
+        None if control.leader is None else control.leader.node_id,
+        None if control.open_change is None else change_of(control.open_change),
+        control.closure,
+        control.ended[-1].closure if control.ended else None,
+        there,
+        _missing(control, census, nodes),
+        {node_id: what.problem for node_id, what in nodes.unreadable.items()},
+        0 if record is None else record.job_lease,
+        job_lease_left_s,
+    )
+
+
+def is_gone(control: Control, nodes: Nodes, formed_at: int) -> bool:
+    """Whether the last run is over though nobody closed it: all its nodes died, or left, and its
+    keys have expired. ``formed_at``: etcd's revision when the last round was formed of which it
+    has an audit, 0 if it has none."""
+    if control.round is not None or control.leader is not None or nodes.present:
+        return False
+    remembers_a_world = control.epoch_lease != 0 and not control.ended
+    return formed_at > control.ended_revision or remembers_a_world
+
+
+def settings_of(control: Control, nodes: Nodes) -> JobSettings | None:
+    """The settings of a job: its world's, or those that a node which arrives for the first one is
+    measured against; ``None`` if nobody is there who says them."""
+    if control.formed is not None:
+        return control.formed.settings
+    if control.leader is not None:  # after the end of a run the next one may have others
+        return control.leader.settings
+    if control.round is not None:
+        return control.round.settings
+    first = min(nodes.present.values(), key=_arrival, default=None)
+    return None if first is None else first.info.settings
+
+
+def _stage(control: Control, nodes: Nodes) -> Stage:
+    if control.closure is not None:
+        return Stage.FINISHED if control.closure.succeeded else Stage.FAILED
+    if control.formed is not None:
+        return Stage.WORKING if control.open_change is None else Stage.CHANGING
+    return Stage.FORMING if nodes.present else Stage.ABSENT
+
+
+def _epoch(control: Control) -> int:
+    """That of the last world: the marker of a closed job has another revision than its record."""
+    if control.closure is not None and control.ended:
+        return control.ended[-1].epoch
+    return control.epoch
+
+
+def spares_in(control: Control, census: Census, settings: JobSettings | None) -> set[str]:
+    """Return the newcomers for whom the next world has no seat, the last to arrive first."""
+    if settings is None:
+        return set()
+    live = len(census.expected) + len(census.returning)
+    seats = min(settings.max_nodes, live + len(census.newcomers))
+    if control.formed is not None:  # before the first round others will come
+        seats = seats // settings.node_unit * settings.node_unit
+    return {presence.info.node_id for presence in census.newcomers[max(0, seats - live) :]}
+
+
+def _nodes(
+    census: Census, nodes: Nodes, members: tuple[str, ...], spares: set[str]
+) -> tuple[NodeState, ...]:
+    ranks = {node_id: rank for rank, node_id in enumerate(members)}
+    roles = dict.fromkeys(census.expected, Role.MEMBER)
+    roles |= {presence.info.node_id: Role.RETURNING for presence in census.returning}
+    roles |= {presence.info.node_id: Role.WAITER for presence in census.newcomers}
+    roles |= {presence.info.node_id: Role.STRANGER for presence in census.strangers}
+    roles |= dict.fromkeys(spares, Role.SPARE)
+    roles |= dict.fromkeys(census.finished, Role.FINISHED)
+
+    def role(info: NodeInfo) -> Role:
+        return Role.LEAVING if info.leaving is not None else roles.get(info.node_id, Role.IDLE)
+
+    def place(presence: Presence) -> tuple[int, int, str]:
+        node_id = presence.info.node_id
+        return ranks.get(node_id, len(ranks)), *_arrival(presence)
+
+    return tuple(
+        NodeState(
+            presence.info.node_id,
+            display_name(presence.info.node_id),
+            presence.info.address,
+            role(presence.info),
+            ranks.get(presence.info.node_id),
+            presence.info.data,
+            presence.info.round_trip_ms / 1000,
+            presence.lease_id,
+        )
+        for presence in sorted(nodes.present.values(), key=place)
+    )
+
+
+def _missing(control: Control, census: Census, nodes: Nodes) -> dict[str, str]:
+    change = control.open_change
+    declared: Mapping[str, str] = {} if change is None else change.lost
+    return {
+        node_id: declared.get(node_id) or nodes.how_absent(node_id)
+        for node_id in census.absent
+        if not is_unknown(node_id)
+    }
+
+
+def _arrival(presence: Presence) -> tuple[int, str]:
+    return presence.create_revision, presence.info.node_id

@@ -1,0 +1,483 @@
+"""Every transaction of the protocol. One action, one guarded transaction; no I/O here.
+
+Those of barriers and exchanges are in :mod:`rdzv_etcd.protocol.collective_requests`, those of the
+round's store in :mod:`rdzv_etcd.protocol.store_requests`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rdzv_etcd.etcd.api import (
+    OPS_PER_TXN,
+    Compare,
+    Delete,
+    Get,
+    GetResult,
+    KeyValue,
+    Op,
+    Put,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+)
+from rdzv_etcd.protocol import codec as values
+from rdzv_etcd.protocol.keys import JobKeys, KeyRange
+from rdzv_etcd.protocol.model import (
+    Accusation,
+    Change,
+    Control,
+    Ended,
+    Leader,
+    NodeInfo,
+    Nodes,
+    Round,
+    Slice,
+    Slices,
+    reason_to_leave,
+)
+from rdzv_etcd.protocol.store_values import StoreKeys
+
+BYTES_PER_TXN = 512 * 1024
+"""etcd allows 1.5 MiB (``--max-request-bytes``) by default."""
+AUDIT_BYTES = 8 * 1024
+"""What is remembered of one round; a job of a few nodes needs less than a tenth of it."""
+_LEFT_OUT_FIRST = ("waited_s", "expelled", "change", "came_back")
+_FORGOTTEN_AT_ONCE = OPS_PER_TXN
+
+
+def read_control(keys: JobKeys) -> Get:
+    return _get(keys.control)
+
+
+def read_nodes(keys: JobKeys) -> Get:
+    return _get(keys.nodes)
+
+
+def read_watched(keys: JobKeys) -> Get:
+    """Read control and presences; see :attr:`JobKeys.watched`."""
+    return _get(keys.watched)
+
+
+def count_nodes(keys: JobKeys) -> Get:
+    return Get(keys.nodes.start, keys.nodes.end, count_only=True)
+
+
+def read_two_nodes(keys: JobKeys) -> Get:
+    """Read two presences at most: enough to tell whether another node is there."""
+    return Get(keys.nodes.start, keys.nodes.end, limit=2)
+
+
+def arrive(
+    keys: JobKeys, info: NodeInfo, session: int, round_revision: int, also: Sequence[Op] = ()
+) -> Txn:
+    """Put the presence if the round record is still the one that was read, and claim a vacant lead.
+
+    ``also``: :func:`put_slice` of a member whose record was put back. The leader may not know whom
+    that names.
+
+    On failure the result holds the control keys as they are now; on success :func:`leader_after`
+    tells who leads.
+    """
+    leader = Leader(info.node_id, info.settings)
+    return Txn(
+        (record_is(keys, round_revision),),
+        (
+            Put(keys.node(info.node_id), values.encode_node(info), session),
+            claim(keys, leader, session),
+            *also,
+        ),
+        (read_control(keys),),
+    )
+
+
+def claim(keys: JobKeys, leader: Leader, session: int) -> Txn:
+    """Take the lead if nobody holds it; otherwise the result holds the present leader."""
+    return Txn(
+        (Compare(keys.leader, Target.CREATE, Relation.EQUAL, 0),),
+        (Put(keys.leader, values.encode_leader(leader), session),),
+        (Get(keys.leader),),
+    )
+
+
+def resign(keys: JobKeys, control: Control) -> Txn:
+    """Give up the lead that this node has in ``control``."""
+    return Txn(_leads(keys, control), (Delete(keys.leader),))
+
+
+def leader_after(leader: Leader, result: TxnResult) -> tuple[Leader, int] | None:
+    """Return the leader and its fence (create revision) from the result of :func:`claim`."""
+    if result.succeeded:
+        return leader, result.revision
+    (got,) = result.results
+    for kv in getattr(got, "kvs", ()):
+        return values.decode_key(values.decode_leader, kv), kv.create_revision
+    return None
+
+
+def publish_change(
+    keys: JobKeys, control: Control, change: Change, nodes: Nodes | None = None
+) -> Txn:
+    """Tell the members that their round is over; fenced by the lead and the record.
+
+    Refused as well if one that is declared lost has put its presence back meanwhile; what somebody
+    else has put in its place according to ``nodes`` may stay there.
+    """
+    record = control.round
+    lost = [node for node, how in change.lost.items() if reason_to_leave(how) is None]
+    return Txn(
+        (
+            *_leads(keys, control),
+            record_is(keys, control.round_revision),
+            Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
+            *(_is_missed(keys, node, nodes) for node in lost),
+        ),
+        (
+            Put(
+                keys.change, values.encode_change(change), 0 if record is None else record.job_lease
+            ),
+        ),
+        (read_control(keys),),
+    )
+
+
+def read_presence(keys: JobKeys, node_id: str) -> Get:
+    return Get(keys.node(node_id))
+
+
+def _is_missed(keys: JobKeys, node_id: str, nodes: Nodes | None) -> Compare:
+    revision = 0 if nodes is None else nodes.in_place_of(node_id)
+    return Compare(keys.node(node_id), Target.MOD, Relation.EQUAL, revision)
+
+
+def accuse(
+    keys: JobKeys, node_id: str, presence: KeyValue, accusation: Accusation, session: int
+) -> Txn:
+    """Put an accusation in the place of the very presence that was read, on the accuser's session,
+    and free the lead if that node holds it.
+
+    Its lease is left alone: a node that lives answers by putting its presence back, and everything
+    else that is on the lease is still there then.
+    """
+    return Txn(
+        (
+            Compare(presence.key, Target.MOD, Relation.EQUAL, presence.mod_revision),
+            Compare(presence.key, Target.LEASE, Relation.EQUAL, presence.lease_id),
+        ),
+        (
+            Put(keys.node(node_id), values.encode_accusation(accusation), session),
+            Txn(
+                (Compare(keys.leader, Target.LEASE, Relation.EQUAL, presence.lease_id),),
+                (Delete(keys.leader),),
+            ),
+        ),
+    )
+
+
+def withdraw_accusation(keys: JobKeys, node_id: str, revision: int) -> Txn:
+    """Delete the accusation that this node has made at ``revision``, if it is still there."""
+    key = keys.node(node_id)
+    return Txn((Compare(key, Target.MOD, Relation.EQUAL, revision),), (Delete(key),))
+
+
+def read_slice(keys: JobKeys, record: Round, slices: Slices, node_id: str) -> Get:
+    """Read the slice that tells a node its rank in a large world."""
+    return Get(keys.slice(record.number, slices.edition, slices.index_of(node_id)))
+
+
+def read_slices(keys: JobKeys, number: int, slices: Slices) -> Get:
+    return _get(keys.edition(number, slices.edition))
+
+
+def publish_slices(
+    keys: JobKeys,
+    control: Control,
+    record: Round,
+    slices: Slices,
+    ranks: Sequence[Mapping[str, int]],
+) -> list[Txn]:
+    """Put all slices of a large world, ahead of its record, the last transaction after the others;
+    fenced by the lead."""
+    batches: list[list[Op]] = [[]]
+    size = 0
+    for index, part in enumerate(ranks):
+        value = values.encode_slice(part)
+        if batches[-1] and (len(batches[-1]) == OPS_PER_TXN or size + len(value) > BYTES_PER_TXN):
+            batches.append([])
+            size = 0
+        key = keys.slice(record.number, slices.edition, index)
+        batches[-1].append(Put(key, value, record.job_lease))
+        size += len(value)
+    return [Txn(_leads(keys, control), tuple(batch)) for batch in batches]
+
+
+def close_round(
+    keys: JobKeys,
+    control: Control,
+    nodes_revision: int,
+    record: Round,
+    audit: Mapping[str, object] | None,
+    *,
+    epoch_lease: int = 0,
+) -> Txn:
+    """Publish the new round if the lead, the record and the arrivals are as they were seen.
+
+    The range compare catches every presence written after ``nodes_revision``. A node lost meanwhile
+    is not caught; it shows as a change at once. What older rounds left is deleted on the way.
+    With ``epoch_lease`` later runs are told on it what this one's epochs count from. ``audit`` says
+    how the round came about, for people: on the lease that outlives the job, if there is one.
+    """
+    memory = Put(keys.epoch, values.encode_epoch(record.epoch_base), epoch_lease)
+    history: list[Op] = []
+    if audit is not None:
+        lease = epoch_lease or control.epoch_lease or record.job_lease
+        history.append(Put(keys.audit(record.number, record.run), _audit(audit), lease))
+    return Txn(
+        (
+            *_leads(keys, control),
+            record_is(keys, control.round_revision),
+            Compare(
+                keys.nodes.start,
+                Target.MOD,
+                Relation.LESS,
+                nodes_revision + 1,
+                keys.nodes.end,
+            ),
+            *_has_slices(keys, record),
+        ),
+        (
+            Put(keys.round, values.encode_round(record), record.job_lease),
+            StoreKeys(keys.store(record.number, record.run)).begin(record.job_lease),
+            *history,
+            *((memory,) if epoch_lease else ()),
+            *_sweep(keys, record),
+            Get(keys.audits.start, keys.audits.end, count_only=True),
+        ),
+        (read_control(keys),),
+    )
+
+
+def _has_slices(keys: JobKeys, record: Round) -> tuple[Compare, ...]:
+    """The slices of a large world are there: etcd may have gone back since they were put. The last
+    one was put last."""
+    if record.slices is None:
+        return ()
+    last = keys.slice(record.number, record.slices.edition, record.slices.count - 1)
+    return (Compare(last, Target.CREATE, Relation.GREATER, 0),)
+
+
+def _sweep(keys: JobKeys, record: Round) -> tuple[Op, ...]:
+    """Delete what rounds before the last one left: nobody reads their stores any more; and what
+    failed attempts to form this one left."""
+    number = record.number
+    ops: list[Op] = []
+    if record.slices is not None:
+        every = keys.editions(number)
+        this = keys.edition(number, record.slices.edition)
+        ops += [Delete(every.start, this.start), Delete(this.end, every.end)]
+    if number <= 2:
+        return tuple(ops)
+    ops += [
+        _delete(keys.stores_before(number - 1)),
+        _delete(keys.barriers_before(number - 1)),
+        _delete(keys.ranks_before(number - 1)),
+    ]
+    return tuple(ops)
+
+
+def remembered(closed: TxnResult) -> int:
+    """Say of how many rounds there is an audit after :func:`close_round`."""
+    count = closed.results[-1]
+    return count.count if isinstance(count, GetResult) else 0
+
+
+def read_history(keys: JobKeys, kept: int) -> Get:
+    """Read which rounds are remembered, if so many are to be: see :func:`forget_history`."""
+    return Get(keys.audits.start, keys.audits.end, limit=kept + _FORGOTTEN_AT_ONCE, keys_only=True)
+
+
+def forget_history(found: GetResult, kept: int) -> Txn | None:
+    """Delete the audits of the oldest rounds among those that were read, some at a time; ``None``
+    if there are not too many.
+
+    An audit is never put again, so a copy of this that comes late does no harm.
+    """
+    by_age = sorted(found.kvs, key=lambda kv: kv.mod_revision)
+    surplus = by_age[: max(0, len(by_age) - kept)][:_FORGOTTEN_AT_ONCE]
+    return Txn((), tuple(Delete(kv.key) for kv in surplus)) if surplus else None
+
+
+def restore_presence(
+    keys: JobKeys,
+    control: Control,
+    info: NodeInfo,
+    session: int,
+    slice_: Slice | None = None,
+    *,
+    presence_revision: int = 0,
+) -> Txn:
+    """Put a presence back if the round is as it was, and nobody was declared lost meanwhile.
+
+    ``presence_revision``: that of the presence there is, 0 for none. If it is another one by then,
+    this node has arrived again, and this is a copy that comes late. ``slice_``: this member's slice
+    of a large world, which may be gone or overwritten as well.
+    """
+    return Txn(
+        (
+            record_is(keys, control.round_revision),
+            Compare(keys.change, Target.MOD, Relation.EQUAL, control.change_revision),
+            Compare(keys.node(info.node_id), Target.MOD, Relation.EQUAL, presence_revision),
+        ),
+        (
+            Put(keys.node(info.node_id), values.encode_node(info), session),
+            claim(keys, Leader(info.node_id, info.settings), session),
+            *put_slice(keys, control.round, slice_),
+        ),
+        (read_control(keys),),
+    )
+
+
+def put_slice(keys: JobKeys, record: Round | None, slice_: Slice | None) -> tuple[Op, ...]:
+    """Put a slice of a large world back if it is gone, or if it is not as this member has read it:
+    who formed the round wrote it once and for all, so somebody else has written there.
+    """
+    if record is None or record.slices is None or slice_ is None:
+        return ()
+    key = keys.slice(record.number, record.slices.edition, slice_.index)
+    put = Put(key, values.encode_slice(slice_.ranks), record.job_lease)
+    return (Txn((Compare(key, Target.VALUE, Relation.EQUAL, put.value),), (), (put,)),)
+
+
+def ask_for_slices(keys: JobKeys, control: Control, record: Round) -> Txn:
+    """Put the record of a large world, ``record``, once more: whoever was in it puts its slice back
+    then. Fenced by the lead and the record."""
+    return Txn(
+        (*_leads(keys, control), record_is(keys, control.round_revision)),
+        (Put(keys.round, values.encode_round(record), record.job_lease),),
+    )
+
+
+def restore_record(
+    keys: JobKeys,
+    control: Control,
+    record: Round,
+    info: NodeInfo,
+    session: int,
+    *,
+    slice_: Slice | None = None,
+) -> Txn:
+    """Put the round record and a presence back after a loss of data; the first one wins.
+
+    Refused if a run was closed meanwhile: it may have been this one.
+    """
+    return Txn(
+        (
+            record_is(keys, control.round_revision),
+            Compare(keys.ended, Target.MOD, Relation.EQUAL, control.ended_revision),
+        ),
+        (
+            Put(keys.round, values.encode_round(record), record.job_lease),
+            Delete(keys.change),
+            Put(keys.node(info.node_id), values.encode_node(info), session),
+            claim(keys, Leader(info.node_id, info.settings), session),
+            *put_slice(keys, record, slice_),
+        ),
+        (read_control(keys),),
+    )
+
+
+def say_goodbye(keys: JobKeys, info: NodeInfo, session: int, also: Sequence[Op] = ()) -> Txn:
+    """Mark a presence as leaving, if it is there, so that the others learn why it goes.
+
+    ``also``: :func:`publish_change` of a leader that goes.
+    """
+    key = keys.node(info.node_id)
+    return Txn(
+        (Compare(key, Target.LEASE, Relation.EQUAL, session),),
+        (Put(key, values.encode_node(info), session), *also),
+    )
+
+
+def close_job(
+    keys: JobKeys,
+    control: Control,
+    record: Round,
+    ended: Sequence[Ended],
+    *,
+    marker_lease: int,
+    ended_lease: int,
+) -> Txn:
+    """Replace the round record by the closed marker, if it is still the one that was read, and add
+    the run to those that are over (``ended``: all of them)."""
+    return Txn(
+        (record_is(keys, control.round_revision),),
+        (
+            Put(keys.round, values.encode_round(record), marker_lease),
+            Put(keys.ended, values.encode_ended(ended), ended_lease),
+        ),
+        (read_control(keys),),
+    )
+
+
+def remove_job(keys: JobKeys, control: Control, node_id: str) -> Txn:
+    """If no node is left, delete the job's control keys (what tells of its end stays); in any case
+    the request to leave that this node, which has left, may have been sent. Other nodes, which may
+    be cut off, keep theirs.
+
+    Succeeds only for the last one out, who then revokes the job lease and with it the rest.
+    """
+    guards = [
+        Compare(keys.nodes.start, Target.CREATE, Relation.EQUAL, 0, keys.nodes.end),
+        record_is(keys, control.round_revision),
+    ]
+    mine = Delete(keys.drain(node_id))
+    ops: list[Op] = [
+        Delete(keys.change),
+        mine,
+        _delete(keys.stores),
+        _delete(keys.barriers),
+        _delete(keys.ranks),
+    ]
+    if control.closure is None:
+        ops.append(Delete(keys.round))
+    return Txn(tuple(guards), tuple(ops), (mine, read_control(keys)))
+
+
+def record_is(keys: JobKeys, round_revision: int) -> Compare:
+    """The round's record is the one of that revision."""
+    return Compare(keys.round, Target.MOD, Relation.EQUAL, round_revision)
+
+
+def _leads(keys: JobKeys, control: Control) -> tuple[Compare, ...]:
+    """The lead is still the one of ``control``.
+
+    Its create revision tells that, as long as etcd keeps its data. After a loss of them another
+    node's lead may have got the very same one, so the leader is compared as well.
+    """
+    leader = b"" if control.leader is None else values.encode_leader(control.leader)
+    return (
+        Compare(keys.leader, Target.CREATE, Relation.EQUAL, control.leader_revision),
+        Compare(keys.leader, Target.VALUE, Relation.EQUAL, leader),
+    )
+
+
+def _get(keys: KeyRange) -> Get:
+    return Get(keys.start, keys.end)
+
+
+def _delete(keys: KeyRange) -> Delete:
+    return Delete(keys.start, keys.end)
+
+
+def _audit(fields: Mapping[str, object]) -> bytes:
+    """Encode an audit; of one that is too long, the longest lists are left out."""
+    kept = {"v": values.VERSION, **fields}
+    for name in ("", *_LEFT_OUT_FIRST):
+        kept.pop(name, None)
+        text = json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
+        value = text.encode(errors="backslashreplace")  # a lone surrogate is JSON like that, too
+        if len(value) <= AUDIT_BYTES:
+            break
+    return value

@@ -1,0 +1,293 @@
+"""Decides what a node does next, from what it is and what it sees. Pure.
+
+A node does up to three things at a time. Each is about a thing of its own in etcd, has a driver of
+its own in ``rdzv_etcd/group``, and is decided by one function here:
+
+| who acts | on what | asks | may be told to |
+| --- | --- | --- | --- |
+| the join under way | its arrival | :func:`joining_step` | enter the round, read its slice, arrive, wait, outlast a job of other settings, end, leave |
+| a member, beside its work | its presence and the round record | :func:`working_step` | work, put back what etcd lost, finish |
+| the lead | the leader key | :func:`lead_step` | lead, claim, resign, leave it alone |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rdzv_etcd.protocol.member import Member, Phase
+from rdzv_etcd.protocol.model import Closure, Control, Drain, Round
+from rdzv_etcd.protocol.names import display_name
+from rdzv_etcd.settings import JobSettings
+
+# --- the join under way ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Become a member: the round was formed with this node in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End: the run that this node belongs to is over."""
+
+    closure: Closure
+
+
+@dataclass(frozen=True, slots=True)
+class MeetEnd:
+    """Do what ``after_end`` says: a run ended before this node was started."""
+
+    closure: Closure
+
+
+@dataclass(frozen=True, slots=True)
+class Outlast:
+    """Wait until a job of other settings has gone, or end if it lives."""
+
+    theirs: JobSettings
+    whose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave: this node was told to, and is in no world."""
+
+    drain: Drain
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlice:
+    """Read the slice of this large world that tells this node's rank, if it has one in it."""
+
+    record: Round
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """Arrive for the next round, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for something to change: this node has arrived."""
+
+
+JoiningStep = Enter | End | Leave | MeetEnd | Outlast | ReadSlice | Arrive | Wait
+
+
+def joining_step(
+    member: Member, control: Control, session: int, settings: JobSettings
+) -> JoiningStep:
+    """Say what a join does next; ``session`` is the node's lease, 0 if it has none, and
+    ``settings`` are those that the node was started with."""
+    if member.seat_in(control) is not None:
+        return Enter()
+    end = _end(member, control)
+    if end is not None:
+        return end
+    other = _other_job(control, settings)
+    if other is not None:
+        return other
+    large = member.unread(control)
+    if large is not None:
+        return ReadSlice(large)
+    return Arrive() if _must_arrive(member, control, session) else Wait()
+
+
+def _end(member: Member, control: Control) -> End | Leave | MeetEnd | None:
+    if member.closure is not None:
+        return End(member.closure)
+    if member.drain is not None:
+        return Leave(member.drain)
+    if control.closure is not None and member.origin is None and member.met_end is None:
+        return MeetEnd(control.closure)
+    return None
+
+
+def _other_job(control: Control, settings: JobSettings) -> Outlast | None:
+    formed, leader = control.formed, control.leader
+    if formed is not None:
+        theirs, whose = formed.settings, "the job's"
+    elif leader is not None and control.leader_revision > control.round_revision:
+        theirs, whose = leader.settings, f"{display_name(leader.node_id)}'s"
+    else:
+        return None
+    return None if theirs == settings else Outlast(theirs, whose)
+
+
+def _must_arrive(member: Member, control: Control, session: int) -> bool:
+    """Whether the node has not arrived, or with a session or for a run that is over."""
+    if not member.arrived_with or member.arrived_with != session:
+        return True
+    info = member.info
+    if info is None:
+        return False
+    formed = control.formed
+    put_back = formed is not None and formed.epoch_fixed is not None
+    if put_back and member.arrived_under != control.round_revision:
+        # There may be presences of nodes that have long gone, back with an older snapshot of etcd;
+        # and of a large world the leader may not know all members. It can tell others from them
+        # only if all who wait ask again, and say whether they were in it.
+        return True
+    if formed is not None and info.arrived_for <= formed.number:
+        # Named, but not admitted: see `Member.seat_in`. Expelled: named in a round that it never
+        # saw, so the others think that it works there. Anybody else waits for a seat.
+        return member.rank_in(formed) is not None or info.node_id in formed.expelled
+    return info.arrived_for > control.next_number
+
+
+# --- a member, beside its work --------------------------------------------------------------------
+
+
+class WorkingStep(Enum):
+    """What a member does beside its work."""
+
+    WORK = "nothing but its work"
+    REPAIR = "look what etcd has lost of it, and put that back"
+    FINISH = "finish: its job is closed"
+
+
+def kept_record(member: Member, control: Control) -> Round | None:
+    """The round whose job lease this node has a part in keeping alive."""
+    if member.phase is Phase.WAITING:
+        # A newcomer that has not arrived may be waiting for the end of what a dead job left.
+        belongs = member.arrived_with != 0 or member.epoch > 0
+        return member.record or (control.formed if belongs else None)
+    if member.phase is not Phase.MEMBER or member.evicted:
+        return None  # declared lost: one that hangs for good would keep a dead job's keys for ever
+    return member.record
+
+
+class Recovery(Enum):
+    """What a member does whose session or round record is gone."""
+
+    NOTHING = "all is well"
+    PRESENCE = "put the presence back"
+    RECORD = "put the round record and the presence back"
+    REJOIN = "it is a newcomer"
+
+
+def working_step(member: Member, control: Control, session: int) -> WorkingStep:
+    """Say what a node does beside its work, as far as it can tell from memory."""
+    if member.is_finishing:
+        return WorkingStep.FINISH
+    record = member.record
+    if member.phase is not Phase.MEMBER or member.evicted or record is None:
+        return WorkingStep.WORK
+    is_there = session != 0 and member.arrived_with == session
+    lacks = not is_there or control.round is None
+    if lacks or member.may_lack_slice(control) or control.is_behind(record):
+        return WorkingStep.REPAIR
+    # Any other member joins again by itself: one that has finished must notice that it is out.
+    moved_on = member.has_finished and not control.holds(record)
+    return WorkingStep.REPAIR if moved_on else WorkingStep.WORK
+
+
+def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:
+    """Say what a member of ``world`` without a presence may put back, given a fresh ``control``.
+
+    Also when the round is over: as long as nobody has declared this member lost, the others wait
+    for it while its workers stop.
+
+    The later world wins: an older record in a fresh view means that etcd went back (it was restored
+    from a snapshot, or lost its tail), and that those who formed it knew of no later one.
+    """
+    if control.end_of(world.origin) is not None:
+        return Recovery.NOTHING
+    if control.round is None or control.is_behind(world):
+        return Recovery.RECORD
+    change = control.open_change
+    if not control.holds(world) or (change is not None and change.may_name(node_id)):
+        return Recovery.REJOIN
+    return Recovery.PRESENCE
+
+
+def waiting_count(
+    control: Control, world: Round | None, evicted: bool, closure: Closure | None = None
+) -> int:
+    """Whether to stop and to re-join, as torch's agent asks: above zero if so.
+
+    ``world`` is the round that the node works in, its epoch fixed (``None``: none). The number is
+    what the change names of those who waited or were lost; 1 when a newer round was formed without
+    this node, and when the job failed.
+    ``closure`` is how the node saw its job end: it outlives the marker, and a new run's rounds are
+    no concern of a node that is still finishing the old one.
+    """
+    if world is None:
+        return 0
+    if evicted:
+        return 1
+    closure = closure if closure is not None else control.end_of(world.origin)
+    if closure is not None:
+        return 0 if closure.succeeded else 1
+    change = control.change
+    if change is not None and change.concerns(world):  # whatever record there is beside it
+        return max(1, change.count)
+    if control.round is not None and not control.holds(world):
+        # An older record: the view lags behind what this node was told, or etcd went back, and then
+        # this world's members put their record into its place.
+        return 0 if control.is_behind(world) else 1
+    return 0
+
+
+# --- the lead -------------------------------------------------------------------------------------
+
+
+class LeadStep(Enum):
+    """What a node does about the lead."""
+
+    LEAD = "close rounds and publish changes"
+    CLAIM = "claim the vacant lead, in its turn"
+    RESIGN = "let others lead: its job is closed, or they went on without it"
+    LEAVE = "leave the lead to others"
+
+
+def lead_step(member: Member, control: Control, session: int) -> LeadStep:
+    """Say what a node does about the lead."""
+    leader = control.leader
+    if leader is None:
+        return LeadStep.CLAIM if _may_claim(member, session) else LeadStep.LEAVE
+    if not holds_lead(member, control, session):
+        return LeadStep.LEAVE
+    if member.is_active:
+        return LeadStep.LEAD
+    return LeadStep.RESIGN if member.is_finishing or member.evicted else LeadStep.LEAVE
+
+
+def holds_lead(member: Member, control: Control, session: int) -> bool:
+    """Whether the leader key is this node's and its session lives."""
+    leader = control.leader
+    return leader is not None and leader.node_id == member.node_id and session != 0
+
+
+def _may_claim(member: Member, session: int) -> bool:
+    if not member.is_active or not session:
+        return False
+    # Who is arriving claims with its arrival.
+    return member.phase is Phase.MEMBER or member.arrived_with != 0
+
+
+def claim_delay_s(rank: int | None, size: int, jitter_s: float) -> float:
+    """How long to wait before claiming a vacant lead: members first, in rank order.
+
+    ``size`` is that of the formed round, 0 without one, and ``rank`` the node's in it; ``jitter_s``
+    a random number of seconds below 0.02, drawn by the caller. The first ranks are far apart, so
+    that one claims and the others hear of it in time; from rank 50 on closer, because a whole rack
+    may be gone.
+    """
+    if size == 0:
+        return jitter_s
+    if rank is None:
+        return max(0.3, _turn_s(size) + 0.02) + jitter_s
+    return 0.0 if rank == 0 else _turn_s(rank) + jitter_s
+
+
+def _turn_s(rank: int) -> float:
+    """5 ms for each of the first 50 ranks, 1 ms to rank 1,000, then 0.25 ms."""
+    return 0.005 * min(rank, 50) + 0.001 * _between(rank, 50, 1000) + 0.00025 * max(0, rank - 1000)
+
+
+def _between(rank: int, first: int, last: int) -> int:
+    return max(0, min(rank, last) - first)

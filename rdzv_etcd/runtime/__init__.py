@@ -1,0 +1,1 @@
+"""The thread of the event loop: calls into it, forks, signals, exit."""

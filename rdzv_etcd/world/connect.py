@@ -1,0 +1,206 @@
+"""The front door of the library: from a few words to a :class:`~rdzv_etcd.world.group.Group`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.logs import show
+from rdzv_etcd.node.gate import GateFunction
+from rdzv_etcd.settings import Settings, settings_from_config
+from rdzv_etcd.settings.checks import whole_or_none
+from rdzv_etcd.settings.config import EPOCH_VARIABLE
+from rdzv_etcd.settings.options import WITHOUT_MEANING
+from rdzv_etcd.text import named
+from rdzv_etcd.world.group import Group
+from rdzv_etcd.world.observer import Observer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """The options that say how etcd is reached, and where the job is in it: docs/options.md."""
+
+    etcd_prefix: str
+    request_timeout: float
+    connect_timeout: float
+    allow_plain_password: bool
+    protocol: str
+    ca_cert: str | Path
+    cert: str | Path
+    key: str | Path
+    user_file: str | Path
+    password_file: str | Path
+
+
+class Options(ConnectionOptions, total=False):
+    """Every option of ``--rdzv-conf``, by the same name and in the same unit: docs/options.md."""
+
+    lease_ttl: int
+    heartbeat_timeout: float
+    join_timeout: float
+    last_call_timeout: float
+    rejoin_timeout: float
+    settle: float
+    closed_ttl: int
+    ended_ttl: int
+    job_lease_ttl: int
+    close_timeout: float
+    keep_alive_interval: float
+    keep_alive_max_attempt: int
+    node_unit: int
+    rank_key: str
+    slice_nodes: int
+    after_end: str
+    orphans: str
+    log: str
+    peer_links: bool
+    peer_silence: float
+    gate_command: str
+    gate_timeout: float
+    watchdog: float
+    metrics_file: str | Path
+    metrics_port: int
+    history: int
+    embed: bool
+    embed_grace: float
+
+
+def connect(
+    endpoints: str | Sequence[str] | None = None,
+    *,
+    job: str,
+    nodes: int | tuple[int, int],
+    data: Mapping[str, object] | None = None,
+    local_addr: str | None = None,
+    epoch_floor: int = 0,
+    gate: GateFunction | None = None,
+    **options: Unpack[Options],
+) -> Group:
+    """Connect to etcd and take part in a job; the first :meth:`~rdzv_etcd.world.group.Group.join`,
+    or ``for world in group.worlds()``, makes this node wait for the others.
+
+    ``endpoints`` is ``"host:2379"`` or several of them, ``https://`` before one for TLS. ``job`` is
+    the id that all nodes share. ``nodes`` is how many it takes, or the fewest and the most.
+    ``data`` is what this node tells the other members of itself, a JSON object of at most 4 KiB.
+    ``local_addr`` is the address at which the others reach it, if the one that it finds is not
+    right. ``epoch_floor`` is an epoch that the job has reached before, as a checkpoint tells.
+    ``options`` are those of the torch plugin. ``gate`` is called before each
+    arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises, or returns
+    anything false but ``None``, this node does not join. It cannot be ``async``.
+
+    User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
+    options name; nothing else is taken from the environment, unless ``rank_key`` names a variable.
+
+    Blocks and raises as :class:`~rdzv_etcd.world.group.Group`, and raises
+    :class:`~rdzv_etcd.errors.SettingsError` for what cannot be.
+    """
+    settings = settings_for(
+        endpoints,
+        options,
+        job=job,
+        nodes=nodes,
+        data=data,
+        local_addr=local_addr,
+        epoch_floor=epoch_floor,
+    )
+    show(settings.log)
+    return Group(settings, gate=gate)
+
+
+def observe(
+    endpoints: str | Sequence[str] | None = None,
+    *,
+    job: str,
+    **options: Unpack[ConnectionOptions],
+) -> Observer:
+    """Look at a job from outside, without taking part: see :class:`~rdzv_etcd.Observer`.
+
+    ``endpoints`` and ``job`` are those of :func:`connect`; ``options`` are those of its options
+    that say how etcd is reached, and ``etcd_prefix``. User and password come from where they come
+    from there. Blocks for at most ``connect_timeout`` seconds. Raises
+    :class:`~rdzv_etcd.errors.EtcdError`, and :class:`~rdzv_etcd.errors.SettingsError` for what
+    cannot be.
+    """
+    return Observer(settings_to_observe(endpoints, options, job=job))
+
+
+def settings_to_observe(
+    endpoints: str | Sequence[str] | None, options: ConnectionOptions, *, job: str
+) -> Settings:
+    """What :func:`observe` makes of its arguments. Raises
+    :class:`~rdzv_etcd.errors.SettingsError`."""
+    known = ConnectionOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise SettingsError(
+                f"{name} is no option to observe a job with: those are {', '.join(known)}"
+            )
+    given: Options = {}
+    given.update(options)  # type: ignore[typeddict-item] # a part of them
+    return settings_for(
+        endpoints,
+        given,
+        job=job,
+        nodes=1,
+        data=None,
+        local_addr=None,
+        epoch_floor=0,
+    )
+
+
+def settings_for(
+    endpoints: str | Sequence[str] | None,
+    options: Options,
+    *,
+    job: str,
+    nodes: int | tuple[int, int],
+    data: Mapping[str, object] | None,
+    local_addr: str | None,
+    epoch_floor: int,
+) -> Settings:
+    """What :func:`connect` makes of its arguments. Raises
+    :class:`~rdzv_etcd.errors.SettingsError`."""
+    fewest, most = _fewest_and_most(nodes)
+    for name in options:
+        if name in WITHOUT_MEANING:
+            raise SettingsError(f"{name} is an option for torchrun only: {WITHOUT_MEANING[name]}")
+    return settings_from_config(
+        endpoint=_endpoints(endpoints),
+        job_id=job,
+        min_nodes=fewest,
+        max_nodes=most,
+        local_addr=local_addr,
+        config=options,
+        environ={name: value for name, value in os.environ.items() if name != EPOCH_VARIABLE},
+        data=data,
+        epoch_floor=epoch_floor,
+    )
+
+
+def _endpoints(endpoints: object) -> str:
+    several = [endpoints] if isinstance(endpoints, str) else endpoints
+    if isinstance(several, Iterable) and not isinstance(several, bytes):
+        texts = list(several)
+        if texts and all(isinstance(text, str) and text.strip() for text in texts):
+            return ",".join(texts)
+    raise SettingsError(
+        f"endpoints is {named(endpoints, 100)}; it must be the address of an etcd, such as "
+        "'etcd-host:2379', or a list of those of its members"
+    )
+
+
+def _fewest_and_most(nodes: object) -> tuple[int, int]:
+    pair = nodes if isinstance(nodes, tuple | list) else (nodes, nodes)
+    if len(pair) == 2:
+        fewest, most = map(whole_or_none, pair)
+        if fewest is not None and most is not None:
+            return fewest, most
+    raise SettingsError(
+        f"nodes is {named(nodes, 100)}; it must be a number, or a pair of the fewest and the most: "
+        "whole numbers"
+    )

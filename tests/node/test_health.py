@@ -1,0 +1,572 @@
+"""Nodes that are drained, wedged, or kept out by their gate, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+
+import pytest
+
+from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
+from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.logs import JsonLines
+from rdzv_etcd.node.draining import request_drain
+from rdzv_etcd.node.gate import Failure, Gate
+from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.member import Phase
+from rdzv_etcd.protocol.model import Accusation
+from rdzv_etcd.protocol.world_end import Expelled, Left, Lost
+from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.testing import SimClock
+from tests.node.test_refusals import warnings_of
+from tests.sim.commits import OPERATOR
+from tests.sim.matching import puts
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
+
+SEEDS = range(6)
+TOLD_S = 0.2
+"""Two writes and their events."""
+WATCHDOG_S = 4.0
+LOOK_S = WATCHDOG_S / 8
+
+
+def yields(node: SimNode) -> bool:
+    return node.world is not None and node.node.should_yield(node.world)
+
+
+async def commit(node: SimNode) -> None:
+    """An agent that leaves its world at a commit point only, and the job if it is drained."""
+    with contextlib.suppress(DrainedError):
+        while True:
+            seat = await node.join()
+            while not node.node.waiting_count():
+                await asyncio.sleep(0.5)
+                if node.node.should_yield(seat):
+                    break
+    node.alive = False
+    drain = node.node.drain
+    assert drain is not None
+    await node.node.leave(f"drained: {drain.reason}")
+    await node.connection.close()
+
+
+def start(job: SimJob, names: str) -> None:
+    for name in names:
+        node = job.make(name)
+        node.agent = job.on(node, commit(node))
+
+
+# --- drains ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slice_nodes", [128, 2])
+@pytest.mark.parametrize("who", ["the node", "an operator"])
+def test_a_drained_node_leaves_at_a_commit_point_and_the_others_go_on(
+    who: str, slice_nodes: int
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        start(job, "abcd")
+        await job.until_works("abcd")
+        await job.pass_time(3.0)
+        name = job.loop.rng.choice("abcd")
+        node = job.nodes[name]
+        if who == "the node":
+            await node.node.be_drained("its fan is loud")
+            await node.node.be_drained("again")
+        else:
+            asked = await request_drain(
+                job.server.connect(OPERATOR),
+                job.keys,
+                SimClock(job.loop),
+                node.node_id,
+                "its fan is loud",
+            )
+            assert asked
+        await job.until(lambda: all(map(yields, job.nodes.values())), "all know", TOLD_S)
+        assert not job.history.changes  # the world is not over by it
+        others = [each for each in "abcd" if each != name]
+        await job.until_works(others, limit_s=5.0)
+        assert job.history.formed[-1].record.number == 2
+        assert not node.node.control.drains  # it went with the node's session
+        told = [change.lost for _, change in job.history.changes]
+        assert not any("expired" in how for lost in told for how in lost.values())
+        assert not any(map(yields, (job.nodes[other] for other in others)))
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
+
+
+def test_the_others_are_told_why_a_drained_node_left() -> None:
+    """It comes to its commit point first."""
+
+    async def scenario(job: SimJob) -> None:
+        start(job, "a")
+        others = [job.make(name) for name in "bc"]
+        seats = [job.on(other, other.join()) for other in others]
+        await asyncio.wait(seats)
+        await job.until_works("abc")
+        await job.nodes["a"].node.be_drained("for its memory")
+        changes = [
+            await other.node.over(seat.result()) for other, seat in zip(others, seats, strict=True)
+        ]
+        assert changes == [Left({job.nodes["a"].node_id: "drained: for its memory"})] * 2
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("with_a_world", [True, False])
+def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool) -> None:
+    async def scenario(job: SimJob) -> None:
+        start(job, "ab")
+        if with_a_world:
+            await job.until_works("ab")
+        spare = job.start("c", join_timeout_s=500.0)
+        await job.pass_time(1.0)
+        await request_drain(
+            job.server.connect(OPERATOR), job.keys, SimClock(job.loop), spare.node_id, "not needed"
+        )
+        await job.until(lambda: isinstance(spare.error, DrainedError), "it leaves", TOLD_S)
+        assert spare.error is not None
+        assert "drained by an operator: not needed" in str(spare.error)
+        assert not job.history.changes
+        nodes = job.server.snapshot(job.keys.nodes.start)
+        assert len(nodes) == 2
+
+    most = 2 if with_a_world else 4
+    simulate(scenario, SEEDS, min_nodes=most, max_nodes=most)
+
+
+def test_a_drain_outlives_the_session_it_stood_on() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        await nodes[0].node.be_drained("soon")
+        await job.until(lambda: all(map(yields, nodes)), "all know", TOLD_S)
+        (before,) = job.server.snapshot(job.keys.drains.start)
+        job.revoke([nodes[0].node.context.session.lease_id])
+        assert not job.server.snapshot(job.keys.drains.start)
+        await job.pass_time(TTL_S)
+        (after,) = job.server.snapshot(job.keys.drains.start)
+        assert (after.value, after.lease_id == before.lease_id) == (before.value, False)
+        assert all(map(yields, nodes))
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize(
+    "how", ["all are cut off", "it is cut off", "its lease is revoked", "etcd is restored"]
+)
+def test_what_a_node_is_asked_outlives_the_session_that_it_had(how: str) -> None:
+    """It has not heard of it when its lease ends."""
+
+    async def scenario(job: SimJob) -> None:
+        start(job, "abc")
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        node = job.nodes["b"]
+        cut = {"all are cut off": "abc", "it is cut off": "b"}.get(how, "")
+        for name in cut:
+            job.nodes[name].connection.link.partition(silent=True)
+        await job.pass_time(2.0 if cut else 0.0)
+        node.connection.link.lag_watches(2.0)
+        assert await request_drain(
+            job.server.connect(OPERATOR), job.keys, SimClock(job.loop), node.node_id, "why"
+        )
+        assert node.node.drain is None
+        if cut:
+            await job.pass_time(3 * TTL_S)
+        else:
+            saved = job.save()
+            await job.pass_time(0.2)
+            job.server.expire(node.node.context.session.lease_id)
+            if how == "etcd is restored":
+                await job.pass_time(0.2)
+                job.restore(saved)
+        for name in cut:
+            job.nodes[name].connection.link.heal()
+        await job.until(lambda: not node.alive, "it has left", 60.0)
+        await job.until_works("ac", limit_s=60.0)
+        assert not job.server.snapshot(job.keys.drains.start)  # it is done
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        etcd, there = job.server.connect(OPERATOR), set(job.server.leases())
+        etcd.link.hold_requests(1.0, 1, puts(job.keys.drain(nodes[0].node_id)))
+        asking = asyncio.ensure_future(
+            request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+        )
+        await job.pass_time(0.5)  # its lease is there, and a presence no more when it arrives
+        job.crash("a")
+        job.server.expire(nodes[0].node.context.session.lease_id)
+        assert not await asking
+        assert set(job.server.leases()) <= there
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+def test_a_drain_waits_for_an_etcd_that_is_away() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        nodes[0].connection.link.fail(
+            EtcdUnavailableError("away"), 3, puts(job.keys.drain(nodes[0].node_id))
+        )
+        await nodes[0].node.be_drained("soon")
+        await job.until(lambda: yields(nodes[0]), "it knows itself", TOLD_S)
+        await job.until(lambda: all(map(yields, nodes)), "all know", 10.0)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+@pytest.mark.parametrize("value", [b"?", b'{"v":1}', b"\xff" * 1000])
+def test_what_is_no_drain_stops_nobody(value: bytes) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        for key in (job.keys.drain(nodes[0].node_id), job.keys.drains.start + b"\xff"):
+            job.server.apply(Txn((), (Put(key, value),)))
+        await job.pass_time(2 * TTL_S)
+        assert job.works("ab")
+        assert not any(map(yields, nodes))
+        job.start("c")
+        await job.until_works("abc")  # who reads all of it is not stopped either
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=3)
+
+
+def test_nobody_is_asked_to_leave_who_is_not_there() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        etcd = job.server.connect(OPERATOR)
+        assert not await request_drain(etcd, job.keys, SimClock(job.loop), "c~1~x", "?")
+        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "another")
+        await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
+        assert nodes[0].node.drain is not None
+        assert nodes[0].node.drain.reason == "why"
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
+    lives: bool, certain: bool
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc", delay_s=0.02)
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        etcd = job.server.connect(OPERATOR)
+        node, by = job.loop.rng.sample(job.followers(), 2)
+        if not lives:
+            job.crash(node.name)
+        (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
+        accusation = Accusation(by.node_id, "its process is gone", certain)
+        session = by.node.context.session.lease_id
+        accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+        job.server.apply(accuse, by.node_id)
+        asked = await request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
+        assert asked is lives
+        if lives:
+            await job.until(lambda: node.node.drain is not None, "it hears of it", TOLD_S)
+            assert [each.joins for each in nodes] == [1, 1, 1]
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_an_answer() -> None:
+    async def scenario(job: SimJob) -> None:
+        job.start_all("abc")
+        await job.until_works("abc")
+        await job.pass_time(TTL_S)
+        node, by = job.followers()
+        etcd = job.server.connect(OPERATOR)
+        etcd.link.stall_requests(15.0, 1)
+        asking = asyncio.ensure_future(
+            request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
+        )
+        await job.pass_time(14.99)
+        (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
+        accusation = Accusation(by.node_id, "its process is gone", is_certain=True)
+        session = by.node.context.session.lease_id
+        node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
+        accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+        job.server.apply(accuse, by.node_id)
+        began_s = job.loop.time()
+        assert await asking
+        assert job.loop.time() - began_s < TTL_S
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
+
+
+def test_what_is_no_drain_does_not_keep_a_node_from_being_asked() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")
+        await job.until_works("ab")
+        job.server.apply(Txn((), (Put(job.keys.drain(nodes[0].node_id), b"?"),)))
+        etcd = job.server.connect(OPERATOR)
+        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+        await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+
+
+# --- the watchdog ---------------------------------------------------------------------------------
+
+
+async def call_in(node: SimNode) -> None:
+    while True:
+        node.node.call_ins.call_in()
+        await asyncio.sleep(0.1)
+
+
+async def watched(job: SimJob, names: str) -> dict[str, asyncio.Task[None]]:
+    """Form a world of nodes whose threads call in; return those threads."""
+    nodes = job.start_all(names)
+    threads = {node.name: job.on(node, call_in(node)) for node in nodes}
+    await job.until_works(names)
+    await job.pass_time(3.0)
+    return threads
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_wedged_node_is_lost_and_the_others_are_told_why(links: bool, leads: bool) -> None:
+    async def scenario(job: SimJob) -> None:
+        threads = await watched(job, "abc")
+        node = job.leader if leads else job.followers()[0]
+        others = [each for each in job.nodes.values() if each is not node]
+        assert node.world is not None
+        seat = node.world
+        assert node.agent is not None
+        node.agent.cancel()
+        threads[node.name].cancel()
+        told_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
+        assert WATCHDOG_S - LOOK_S < told_s < WATCHDOG_S + LOOK_S + 3 * TOLD_S
+        ((_, change),) = job.history.changes
+        assert dict(change.lost) == {
+            node.node_id: "is wedged: its thread has not called in for 4 s"
+        }
+        await job.until_works("".join(each.name for each in others))
+        await job.pass_time(3 * TTL_S)  # it stays away, though its process lives
+        assert job.works([each.name for each in others])
+        assert node.node.context.session.lease_id == 0
+        assert isinstance(node.node.change_of(seat), Expelled)
+        node.agent = job.on(node, node.run())  # the thread is back
+        job.on(node, call_in(node))
+        await job.until_works("abc")
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=links, watchdog_s=WATCHDOG_S)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_wedged_node_is_lost_though_it_cannot_say_so(links: bool) -> None:
+    """etcd does not take what it says: with links the others notice, else its lease ends."""
+
+    async def scenario(job: SimJob) -> None:
+        threads = await watched(job, "abc")
+        await job.pass_time(TTL_S)  # a leader trusts what it does not hear
+        node = job.followers()[0]
+        key = puts(job.keys.node(node.node_id))
+        node.connection.link.fail(EtcdUnavailableError("away"), 1000, key)
+        assert node.agent is not None
+        node.agent.cancel()
+        threads[node.name].cancel()
+        others = [each for each in job.nodes.values() if each is not node]
+        told_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
+        assert told_s < WATCHDOG_S + LOOK_S + (3.0 if links else TTL_S + 1.0)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=links, watchdog_s=WATCHDOG_S)
+
+
+def test_a_process_that_was_stopped_is_not_told_as_wedged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        await watched(job, "abc")
+        for _ in range(4):
+            name = job.loop.rng.choice("abc")
+            job.pause(name)
+            await job.pass_time(job.loop.rng.uniform(1.0, 0.9 * TTL_S))
+            job.resume(name)
+            await job.pass_time(2 * WATCHDOG_S)
+        await job.until_works("abc")
+
+    with caplog.at_level(logging.ERROR):
+        simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=True, watchdog_s=WATCHDOG_S)
+    assert "wedged" not in caplog.text
+
+
+def test_a_thread_that_waits_in_the_library_or_for_a_round_is_not_wedged() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("ab")  # their threads call in only when they join
+        inside = nodes[0].node.call_ins.inside(), nodes[1].node.call_ins.inside()
+        with inside[0], inside[1]:
+            await job.until_works("ab")
+            spare = job.start("c")
+            await job.pass_time(20 * WATCHDOG_S)
+        assert job.works("ab")
+        assert spare.node.phase is Phase.WAITING
+        assert not job.history.changes
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2, watchdog_s=WATCHDOG_S)
+
+
+def test_the_log_says_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(job: SimJob) -> None:
+        (node,) = job.start_all("a")
+        await job.until_works("a")
+        assert node.agent is not None
+        node.agent.cancel()
+        node.node.call_ins.belong_to_this_thread()
+        await job.pass_time(20 * WATCHDOG_S)
+
+    with caplog.at_level(logging.ERROR):
+        simulate(scenario, range(1), min_nodes=1, max_nodes=1, watchdog_s=WATCHDOG_S)
+    (record,) = [each for each in caplog.records if "wedged" in each.getMessage()]
+    assert record.levelno == logging.ERROR
+    assert "test_health.py" in record.getMessage()  # this thread's stack
+    told = json.loads(JsonLines().format(record))
+    assert told["message"].endswith(record.getMessage()[-200:])  # with what it does now
+
+
+# --- gates ----------------------------------------------------------------------------------------
+
+
+async def fails(node: SimNode, how: str) -> GateError:
+    with pytest.raises(GateError) as raised:
+        await Gate(node.node, None).settle(Failure(how, 3, "last line"))
+    return raised.value
+
+
+def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        leaver = nodes[job.loop.rng.randrange(3)]
+        assert leaver.agent is not None
+        leaver.agent.cancel()
+        error = await job.on(leaver, fails(leaver, "ended with exit code 3"))
+        assert (error.node, error.exit_code, error.output) == (leaver.node_id, 3, "last line")
+        others = [node.name for node in nodes if node is not leaver]
+        await job.until_works(others, limit_s=5.0)
+        (change,) = [change for _, change in job.history.changes if change.lost]
+        assert dict(change.lost) == {leaver.node_id: "left: its gate ended with exit code 3"}
+        leaver.agent = job.on(leaver, leaver.run())
+        await job.until_works("abc")
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+async def process_of(job: SimJob, name: str) -> SimNode:
+    process = job.make(name)
+    await process.node.start()
+    return process
+
+
+def test_nodes_that_wait_are_shown_why_one_cannot_join_until_its_host_passes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        waits = job.start("a", join_timeout_s=2000.0)
+        job.start("b", join_timeout_s=2000.0)
+        await job.pass_time(70.0)
+        caplog.clear()
+        for _ in range(2):  # a supervisor starts it again: that is no news
+            process = await process_of(job, "c")
+            await job.on(process, fails(process, "raised OSError: no GPU"))
+            await job.leave("c")
+            await job.pass_time(1.0)
+            (line,) = [each for each in warnings_of(caplog, waits) if "c cannot join" in each]
+        assert "c cannot join: its gate raised OSError: no GPU; fix what its gate checks" in line
+        assert "are the others started" not in line
+        (kv,) = (kv for kv in job.server.snapshot() if kv.key == job.keys.refused)
+        for name in "dc":
+            assert kv.lease_id in job.server.leases()  # what another host does changes nothing
+            process = await process_of(job, name)
+            await job.on(process, Gate(process.node, None).settle(None))
+            await job.leave(name)
+        assert kv.lease_id not in job.server.leases()
+        assert not [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
+        job.start("c")
+        await job.until_works("abc", 30.0)
+
+    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+
+
+def test_a_pass_takes_back_no_note_about_other_settings() -> None:
+    async def scenario(job: SimJob) -> None:
+        leader = job.start("a")
+        await job.until(lambda: leader.node.leads, "it leads")
+        other = job.start("c", job=JobSettings(3, 3))
+        await job.until(lambda: other.error is not None, "it is refused", 20.0)
+        process = await process_of(job, "c")
+        await job.on(process, Gate(process.node, None).settle(None))
+        assert [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
+        await job.leave("c")
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+
+
+def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer() -> None:
+    async def scenario(job: SimJob) -> None:
+        process = await process_of(job, "c")
+        process.connection.link.partition()
+        error = await job.on(process, fails(process, "said no"))
+        assert "its gate said no" in str(error)
+        assert job.loop.time() < 2 * TTL_S
+
+    simulate(scenario, range(2), min_nodes=1, max_nodes=3)
+
+
+def test_a_wedged_node_keeps_nothing_of_a_dead_job() -> None:
+    """Its process lives, and would renew the job's lease for as long as it does."""
+
+    async def scenario(job: SimJob) -> None:
+        threads = await watched(job, "ab")
+        wedged = job.nodes["a"]
+        assert wedged.agent is not None
+        wedged.agent.cancel()
+        threads["a"].cancel()
+        await job.until_works("b")
+        job.crash("b")
+        keys = (job.keys.round, job.keys.change)
+        await job.until(
+            lambda: not any(job.server.snapshot(key) for key in keys),
+            "the job's keys are gone",
+            TIMING.job_ttl_s + 2 * TTL_S,
+        )
+
+    simulate(scenario, SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
+
+
+def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job() -> None:
+    """It would keep the nodes of a job with other settings waiting for as long as it hangs."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = job.start_all("abc")
+        await job.until_works("abc")
+        node, *others = job.loop.rng.sample(nodes, 3)
+        assert node.agent is not None
+        node.agent.cancel()
+        node.node._member.evict()
+        job.crash(*(each.name for each in others))
+        await job.pass_time(TIMING.job_ttl_s + 2 * TTL_S)
+        assert not node.node.leads
+        job.start("d", job=JobSettings(1, 2))
+        await job.until_works("d", 60)
+
+    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+
+
+def test_lost_is_what_the_others_call_a_wedged_node() -> None:
+    """For the sake of a reader: it is no good-bye."""
+    assert str(Lost({"a~1~x": "is wedged"})) == "a lost (is wedged)"

@@ -1,0 +1,290 @@
+"""What a program reports of other members: told early if it is true, and one write if it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rdzv_etcd.errors import MisuseError, RendezvousFailedError, TaskFailedError
+from rdzv_etcd.node.accuse import Witness
+from rdzv_etcd.protocol.member import Member
+from rdzv_etcd.protocol.model import Accusation, Closure, NodeInfo
+from rdzv_etcd.protocol.ring import MOST_MISTAKES, QUIET_S
+from rdzv_etcd.protocol.views import place_in
+from tests.sim.world import TIMING, SimJob, SimNode, simulate
+
+LONG_LEASE = replace(TIMING, lease_ttl_s=30)
+LINKS = pytest.mark.parametrize("peer_links", [False, True], ids=["", "links"])
+
+
+async def formed(job: SimJob, names: str) -> list[SimNode]:
+    nodes = job.start_all(names)
+    await job.until_works(names)
+    return nodes
+
+
+async def report(
+    job: SimJob, by: SimNode, node_id: Any, evidence: Any = "no heartbeat", *, certain: bool = False
+) -> bool:
+    told: bool = await job.on(by, by.node.report_dead(node_id, evidence, certain=certain))
+    return told
+
+
+def restarts(job: SimJob) -> int:
+    return sum(node.joins - 1 for node in job.nodes.values())
+
+
+def accusations(job: SimJob) -> list[Accusation]:
+    places = [place_in(job.keys, kv) for kv in job.server.snapshot(job.keys.nodes.start)]
+    return [place for place in places if isinstance(place, Accusation)]
+
+
+@LINKS
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("slice_nodes", [128, 2])
+def test_a_dead_member_that_is_reported_is_lost_long_before_its_lease_ends(
+    peer_links: bool, certain: bool, slice_nodes: int
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(35.0)  # the leader may trust what it does not hear
+        victim = job.loop.rng.choice(nodes)
+        rest = [node for node in nodes if node is not victim]
+        job.crash(victim.name)
+        began_s = job.loop.time()
+        assert await report(job, rest[0], victim.node_id, "fell from the rack", certain=certain)
+        await job.until_works([node.name for node in rest], 5.0)
+        assert job.loop.time() - began_s < 1.5
+        ((_, how),) = [item for _, change in job.history.changes for item in change.lost.items()]
+        assert how == f"reported dead: fell from the rack (by {rest[0].name})"
+        await job.pass_time(1.0)
+        assert accusations(job) == []  # withdrawn
+
+    simulate(
+        scenario,
+        range(10),
+        min_nodes=2,
+        max_nodes=3,
+        timing=LONG_LEASE,
+        peer_links=peer_links,
+        slice_nodes=slice_nodes,
+    )
+
+
+@LINKS
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain: bool) -> None:
+    """Whenever after the world was formed it is made."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(job.loop.rng.choice([0.0, 0.2, 5.0, 60.0]))
+        by, about = job.loop.rng.sample(nodes, 2)
+        assert await report(job, by, about.node_id, certain=certain)
+        await job.pass_time(5.0)
+        assert accusations(job) == []
+        assert restarts(job) == 0
+        assert job.works("abc")
+        # It was wrong: it may not say so again for a minute.
+        assert not await report(job, by, about.node_id, certain=certain)
+        await job.pass_time(QUIET_S + 5.0)
+        assert await report(job, by, about.node_id, certain=certain)
+        await job.pass_time(5.0)
+        assert restarts(job) == 0
+
+    simulate(scenario, min_nodes=2, max_nodes=3, timing=LONG_LEASE, peer_links=peer_links)
+
+
+def test_who_was_wrong_is_not_believed_in_the_next_world_either() -> None:
+    async def scenario(job: SimJob) -> None:
+        by, about, other = await formed(job, "abc")
+        await job.pass_time(5.0)
+        assert await report(job, by, about.node_id)
+        await job.pass_time(2.0)
+        await job.join_again(other.name)
+        await job.until_works("abc")
+        await job.pass_time(2.0)
+        assert not await report(job, by, about.node_id)
+        assert restarts(job) == 3
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+
+
+def test_who_was_wrong_too_often_is_not_believed_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abcde")
+        by, *others = nodes
+        made = [await report(job, by, node.node_id, certain=True) for node in others]
+        assert made == [True] * MOST_MISTAKES + [False]
+        await job.pass_time(5.0)
+        assert restarts(job) == 0
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=5, timing=LONG_LEASE)
+    assert "this node was wrong about it or about others a moment ago" in caplog.text
+
+
+@LINKS
+def test_a_member_that_was_lost_and_came_back_can_be_reported_again(peer_links: bool) -> None:
+    """It had hung: what was said of it then was right."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(35.0)  # the leader may trust what it does not hear
+        by, *others = nodes
+        victim = job.loop.rng.choice(others)
+        job.pause(victim.name)
+        assert await report(job, by, victim.node_id, "hangs")
+        await job.until_works([node.name for node in nodes if node is not victim], 5.0)
+        await job.pass_time(3.0)
+        job.resume(victim.name)
+        await job.until_works("abc")
+        await job.pass_time(5.0)
+        job.crash(victim.name)
+        assert await report(job, by, victim.node_id, "no power")
+
+    simulate(scenario, min_nodes=2, max_nodes=3, timing=LONG_LEASE, peer_links=peer_links)
+
+
+def test_a_member_that_comes_back_before_the_next_world_can_be_reported_in_it() -> None:
+    """Nobody works without it, so it comes back while the change still stands that has declared it
+    lost."""
+
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(35.0)
+        by, *others = nodes
+        victim = job.loop.rng.choice(others)
+        job.pause(victim.name)
+        assert await report(job, by, victim.node_id, "hangs", certain=True)
+        await job.pass_time(5.0)
+        job.resume(victim.name)
+        await job.until_works("abc")
+        await job.pass_time(5.0)
+        job.crash(victim.name)
+        assert await report(job, by, victim.node_id, "no power", certain=True)
+
+    simulate(scenario, range(5), min_nodes=3, max_nodes=3, timing=LONG_LEASE)
+
+
+def test_a_leader_that_is_reported_loses_the_lead_only_if_it_is_dead() -> None:
+    async def scenario(job: SimJob) -> None:
+        await formed(job, "abc")
+        await job.pass_time(15.0)
+        leader = job.leader
+        by = job.followers()[0]
+        assert await report(job, by, leader.node_id, certain=True)
+        await job.pass_time(3.0)
+        assert restarts(job) == 0
+        job.crash(job.leader.name)
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+
+
+def test_a_member_that_has_gone_already_is_not_reported() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        gone = nodes[0].node_id
+        await job.leave("a")
+        await job.until_works("bc")
+        with pytest.raises(MisuseError, match=r"no member of the present world \(round 2\)"):
+            await report(job, nodes[1], gone)
+        job.crash("c")
+        await job.pass_time(2.0)
+        first = await report(job, nodes[1], nodes[2].node_id, certain=True)
+        assert first
+        assert not await _again(job, nodes[1], nodes[2].node_id)
+
+    async def _again(job: SimJob, by: SimNode, node_id: str) -> bool:
+        return await report(job, by, node_id, certain=True)
+
+    simulate(scenario, range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+
+
+@pytest.mark.parametrize("out", ["expelled", "closed", "broken"])
+def test_who_has_no_session_and_gets_none_is_not_kept_waiting(out: str) -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "abc")
+        await job.pass_time(35.0)
+        reporter, other = nodes[0], nodes[1]
+        member, session = reporter.node._member, reporter.node.context.session
+        assert reporter.agent is not None
+        reporter.agent.cancel()  # or it joins again at once
+        if out == "expelled":
+            member.evict()
+        elif out == "closed":
+            member.closure = Closure(other.node_id, "done", True, 0.0)
+        else:
+            member.fail("session", OSError("by the test"))
+        session.lost(session.lease_id)
+        reporting = job.on(reporter, report(job, reporter, other.node_id))
+        await job.until(reporting.done, "it is answered", 5.0)
+        if out == "broken":
+            with pytest.raises(TaskFailedError):
+                reporting.result()
+        else:
+            assert reporting.result() is False
+        assert not job.history.changes
+
+    simulate(scenario, range(2), min_nodes=2, max_nodes=3)
+
+
+def test_what_is_no_report() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "ab")
+        by, other = nodes
+        for node_id, evidence, problem in (
+            (by.node_id, "it", "reports itself dead"),
+            ("c~1~x", "it", "no member of the present world"),
+            (None, "it", "one of world.members"),
+            (other.node_id, "", "must say in words"),
+            (other.node_id, "  ", "must say in words"),
+            (other.node_id, None, "must say in words"),
+        ):
+            with pytest.raises(MisuseError, match=problem):
+                await report(job, by, node_id, evidence)
+        idle = job.make("c")
+        with pytest.raises(MisuseError, match="is in no world"):
+            await report(job, idle, other.node_id)
+        await job.leave("a")
+        with pytest.raises(RendezvousFailedError, match="has left"):
+            await report(job, by, other.node_id)
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2, timing=LONG_LEASE)
+
+
+def test_long_and_hostile_evidence_is_cut() -> None:
+    async def scenario(job: SimJob) -> None:
+        nodes = await formed(job, "ab")
+        await job.pass_time(15.0)
+        job.crash("b")
+        assert await report(job, nodes[0], nodes[1].node_id, "\x1b[2J" + "x" * 10_000)
+        (accusation,) = accusations(job)
+        assert len(accusation.how) < 300
+        assert accusation.how.isprintable()
+        assert not isinstance(accusation, NodeInfo)
+
+    simulate(scenario, range(3), min_nodes=1, max_nodes=2, timing=LONG_LEASE)
+
+
+def test_a_node_that_has_no_session_just_then_accuses_nobody() -> None:
+    """What it wrote would be on no lease, and would stay when the whole job has gone."""
+
+    async def scenario(job: SimJob) -> None:
+        a, b = await formed(job, "ab")
+        context, key = a.node.context, job.keys.node(b.node_id)
+        (presence,) = [kv for kv in job.server.snapshot() if kv.key == key]
+
+        async def accuse() -> float:
+            context.session.lost(context.session.lease_id)
+            witness = Witness(context, Member(a.node_id))
+            return await witness.accuse(b.node_id, presence, Accusation(a.node_id, "gone", True))
+
+        grace_s: float = await job.on(a, accuse())
+        assert grace_s == 0.0
+        assert presence in job.server.snapshot()
+
+    simulate(scenario, range(3), min_nodes=2, max_nodes=2)

@@ -1,0 +1,108 @@
+"""When a formed round is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv_etcd.protocol.accusations import ABSENCE_GRACE_S
+from rdzv_etcd.protocol.changes import NAMES_IN_CHANGE, Healthy, Publish
+from rdzv_etcd.settings import JobSettings
+from tests.protocol.scenes import NOW_S, Scene
+
+EXPIRED = "lease expired"
+
+
+def test_a_healthy_round_is_left_alone() -> None:
+    assert Scene(2, 4, members="a b c").change() == Healthy()
+
+
+def test_without_a_round_there_is_nothing_to_change() -> None:
+    assert Scene(2, 4).new("a").change() == Healthy()
+    assert Scene(2, 4, members="a b").gone("a").closed().change() == Healthy()
+
+
+def test_a_change_is_published_once() -> None:
+    assert Scene(2, 4, members="a b c").gone("c").changed("c").change() == Healthy()
+
+
+@pytest.mark.parametrize(
+    ("scene", "expected"),
+    [
+        (Scene(2, 4, members="a b c").gone("c"), ("", {"c": EXPIRED})),
+        (Scene(2, 4, members="a b c").gone("b c"), ("", {"b": EXPIRED, "c": EXPIRED})),
+        (Scene(2, 4, members="a b c").leaving("b"), ("", {"b": "left: SIGTERM"})),
+        (Scene(2, 4, members="a b c").left("b"), ("", {"b": "left"})),
+        (Scene(2, 4, members="a b c").left("b").gone("c"), ("", {"b": "left", "c": EXPIRED})),
+        (Scene(2, 4, members="a b c").back("b"), ("b", {})),
+        (Scene(2, 4, members="a b c").new("d"), ("d", {})),
+        (Scene(2, 3, members="a b c").new("d"), None),  # no seat
+        (Scene(2, 3, members="a b c").spare("d"), None),
+        (Scene(2, 3, members="a b c").spare("d").gone("c"), ("d", {"c": EXPIRED})),
+        (Scene(2, 3, members="a b c").spare("d").back("c"), ("c", {})),
+        (Scene(2, 6, 2, members="a b").new("d"), None),  # half a unit
+        (Scene(2, 6, 2, members="a b").new("d e"), ("d e", {})),
+        (Scene(2, 5, 2, members="a b c d").new("e"), None),
+        (Scene(2, 4, members="a b", expelled="x").new("x", arrived_for=4), None),
+        (Scene(2, 4, members="a b", expelled="x").new("x"), ("x", {})),
+        (Scene(2, 4, members="a b").new("x", settings=JobSettings(1, 9)), None),
+        (Scene(2, 4, members="a b").new("d").leaving("d"), None),
+        (Scene(1, 4, members="a b c").finished("a"), None),
+        (Scene(1, 4, members="a b c").finished("a b c"), None),
+        (Scene(1, 4, members="a b c").finished("a").back("b"), ("b", {})),
+        (Scene(1, 4, members="a b c").finished("a").gone("b"), ("", {"b": EXPIRED})),
+        (Scene(1, 4, members="a b c").finished("a").gone("a"), ("", {"a": EXPIRED})),
+        (Scene(1, 4, members="a b c").finished("a").new("d"), None),  # no larger without a
+        (Scene(1, 4, members="a b c").finished("a").new("d e"), ("d e", {})),
+        (Scene(1, 4, members="b c", expelled="a").new("a", arrived_for=4).finished("a"), None),
+        (Scene(1, 4, members="b c").new("a", arrived_for=4).finished("a"), None),
+    ],
+)
+def test_losses_returns_and_growth_are_published(
+    scene: Scene, expected: tuple[str, dict[str, str]] | None
+) -> None:
+    assert scene.published() == expected
+
+
+def test_a_leader_that_was_cut_off_gives_the_others_time_to_come_back() -> None:
+    scene = Scene(2, 4, members="a b c").gone("b c")
+    assert scene.published(trusted=False) is None
+    waiting = scene.change(trusted=False)
+    assert isinstance(waiting, Healthy)
+    assert waiting.until_s == NOW_S + 3.0
+    assert "2 members are not back yet" in waiting.reason
+
+
+def test_who_went_a_moment_ago_may_be_putting_its_presence_back() -> None:
+    scene = Scene(2, 4, members="a b c").gone("b", ago_s=ABSENCE_GRACE_S / 2)
+    waiting = scene.change()
+    assert isinstance(waiting, Healthy)
+    assert waiting.until_s == pytest.approx(NOW_S + ABSENCE_GRACE_S / 2)
+    # It is not named with one that is gone for longer, and a goodbye is no reason to wait.
+    assert scene.gone("c").published() == ("", {"c": EXPIRED})
+    scene = Scene(2, 4, members="a b c").gone("b", ago_s=0.0)
+    assert scene.left("c").published() == ("", {"c": "left"})
+
+
+def test_absent_members_that_may_come_back_keep_their_seats() -> None:
+    assert Scene(2, 3, members="a b c").gone("c").spare("d").published(trusted=False) is None
+    assert Scene(2, 4, members="a b c").gone("c").new("d").published(trusted=False) == ("d", {})
+
+
+def test_a_good_bye_needs_no_patience() -> None:
+    assert Scene(2, 4, members="a b c").left("c").published(trusted=False) == ("", {"c": "left"})
+
+
+def test_a_change_says_why_members_came_back_that_said_so() -> None:
+    """In characters that can be shown, and only of those that it names."""
+    scene = Scene(2, 5, members="a b c d").back("a").back("b", because="exit\ncode 1" + "!" * 999)
+    change = scene.new("x", because="no member").gone("c").change()
+    assert isinstance(change, Publish)
+    assert change.change.waiters == ("a", "b", "x")
+    (told,) = change.change.because.items()
+    assert told[0] == "b"
+    assert told[1].startswith("exit\\ncode 1!")
+    assert len(told[1]) == 200
+    names = " ".join(f"n{number:03}" for number in range(2 * NAMES_IN_CHANGE))
+    change = Scene(2, 99, members=names).back(names, because="x").change()
+    assert isinstance(change, Publish)
+    assert tuple(change.change.because) == change.change.waiters

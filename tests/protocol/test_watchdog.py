@@ -1,0 +1,96 @@
+"""When a thread that has not called in counts as wedged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rdzv_etcd.protocol.member import Member, Phase
+from rdzv_etcd.protocol.model import Change, Closure, Control
+from rdzv_etcd.protocol.watchdog import Vigil, is_on_duty, look, period_s
+from tests.protocol.scenes import Scene
+
+LIMIT_S = 8.0
+PERIOD_S = period_s(LIMIT_S)
+
+
+def looks(*late_s: float, calls: tuple[int, ...] = (), excused: tuple[int, ...] = ()) -> Vigil:
+    """Look so often, each time so much later than meant; before the ``calls`` the thread calls."""
+    vigil, now_s, count = Vigil(), 0.0, 0
+    for number, late in enumerate(late_s):
+        now_s += PERIOD_S + late
+        count += number in calls
+        vigil = look(vigil, count, now_s, LIMIT_S, is_excused=number in excused)
+    return vigil
+
+
+def test_a_thread_that_does_not_call_in_is_wedged_after_the_limit() -> None:
+    assert not looks(*[0.0] * 7).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 8).is_wedged(LIMIT_S)
+
+
+def test_one_call_is_enough_and_the_time_begins_again() -> None:
+    assert not looks(*[0.0] * 14, calls=(6,)).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 15, calls=(6,)).is_wedged(LIMIT_S)
+
+
+def test_a_thread_that_waits_inside_of_the_library_is_excused() -> None:
+    assert not looks(*[0.0] * 40, excused=tuple(range(40))).is_wedged(LIMIT_S)
+
+
+@pytest.mark.parametrize("stopped_s", [2.0, 3600.0])
+def test_a_process_that_was_stopped_was_not_wedged(stopped_s: float) -> None:
+    """It was silent for a long time before; then it gets the time to call in."""
+    assert not looks(*[0.0] * 7, stopped_s).is_wedged(LIMIT_S)
+    assert not looks(*[0.0] * 7, stopped_s, 0.0, calls=(8,)).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 7, stopped_s, 0.0).is_wedged(LIMIT_S)
+
+
+def test_looks_that_come_a_little_late_on_a_busy_machine_count() -> None:
+    assert looks(*[0.9 * PERIOD_S] * 5).is_wedged(LIMIT_S)
+
+
+def test_long_limits_are_looked_at_once_a_second() -> None:
+    assert period_s(600.0) == 1.0
+    assert period_s(0.8) == pytest.approx(0.1)
+
+
+# --- who has to call in ---------------------------------------------------------------------------
+
+
+def at_work() -> tuple[Member, Control]:
+    """A member of a healthy world."""
+    control = Scene(members="a b").control
+    member = Member("a", Phase.MEMBER)
+    assert control.round is not None
+    member.record = replace(control.round, epoch_fixed=control.epoch)
+    return member, control
+
+
+def test_a_member_of_a_healthy_world_is_on_duty() -> None:
+    assert is_on_duty(*at_work())
+
+
+@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.WAITING, Phase.GONE])
+def test_who_is_in_no_world_is_not(phase: Phase) -> None:
+    member, control = at_work()
+    member.phase = phase
+    assert not is_on_duty(member, control)
+
+
+def test_who_is_told_that_its_world_is_over_may_write_a_checkpoint() -> None:
+    member, _ = at_work()
+    scene = Scene(members="a b")
+    assert scene.control.round is not None
+    change = Change(scene.control.round.run, scene.control.round.number, ("c",))
+    assert not is_on_duty(member, Control(101, scene.control.round, 50, change=change))
+
+
+def test_who_was_evicted_or_is_finishing_is_not() -> None:
+    member, control = at_work()
+    member.evicted = True
+    assert not is_on_duty(member, control)
+    member, control = at_work()
+    member.closure = Closure("b", "done", True, 0.0)
+    assert not is_on_duty(member, control)
