@@ -12,7 +12,7 @@ def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:
     """Say how a world of ``size`` is published: whole up to ``slice_nodes``, else in slices.
 
     A slice is a quarter of that, on average: smaller ones would save a node less than its own
-    requests cost, larger ones are what it mostly reads (docs/performance.md).
+    requests cost, larger ones are what it mostly reads (benchmarks/NOTES.md).
     """
     if size <= slice_nodes:
         return None
