@@ -60,9 +60,8 @@ BLOCKS = {
     },
     "docs/guide.md": {
         "torchrun --nnodes": PARSED,
-        "torchrun --rdzv-backend": PARSED,
         "torchrun …": "a part of a command; tests/torchrun/test_health.py",
-        "export RDZV_ETCD_USER": "needs that user; tests/faults has one",
+        "export RDZV_ETCD_USER": "needs that user; tests/faults has one. " + PARSED,
         "rdzv-etcd status": PARSED,
         "export GLOO_SOCKET_IFNAME": "test_the_interface_s_address_is_found, and " + PARSED,
         "rdzv-etcd drain": PARSED,

@@ -39,7 +39,7 @@ class DocumentedJob(Job):
         added = [f"--step-log={self.directory}/{name}.steps", f"--stop-file={self.stop_file}"]
         here = [
             *self.replaced,
-            ("examples/elastic/", f"{EXAMPLES}/elastic/"),
+            (" examples/elastic/", f" {EXAMPLES}/elastic/"),
             (_CHECKPOINT, str(self.directory / name)),
             (".pt", f".pt {shlex.join([*added, *self.script_args])}"),
         ]

@@ -23,6 +23,7 @@ from tests.torchrun.agents import QUICK, Agent, Agents, Step
 from tests.torchrun.in_etcd import finish
 from tests.torchrun.scenes import (
     DOCUMENT,
+    EXAMPLES,
     DocumentedJob,
     assert_nothing_lost,
     checkpoint,
@@ -103,7 +104,11 @@ def test_elastic(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
 def test_an_over_quota_pool(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """Four nodes, two are taken with SIGTERM, rank 0 stays where it is; then there are four again.
     No restart is used up, and the nodes that are taken end with 0."""
-    job = DocumentedJob(etcd.target, tmp_path, block="over-quota")
+    job = DocumentedJob(etcd.target, tmp_path, block="elastic")
+    job.replaced = (
+        ("torchrun", f"{EXAMPLES}/elastic/preemptible.sh torchrun"),
+        ("--nnodes=1:4", "--nnodes=2:4"),
+    )
     pool = start(agents, job, "a", "b", "c", "d", PET_RDZV_CONF=ALL_COME)
     world = agents.wait_for_world(pool, size=4, steps=7)
     master, *others = (node_of(step, pool) for step in world)
@@ -135,7 +140,8 @@ def test_spot_nodes(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """Rank 0's node is gone without notice, and another comes in its place. Then the one that was
     there from the beginning gets a SIGTERM of which nobody makes a drain: its exit code tells, and
     the newcomer, whose disk was empty, goes on with what it was sent."""
-    job = DocumentedJob(etcd.target, tmp_path, block="spot")
+    job = DocumentedJob(etcd.target, tmp_path, block="elastic")
+    job.replaced = (("--nnodes=1:4", "--nnodes=1:3"), ("--max-restarts=3", "--max-restarts=100"))
     nodes = start(agents, job, "a", "b")
     world = agents.wait_for_world(nodes, size=2, steps=7)
     killed, stays = (node_of(step, nodes) for step in world)
