@@ -28,6 +28,11 @@ def shown(text: object, limit: int = SHOWN) -> str:
     return some if len(some) <= limit else f"{some[: limit - 1]}…"
 
 
+def many(count: int, noun: str) -> str:
+    """Return the count with its noun: ``1 node``, ``2 nodes``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def named(value: object, limit: int = 80) -> str:
     """Return a value of whatever type as messages show it: as Python writes it, and its type."""
     try:

@@ -1,26 +1,23 @@
-"""The command ``rdzv-etcd``: what an operator sees of a job, and can do to it.
+"""The command ``rdzv-etcd``: shows an operator the state of jobs, and changes it on request.
 
-    streams.py     makes standard input, output and error fit to be used, whatever they are
-    app.py         the program: its commands, and what its errors become
-    options.py     what torchrun is told as well: endpoint, options, job
-    output.py      lines, tables and JSON; what others wrote is escaped here
-    signals.py     what Ctrl-C and SIGTERM mean while a command runs
-    job_view.py    reads a job, in pages
-    report.py      what a job's state means to an operator; pure
-    status.py, history.py, watch.py, doctor/      these only read
-    history_plot.py                               draws the history; the only one with matplotlib
-    acting.py, drain.py, evict.py                 these change something, and ask before they do
-    one_node.py                                   which node is meant, and news of it
-    serve.py, demo.py, demo_training.py           an etcd, and a whole training, on this machine
+    app.py         the program: its commands, and the exit code of each error
+    options.py     what torchrun is given as well: endpoint, options, job
+    output.py      lines, tables, JSON, questions; text of others is escaped here
+    jobs.py        reads and watches jobs
+    report.py      the verdict on a job, and one row for each node; pure
+    status.py, watch.py, history.py, doctor.py    only read
+    admin.py (close, reset), drain.py, evict.py   change a job, and ask first
+    serve.py, demo.py                             an etcd, and a whole training job, on this machine
 
-This module imports nothing of the extra, so that it can say that it is missing.
+This module imports nothing of the extra ``cli``, so that it can report that it is missing.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-
-from rdzv_etcd.cli.streams import as_utf8, prepare
+from typing import cast
 
 NEEDS_EXTRA = 2
 """Exit code without the extra."""
@@ -28,7 +25,7 @@ NEEDS_EXTRA = 2
 
 def main() -> int:
     """Run the program with ``sys.argv`` and return its exit code."""
-    prepare()
+    _open_streams()
     try:
         import click  # noqa: F401, PLC0415 - see above
         import rich  # noqa: F401, PLC0415
@@ -40,3 +37,36 @@ def main() -> int:
     from rdzv_etcd.cli.app import run  # noqa: PLC0415
 
     return run([as_utf8(argument) for argument in sys.argv[1:]])
+
+
+def as_utf8(text: str) -> str:
+    """Decode an argument or a variable of which Python, in an ASCII locale, has kept the other
+    bytes as surrogates."""
+    try:
+        return text.encode(sys.getfilesystemencoding(), "surrogateescape").decode()
+    except UnicodeError:
+        return text
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, as under cron; escape what an encoding lacks.
+
+    Before anything else opens a file: etcd's connection would become the standard output.
+    """
+    if sys.stdin is None:
+        sys.stdin = _null("r", os.O_RDONLY)
+    if sys.stdout is None:
+        # Every write fails, as on a full disk: a result must not get lost silently.
+        sys.stdout = _null("w", os.O_RDONLY)
+    if sys.stderr is None:
+        sys.stderr = _null("w", os.O_WRONLY)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Python does it for stderr
+
+
+def _null(mode: str, flags: int) -> io.TextIOWrapper:
+    """Open the null device in place of the first stream that is closed."""
+    number = os.open(os.devnull, flags)
+    os.set_inheritable(number, True)  # as standard streams are
+    stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return cast(io.TextIOWrapper, stream)

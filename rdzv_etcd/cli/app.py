@@ -26,10 +26,10 @@ _PLACES = {
     "watch": "watch",
     "history": "history",
     "doctor": "doctor",
-    "close": "acting",
+    "close": "admin",
     "drain": "drain",
     "evict": "evict",
-    "reset": "acting",
+    "reset": "admin",
     "serve": "serve",
     "demo": "demo",
 }
@@ -82,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
         if error.errno is None:  # not of the system's, but such as a TimeoutError of our own
             raise
         _write_no_more()
-        is_closed = error.errno == errno.EBADF  # see streams.py
+        is_closed = error.errno == errno.EBADF  # see __init__.py
         why = "cannot be written: standard output is closed" if is_closed else error
         with contextlib.suppress(OSError):  # it may be standard error that fails
             output.warn(f"rdzv-etcd: {why}")

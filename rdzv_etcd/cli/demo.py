@@ -5,29 +5,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.demo_agents import Agents, DemoError, Step
 from rdzv_etcd.cli.watch import LiveView, follow
+from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.embedded import ensure_etcd
+from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.protocol.events import JobEvent, WorldFormed
 from rdzv_etcd.settings import Settings, settings_from_config
+from rdzv_etcd.text import many, shown
 
+MARK = b"rdzv-etcd-demo "
+"""As in :mod:`rdzv_etcd.cli.demo_training`, which imports torch."""
 _JOB = "demo"
+_CONF = "lease_ttl=5,last_call_timeout=10,closed_ttl=5,ended_ttl=5,orphans=kill"
 _STEPS = 60
 """In each world."""
 _NOTE_EVERY_S = 0.2
+_GRACE_S = 15.0
+_PATIENCE_S = 180.0
+"""torch alone takes half a minute to start on a busy laptop."""
+
+
+class DemoError(RdzvEtcdError):
+    """The demo did not go as it should; the message has the agent's last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the training, as one worker reports it."""
+
+    wall_s: float
+    rank: int
+    size: int
+    epoch: int
+    step: int
+    resumed: int
+    loss: float
+    accuracy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +68,11 @@ class Recovery:
     size: int
     """Of the world after it."""
     formed_s: float | None
-    """From the kill, or else from the last step of the world before, until a world was formed …"""
+    """From the kill, or from the last step of the world before, until a world was formed."""
     took_s: float
-    """… and until it trained: in between, workers start Python and torch."""
+    """The same until it trained: workers have to start Python and torch."""
     steps_again: int
-    """How many steps were done again."""
+    """How many steps were repeated."""
 
 
 @click.command()
@@ -58,31 +88,34 @@ def demo(*, as_json: bool) -> int:
     """
     if importlib.util.find_spec("torch") is None:
         raise DemoError("the demo needs torch in this Python")
-    # What still ends writes there until it has ended.
+    # An agent that is being stopped still writes there.
     place = tempfile.TemporaryDirectory(prefix="rdzv-etcd-demo-", ignore_cleanup_errors=True)
     with _an_etcd() as settings, place as folder:
         recoveries, last = asyncio.run(_run(settings, Path(folder), as_json))
     if as_json:
-        fields = [
-            {
-                "what": each.what,
-                "size": each.size,
-                "formed_s": None if each.formed_s is None else round(each.formed_s, 3),
-                "took_s": round(each.took_s, 3),
-                "steps_again": each.steps_again,
-            }
-            for each in recoveries
-        ]
+        fields = [asdict(each) for each in recoveries]
         result = {"accuracy": round(last.accuracy, 4), "steps": last.step, "recoveries": fields}
         output.show_json("demo", result)
     else:
-        _show(recoveries, last)
+        columns = ("WHAT HAPPENED", "NODES", "NEW WORLD AFTER", "TRAINS AFTER", "STEPS REPEATED")
+        rows = [
+            (
+                each.what,
+                each.size,
+                "-" if each.formed_s is None else output.duration(each.formed_s),
+                output.duration(each.took_s),
+                each.steps_again,
+            )
+            for each in recoveries
+        ]
+        output.console().print(output.table(columns, rows), soft_wrap=True)
+        output.say(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")
     return output.DONE
 
 
 @contextmanager
 def _an_etcd() -> Iterator[Settings]:
-    """An etcd of our own on a free port; ended, and its data removed, at the end."""
+    """An etcd of our own on a free port; its data is removed at the end."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     settings = settings_from_config(
@@ -104,14 +137,13 @@ def _an_etcd() -> Iterator[Settings]:
 
 
 async def _run(settings: Settings, folder: Path, as_json: bool) -> tuple[list[Recovery], Step]:
-    agents = Agents(settings.connection.endpoints[0].target, _JOB, folder)
-    # With JSON the result is all there is to see.
-    with DemoView(is_quiet=as_json, with_pids=True) as view:
+    with DemoView(is_quiet=as_json, with_pids=True) as view:  # with JSON only the result is shown
+        play = Play(settings.connection.endpoints[0].target, view, folder)
         following = asyncio.create_task(follow(settings, view, until_ended=False))
         try:
-            return await Play(agents, view, folder).play()
+            return await play.run()
         finally:
-            await agents.close()
+            await play.close()
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
@@ -119,7 +151,7 @@ async def _run(settings: Settings, folder: Path, as_json: bool) -> tuple[list[Re
 class DemoView(LiveView):
     """Notes also when each world was formed."""
 
-    formed_s: float | None = None
+    formed_s: float = 0.0
 
     def tell(self, event: JobEvent) -> None:
         super().tell(event)
@@ -128,97 +160,128 @@ class DemoView(LiveView):
 
 
 class Play:
-    """What happens, in its order."""
+    """The agents of the demo and what is done to them; :meth:`close` ends those that are left."""
 
-    def __init__(self, agents: Agents, view: DemoView, folder: Path) -> None:
-        self._agents = agents
+    def __init__(self, endpoint: str, view: DemoView, folder: Path) -> None:
+        self._endpoint = endpoint
         self._view = view
         self._folder = folder
+        self._agents: dict[str, Process] = {}
+        self._readers: list[asyncio.Task[None]] = []
+        self._output: dict[str, str] = {}
+        """The last line of each agent."""
+        self._news: asyncio.Queue[Step | str] = asyncio.Queue()
+        """Steps, and the names of agents that have ended."""
+        self._last: Step | None = None
         self._noted_s = 0.0
-        self._last_s = 0.0
-        self._last_step = 0
-        """Of the world before: when its last step was, and which."""
 
-    async def play(self) -> tuple[list[Recovery], Step]:
-        """Return what each change cost, and the last step. Raises DemoError."""
-        agents = self._agents
-        for name in ("a", "b", "c"):
-            pid = await agents.start(name)
-            self._view.say(f"started torchrun agent {name}, pid {pid}", style="bold")
-        step = await self._train(await self._first(3, 0))
-
+    async def run(self) -> tuple[list[Recovery], Step]:
+        """Play it. Raises DemoError."""
+        for name in "abc":
+            await self._start(name)
+        await self._train(3)
         self._view.say("killing agent c: SIGKILL", style="bold")
         killed_s = time.time()
-        agents.kill("c")
-        first = await self._first(2, step.epoch)
-        lost = self._cost("agent c killed", first, killed_s)
-        step = await self._train(first)
-
-        pid = await agents.start("d")
-        self._view.say(f"started torchrun agent d, pid {pid}", style="bold")
-        first = await self._first(3, step.epoch)
-        added = self._cost("agent d added", first, self._last_s)
-        await self._train(first)
-
-        self._view.say("that was all: letting the training finish", style="bold")
+        self._agents.pop("c").kill()
+        lost = await self._train(2, "agent c killed", killed_s)
+        await self._start("d")
+        added = await self._train(3, "agent d added")
+        self._view.say("done: letting the training finish", style="bold")
         (self._folder / "finish").touch()
-        await agents.finished()
-        last = await agents.last_step()
-        if last is None:
-            raise DemoError("no step was reported")
-        return [lost, added], last
+        while self._agents:
+            await self._next()
+        return [lost, added], cast(Step, self._last)
 
-    async def _train(self, first: Step) -> Step:
-        """Let the world of this step train for a while."""
-        return await self._agents.until(lambda now: now.step >= first.step + _STEPS, self._note)
-
-    async def _first(self, size: int, epoch: int) -> Step:
-        """Wait for the first step of a later world of that size; note when the last one before it
-        was."""
-        self._last_s = self._agents.last.wall_s if self._agents.last else time.time()
-        self._last_step = self._agents.last.step if self._agents.last else 0
-
-        def look(now: Step) -> None:
-            self._note(now)
-            if now.epoch <= epoch:
-                self._last_s = max(self._last_s, now.wall_s)
-                self._last_step = max(self._last_step, now.step)
-
-        return await self._agents.until(lambda now: now.epoch > epoch and now.size == size, look)
-
-    def _cost(self, what: str, first: Step, since_s: float) -> Recovery:
-        again = max(0, self._last_step - first.resumed)
-        formed_s = self._view.formed_s
-        formed_s = None if formed_s is None or formed_s < since_s else formed_s - since_s
-        cost = Recovery(what, first.size, formed_s, first.wall_s - since_s, again)
-        self._view.say(
-            f"{what}: the world of {cost.size} trains after {output.duration(cost.took_s)}, "
-            f"{again} steps are done again",
-            style="bold",
-        )
-        return cost
-
-    def _note(self, step: Step) -> None:
-        now_s = time.monotonic()
-        if now_s > self._noted_s + _NOTE_EVERY_S:
-            self._noted_s = now_s
-            self._view.note(
-                f"step {step.step}  loss {step.loss:.3f}  accuracy {step.accuracy:.1%}  "
-                f"world of {step.size}"
+    async def _train(self, size: int, what: str = "", since_s: float = 0.0) -> Recovery:
+        """Let a new world of that size train for a while; return what it cost to get there."""
+        before, first = self._last, await self._next_step()
+        epoch = 0 if before is None else before.epoch
+        while first.epoch <= epoch or first.size != size:
+            if before is not None and first.epoch <= epoch and first.step >= before.step:
+                before = first
+            first = await self._next_step()
+        since_s = since_s or (first.wall_s if before is None else before.wall_s)
+        formed_s = self._view.formed_s - since_s
+        took_s = round(first.wall_s - since_s, 3)
+        again = 0 if before is None else max(0, before.step - first.resumed)
+        if what:
+            self._view.say(
+                f"{what}: the world of {size} trains after {output.duration(took_s)}, "
+                f"{many(again, 'step')} repeated",
+                style="bold",
             )
+        while (await self._next_step()).step < first.step + _STEPS:
+            pass
+        return Recovery(what, size, round(formed_s, 3) if formed_s > 0 else None, took_s, again)
 
+    async def _next_step(self) -> Step:
+        while not isinstance(news := await self._next(), Step):
+            raise self._failed(f"agent {news} ended")
+        return news
 
-def _show(recoveries: list[Recovery], last: Step) -> None:
-    rows = [
-        (
-            each.what,
-            each.size,
-            "-" if each.formed_s is None else output.duration(each.formed_s),
-            output.duration(each.took_s),
-            each.steps_again,
+    async def _next(self) -> Step | str:
+        """Return the next step, or the name of an agent that has ended well."""
+        try:
+            news = await SystemClock().wait_for(self._news.get(), _PATIENCE_S)
+        except TimeoutError:
+            raise self._failed("nothing happened for minutes") from None
+        if isinstance(news, str):
+            agent = self._agents.pop(news, None)
+            if agent is not None and agent.returncode != 0:
+                raise self._failed(f"agent {news} ended with code {agent.returncode}")
+            return news if agent is not None else await self._next()
+        self._last = news
+        if time.monotonic() > self._noted_s + _NOTE_EVERY_S:
+            self._noted_s = time.monotonic()
+            self._view.note(
+                f"step {news.step}  loss {news.loss:.3f}  accuracy {news.accuracy:.1%}  "
+                f"world of {news.size}"
+            )
+        return news
+
+    async def _start(self, name: str) -> None:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2:3"]
+        command += ["--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=etcd3"]
+        command += [f"--rdzv-endpoint={self._endpoint}", f"--rdzv-id={_JOB}"]
+        command += [f"--rdzv-conf={_CONF}", f"--log-dir={self._folder / 'logs'}"]
+        command += ["-m", "rdzv_etcd.cli.demo_training", f"--folder={self._folder}"]
+        agent = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            env={**kept, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for the demo, which stops them
         )
-        for each in recoveries
-    ]
-    columns = ("WHAT HAPPENED", "NODES", "NEW WORLD AFTER", "TRAINS AFTER", "STEPS DONE AGAIN")
-    output.console().print(output.table(columns, rows), soft_wrap=True)
-    output.say(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")
+        self._agents[name] = agent
+        self._readers.append(asyncio.create_task(self._read(name, agent)))
+        self._view.say(f"started torchrun agent {name}, pid {agent.pid}", style="bold")
+
+    async def _read(self, name: str, agent: Process) -> None:
+        async for line in cast(asyncio.StreamReader, agent.stdout):
+            if line.startswith(MARK):
+                with contextlib.suppress(ValueError, TypeError):
+                    self._news.put_nowait(Step(**json.loads(line[len(MARK) :])))
+            elif line.strip():
+                self._output[name] = shown(line.decode(errors="replace").rstrip(), 300)
+        await agent.wait()
+        self._news.put_nowait(name)
+
+    def _failed(self, what: str) -> DemoError:
+        lines = " | ".join(f"{name}: {line}" for name, line in self._output.items())
+        return DemoError(f"the demo failed: {what}; the agents' last lines: {lines}")
+
+    async def close(self) -> None:
+        """End the agents that are left."""
+        left = [agent for agent in self._agents.values() if agent.returncode is None]
+        for agent in left:
+            with contextlib.suppress(ProcessLookupError):
+                agent.send_signal(signal.SIGTERM)
+        for agent in left:
+            try:
+                await SystemClock().wait_for(agent.wait(), _GRACE_S)
+            except TimeoutError:
+                agent.kill()
+                await agent.wait()
+        await asyncio.gather(*self._readers, return_exceptions=True)

@@ -1,9 +1,9 @@
-"""What ``rdzv-etcd demo`` trains: a small network on made-up images, with torch alone.
+"""The training of ``rdzv-etcd demo``: a small network on made-up images, with torch alone.
 
     torchrun --rdzv-backend=etcd3 … -m rdzv_etcd.cli.demo_training --folder=/var/tmp/demo
 
-Each worker prints a JSON line behind ``MARK`` for every step. The training ends, for all at the
-same step, when the file ``finish`` is in the folder. Needs nothing of this package.
+Each worker prints ``MARK`` and a JSON object for every step. The training ends, on all workers at
+the same step, once the file ``finish`` is in the folder.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _KINDS, _PIXELS, _IMAGES, _BATCH, _NOISE = 10, 64, 2000, 120, 0.3
 _LEARNING_RATE = 0.05
 _CHECKPOINT_EVERY = 10
 _STEP_S = 0.05
-"""A step takes this long at least, as those of larger trainings do."""
+"""A step takes at least this long, like those of larger models."""
 
 
 def images(seed: int, count: int) -> tuple[Tensor, Tensor]:
-    """Make images of ten kinds: a pattern each, of which some pixels are another image's."""
+    """Make images of ten kinds: each kind has a pattern, and some pixels of an image are random."""
     patterns = torch.rand(_KINDS, _PIXELS, generator=torch.Generator().manual_seed(7)).round()
     random = torch.Generator().manual_seed(seed)
     kinds = torch.randint(_KINDS, (count,), generator=random)
@@ -65,21 +65,21 @@ def train(folder: Path) -> None:
 
 
 def average(model: nn.Module, wants_end: bool) -> bool:
-    """Give all workers the mean of their gradients; return whether one of them wants to end."""
+    """Average the gradients over all workers; return whether one of them wants to end."""
     gradients = [each.grad for each in model.parameters() if each.grad is not None]
     flat = torch.cat([*(each.flatten() for each in gradients), torch.tensor([float(wants_end)])])
     dist.all_reduce(flat)
+    flat /= dist.get_world_size()
     at = 0
     for each in gradients:
-        part = flat[at : at + each.numel()]
-        each.copy_(part.view_as(each) / dist.get_world_size())
+        each.copy_(flat[at : at + each.numel()].view_as(each))
         at += each.numel()
     return bool(flat[-1] > 0)
 
 
 def descend(model: nn.Module) -> None:
-    """Step down the gradient. ``torch.optim`` would do the same, but loads torch's compiler first,
-    which takes as long as all the rest of torch."""
+    """Step down the gradient, without ``torch.optim``: that loads torch's compiler first, which
+    takes as long as the rest of torch."""
     with torch.no_grad():
         for each in model.parameters():
             if each.grad is not None:

@@ -1,7 +1,7 @@
 """``rdzv-etcd evict``: asks, as a peer link does, whether a node lives; if not, it is lost at once.
 
-The accusation takes the place of the node's presence, on a lease of ours. A node that lives puts
-its presence back, and nothing has happened; one that does not is declared lost by the leader.
+The accusation replaces the node's presence, on a lease of this command. A node that lives puts its
+presence back, and nothing has happened; one that does not is declared lost by the leader.
 """
 
 from __future__ import annotations
@@ -12,36 +12,32 @@ from enum import Enum
 
 import click
 
-from rdzv_etcd.cli import output, signals
-from rdzv_etcd.cli.acting import operator
-from rdzv_etcd.cli.job_view import connected
-from rdzv_etcd.cli.one_node import find, watching
+from rdzv_etcd.cli import output
+from rdzv_etcd.cli.admin import find_node, operator
+from rdzv_etcd.cli.jobs import connected, watching
 from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd, KeyValue, LeaseGrant
+from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
-from rdzv_etcd.protocol.requests import (
-    accuse,
-    read_control,
-    read_presence,
-    withdraw_accusation,
-)
 from rdzv_etcd.protocol.views import control_from, place_in
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
 _LEASE_S = 15
-"""The accusation's. It is renewed for as long as somebody waits, and is soon gone with who does."""
+"""The accusation's. It is renewed while the command waits, and expires soon after it has ended."""
 _WITHDRAWAL_S = 3.0
+_LOOK_EVERY_S = 2.0
+"""If no event comes: an accusation and its answer that arrive together are none."""
 
 
 class Fate(Enum):
     """What became of a node that was accused."""
 
-    ANSWERED = "it lives, and has said so: nothing has happened"
+    ANSWERED = "it is alive (it answered); nothing was changed"
     LOST = "it did not answer, and was declared lost"
     GONE = "it did not answer, and has lost its place; no world was waiting for it"
     OPEN = "it did not answer, but no leader has declared it lost yet"
@@ -91,7 +87,7 @@ def evict(
     because = f": {reason}" if reason else ""
     how = shown(f"evicted by {operator()}{because}", 200)
     accusation = Accusation(operator(), how, certain)
-    with signals.ending_in_order():
+    with output.ending_in_order():
         node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
     if as_json:
         fields = {"job": settings.job_id, "node": node_id, "fate": fate.name.lower()}
@@ -114,38 +110,34 @@ async def accuse_and_wait(
     all the while. Raises RefusedError, EtcdError."""
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
-        node_id = await find(etcd, keys, node)
+        node_id = await find_node(etcd, keys, node)
         output.confirm(
-            f"ask {node_id} of job {settings.job_id!r} whether it lives, and let it be lost if it "
-            "does not answer?",
+            f"Probe {node_id} of job {settings.job_id!r}, and declare it lost if it does not "
+            "respond?",
             yes=yes,
         )
         presence, info = await _read(etcd, keys, node_id)
         accusation = replace(accusation, round_trip_ms=info.round_trip_ms)
         lease = await etcd.grant(lease_s)
         try:
-            async with watching(etcd, keys, node_id) as news:
+            async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
                 at = await _accuse(etcd, keys, presence, accusation, lease.lease_id)
                 clock = SystemClock()
                 until_s = clock.now_s() + wait_s
                 fate = await _look(etcd, keys, node_id, at)
-                while fate is Fate.OPEN and clock.now_s() < until_s:
-                    if not await news.more(min(until_s, clock.now_s() + lease.ttl_s / 3)):
+                while fate is Fate.OPEN and (left_s := until_s - clock.now_s()) > 0:
+                    if await events.next(min(left_s, _LOOK_EVERY_S, lease.ttl_s / 3)) is None:
                         await _renew(etcd, lease.lease_id)
-                    news.clear()
                     fate = await _look(etcd, keys, node_id, at)
                 if fate is Fate.OPEN:
-                    await etcd.txn(withdraw_accusation(keys, node_id, at), repeatable=True)
+                    txn = requests.withdraw_accusation(keys, node_id, at)
+                    await etcd.txn(txn, repeatable=True)
                 return node_id, fate
         finally:
-            await _withdraw(etcd, lease)
-
-
-async def _withdraw(etcd: Etcd, lease: LeaseGrant) -> None:
-    try:
-        await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
-    except EtcdError as error:
-        output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
+            try:
+                await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
+            except EtcdError as error:
+                output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
 
 
 async def _renew(etcd: Etcd, lease_id: int) -> None:
@@ -155,18 +147,17 @@ async def _renew(etcd: Etcd, lease_id: int) -> None:
         return  # there is time for two more attempts
     if not ttl_s:
         raise RefusedError(
-            "the accusation has gone, as etcd did not hear of this command for too long: see what "
-            "`status` says, and ask again"
+            "the accusation expired because etcd was unreachable; check `status` and retry"
         )
 
 
 async def _read(etcd: Etcd, keys: JobKeys, node_id: str) -> tuple[KeyValue, NodeInfo]:
-    for kv in (await etcd.get(read_presence(keys, node_id))).kvs:
+    for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
         place = place_in(keys, kv)
         if isinstance(place, NodeInfo):
             return kv, place
-        raise RefusedError(f"{node_id} is accused already: {shown(place.how)}")
-    raise RefusedError(f"{node_id} has gone in this moment")
+        raise RefusedError(f"{node_id} has been accused already: {shown(place.how)}")
+    raise RefusedError(f"{node_id} has just left")
 
 
 async def _accuse(
@@ -178,22 +169,22 @@ async def _accuse(
 ) -> int:
     """Put the accusation, and return its revision."""
     node_id = keys.node_id(presence.key)
-    txn = accuse(keys, node_id, presence, accusation, lease_id)
+    txn = requests.accuse(keys, node_id, presence, accusation, lease_id)
     try:
         result = await etcd.txn(txn)
     except OutcomeUnknownError:
-        for kv in (await etcd.get(read_presence(keys, node_id))).kvs:
+        for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
             if kv.lease_id == lease_id:
                 return kv.mod_revision
         raise
     if not result.succeeded:
-        raise RefusedError(f"{node_id} has just written its presence: it lives")
+        raise RefusedError(f"{node_id} has just written its presence: it is alive")
     return result.revision
 
 
 async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Fate:
-    control = control_from(keys, await etcd.get(read_control(keys)))
-    for kv in (await etcd.get(read_presence(keys, node_id))).kvs:
+    control = control_from(keys, await etcd.get(requests.read_control(keys)))
+    for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
         try:
             if isinstance(place_in(keys, kv), NodeInfo):
                 return Fate.ANSWERED
@@ -203,12 +194,12 @@ async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Fate:
 
 
 def judge(control: Control, node_id: str, at: int) -> Fate:
-    """Say what became of a node that has not answered since revision ``at``; pure."""
+    """Decide what became of a node that has not answered since revision ``at``; pure."""
     change, record = control.change, control.round
     if change is not None and control.change_revision > at and change.may_name(node_id):
         return Fate.LOST
     if record is not None and control.round_revision > at:
-        return Fate.LOST  # the others went on without it
+        return Fate.LOST  # the others continued without it
     formed = control.formed
     is_seated = formed is not None and (formed.slices is not None or node_id in formed.members)
     if not is_seated or control.open_change is not None:

@@ -7,17 +7,22 @@ left out, and what later versions add is shown as soon as it is there.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import JobView, connected, read_job
+from rdzv_etcd.cli.jobs import Job, connected, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import how_it_ended, report_on
 from rdzv_etcd.errors import SettingsError
@@ -28,8 +33,11 @@ from rdzv_etcd.protocol.model import Control
 from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.protocol.world_end import Left, Lost, lost_and_left
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import many, shown
 
+_FORMATS = (".svg", ".png", ".pdf")
+_NUMBERED = 40
+"""Of so many worlds the numbers of the rounds are shown in a picture."""
 _LONGEST_NOTE = 1 << 20
 _NAMED = 3
 _OFTEN = 5
@@ -78,7 +86,7 @@ class Refusal:
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the rounds as a picture, too: svg, png or pdf.  [needs: the extra plot]",
+    help="Also draw the size of the world over time: svg, png or pdf.  [needs the extra plot]",
 )
 @common
 def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None) -> int:
@@ -110,37 +118,93 @@ def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None
         _show(view, notes)
     if draw is not None:
         sys.stdout.flush()  # what was read is shown, however long the picture takes
-        with output.telling_if_slow(f"drawing {len(notes)} rounds: {plot}"):
-            draw(settings.job_id, control, notes)
+        draw(view, notes)
     return output.CLOSED_OR_UNKNOWN if view.is_empty and not notes else output.DONE
 
 
-def _plotter(path: Path) -> Callable[[str, Control, Sequence[Note]], None]:
+def _plotter(path: Path) -> Callable[[Job, Sequence[Note]], None]:
     """Return what writes the picture. Raises SettingsError at once if there can be none."""
-    try:
-        from rdzv_etcd.cli import history_plot  # noqa: PLC0415 - matplotlib is not in the extra
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        raise SettingsError("--plot needs matplotlib: pip install 'rdzv-etcd[plot]'") from None
-    if path.suffix not in history_plot.FORMATS:
-        known = ", ".join(history_plot.FORMATS)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SettingsError("--plot needs matplotlib: pip install 'rdzv-etcd[plot]'")
+    if path.suffix not in _FORMATS:
+        known = ", ".join(_FORMATS)
         raise SettingsError(f"--plot={shown(path)}: the name does not end in one of {known}")
-
-    def draw(job: str, control: Control, notes: Sequence[Note]) -> None:
-        if not notes:
-            output.warn(f"rdzv-etcd: {path} is not written: no round of job {job!r} is known")
-            return
-        ended = {run.origin: run.closure for run in control.ended}
-        if control.round is not None and control.closure is not None:
-            ended[control.round.origin] = control.closure
-        goes_on = control.formed is not None and control.open_change is None
-        history_plot.save(path, job, notes, ended, time.time(), goes_on=goes_on)
-
-    return draw
+    return partial(_plot, path)
 
 
-async def _read(settings: Settings) -> tuple[JobView, list[Note]]:
+def _plot(path: Path, job: Job, notes: Sequence[Note]) -> None:
+    """Draw the size of the world over time. Raises OSError."""
+    import matplotlib.dates  # noqa: PLC0415 - not in the extra
+    from matplotlib import style  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    dates: Any = matplotlib.dates  # untyped
+
+    worlds = worlds_of(job.control, notes, time.time())
+    if not worlds:
+        output.warn(f"rdzv-etcd: {path} is not written: no round of job {job.job!r} is known")
+        return
+    lasted = output.duration(worlds[-1].end_s - worlds[0].begin_s)
+    edges = [
+        dates.date2num(datetime.fromtimestamp(each))
+        for world in worlds
+        for each in (world.begin_s, world.end_s)
+    ]
+    sizes = [size for world in worlds for size in (world.size, 0)]
+    # Not in the user's style, which may read others' words as TeX.
+    with style.context(["default", {"text.parse_math": False}]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        figure = Figure(figsize=(8.6, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.stairs(sizes[:-1], edges, fill=True, facecolor="#9fd0ee", edgecolor="#0b4f7c")
+        if len(worlds) <= _NUMBERED:
+            for at, world in zip(edges[::2], worlds, strict=True):
+                axes.annotate(f"{world.round}", (at, world.size), weight="bold")
+        axes.set_title(f"{shown(job.job, 60)}: {many(len(worlds), 'world')} in {lasted}")
+        axes.set_ylabel("nodes in the world")
+        axes.set_ylim(0, 1.15 * max(*sizes, 1))
+        locator = dates.AutoDateLocator()
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+        figure.savefig(path)
+
+
+class PlottedWorld(NamedTuple):
+    """When a world was there, by the leaders' clocks."""
+
+    round: int
+    size: int
+    begin_s: float
+    end_s: float
+
+
+def worlds_of(control: Control, notes: Sequence[Note], now_s: float) -> list[PlottedWorld]:
+    """Say when each world was there. Rounds without a size or a plausible time are left out.
+
+    Leaders' clocks may differ: a world never begins before the one before it.
+    """
+    ended = {run.origin: run.closure.wall_s for run in control.ended}
+    goes_on = control.formed is not None and control.open_change is None
+    found: list[PlottedWorld] = []
+    known = [
+        note for note in notes if note.size is not None and note.wall_s and 0 <= note.wall_s < 4e9
+    ]
+    for note, later in zip(known, [*known[1:], None], strict=False):
+        begin_s = max(note.wall_s or 0.0, found[-1].end_s if found else 0.0)
+        end_s = begin_s
+        if later is not None and later.run == note.run:
+            end_s = (later.wall_s or 0.0) - max(0.0, later.open_s or 0.0)
+        elif note.run in ended:
+            end_s = ended[note.run]
+        elif later is None and goes_on:
+            end_s = now_s
+        limit_s = now_s if later is None else later.wall_s or now_s
+        end_s = max(begin_s, min(end_s, limit_s))
+        found.append(PlottedWorld(note.number, note.size or 0, begin_s, end_s))
+    return found
+
+
+async def _read(settings: Settings) -> tuple[Job, list[Note]]:
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         view = await read_job(etcd, keys)
@@ -215,7 +279,7 @@ def _mapping(raw: Mapping[str, object], name: str) -> Mapping[str, object]:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def _show(view: JobView, notes: Sequence[Note]) -> None:
+def _show(view: Job, notes: Sequence[Note]) -> None:
     ended = how_it_ended(view)
     if not notes and not ended:
         report = report_on(view)

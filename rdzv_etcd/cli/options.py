@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from rdzv_etcd.cli.streams import as_utf8
+from rdzv_etcd.cli import as_utf8
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Settings, settings_from_config
 from rdzv_etcd.settings.options import NAMES

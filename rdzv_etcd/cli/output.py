@@ -1,4 +1,4 @@
-"""Lines, tables and JSON. What others wrote is made harmless here, and only here.
+"""Lines, tables, JSON, questions and signals. Text of others is made harmless here, and only here.
 
 Nothing is markup for rich: every cell is a :class:`rich.text.Text`, whose words are shown as they
 are, and control characters and megabytes are dealt with by :func:`rdzv_etcd.text.shown`.
@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from rdzv_etcd.cli import signals
 from rdzv_etcd.errors import RdzvEtcdError
+from rdzv_etcd.signals import has_default_action
 from rdzv_etcd.text import LINE, shown
 
 VERSION = 1
@@ -167,7 +168,7 @@ def confirm(question: str, *, yes: bool) -> None:
         raise RefusedError(
             f"not done: {question} There is no terminal to ask on; add --yes to do it"
         )
-    with signals.interruptible():
+    with _interruptible():
         confirmed = click.confirm(shown(question, LINE), default=False, err=True)
     if not confirmed:
         raise RefusedError("not done: it was not confirmed")
@@ -192,3 +193,41 @@ def duration(seconds: float) -> str:
             rest = whole % size // smaller
             return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
     return f"{whole} s"
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up. A signal that is
+    ignored, as under ``nohup``, stays ignored. Only in the main thread."""
+    defaults = [each for each in (signal.SIGTERM, signal.SIGHUP) if has_default_action(each)]
+    for number in defaults:
+        signal.signal(number, _like_ctrl_c)
+    try:
+        yield
+    finally:
+        for number in defaults:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _like_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C does at this moment: asyncio's handler cancels the task. An exception raised
+    here could come during a callback of gRPC, which drops it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # it is ignored
+        handler = signal.default_int_handler
+    handler(number, frame)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a blocking question: asyncio's handler would cancel the task that asks, which
+    takes effect only after the answer."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # it is ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from rdzv_etcd.cli.job_view import JobView
+from rdzv_etcd.cli.jobs import Job
 from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
 from rdzv_etcd.etcd.inspection import LeaseLeft
 from rdzv_etcd.protocol.draining import why_drained
@@ -70,7 +70,7 @@ class Report:
     next_step: str = ""
 
 
-def report_on(view: JobView) -> Report:
+def report_on(view: Job) -> Report:
     """Judge a job."""
     report = _judged(view)
     refused = refused_with_help(view)
@@ -81,7 +81,7 @@ def report_on(view: JobView) -> Report:
     return replace(report, details=(*report.details, *_to_leave(view), refused[0]))
 
 
-def _judged(view: JobView) -> Report:
+def _judged(view: Job) -> Report:
     control, state = view.control, view.state
     if state.settings is None:
         return _without_nodes(view)
@@ -95,7 +95,7 @@ def _judged(view: JobView) -> Report:
     return _waiting(view, state, state.settings, rows)
 
 
-def how_it_ended(view: JobView) -> str:
+def how_it_ended(view: Job) -> str:
     """How the last run ended; empty if it has not, or there was none."""
     if view.is_gone:
         return "all its nodes died or left, and nobody closed it"
@@ -111,7 +111,7 @@ def closed_text(control: Control) -> str:
     return f"{how}: closed by {by} {ago(closure.wall_s)}: {shown(closure.reason)}"
 
 
-def _without_nodes(view: JobView) -> Report:
+def _without_nodes(view: Job) -> Report:
     if view.is_gone:
         see = f"see rdzv-etcd history {shown(view.job)}"
         return Report(view.job, State.GONE, how_it_ended(view), next_step=see)
@@ -129,7 +129,7 @@ def _without_nodes(view: JobView) -> Report:
     return Report(view.job, State.UNKNOWN, text, next_step=hint)
 
 
-def _working(view: JobView, state: JobState, formed: Round, rows: tuple[Row, ...]) -> Report:
+def _working(view: Job, state: JobState, formed: Round, rows: tuple[Row, ...]) -> Report:
     head = (
         f"round {formed.number}, {formed.size} of {needed(formed.settings)} nodes, master "
         f"{formed.master_address}:{formed.master_port}, epoch {state.epoch}"
@@ -144,9 +144,7 @@ def _working(view: JobView, state: JobState, formed: Round, rows: tuple[Row, ...
     return Report(view.job, State.WORKS, head, tuple(details), rows)
 
 
-def _waiting(
-    view: JobView, state: JobState, settings: JobSettings, rows: tuple[Row, ...]
-) -> Report:
+def _waiting(view: Job, state: JobState, settings: JobSettings, rows: tuple[Row, ...]) -> Report:
     control = view.control
     here = len(state.waiting) if view.is_complete else view.count
     head = f"for round {control.next_number}: {here} of {needed(settings)} nodes"
@@ -177,19 +175,19 @@ def _waiting(
     )
 
 
-def _to_leave(view: JobView) -> Iterator[str]:
+def _to_leave(view: Job) -> Iterator[str]:
     told = [f"{display_name(node)} ({leaves(view, node)})" for node in sorted(view.drains)]
     if told:
         yield f"to leave: {_first(told)}"
 
 
-def leaves(view: JobView, node_id: str) -> str:
+def leaves(view: Job, node_id: str) -> str:
     """Why a node is to leave; empty if it is not."""
     drain = view.control.drains.get(node_id)
     return "" if drain is None else shown(why_drained(drain, node_id))
 
 
-def refused_with_help(view: JobView) -> tuple[str, str] | None:
+def refused_with_help(view: Job) -> tuple[str, str] | None:
     """Which node could not join lately, and what to do about it."""
     refused = refused_lately(view.control, settings_of(view.control, view.nodes))
     if refused is None:
@@ -202,7 +200,7 @@ def _first(words: Sequence[str]) -> str:
     return ", ".join(words[:_NAMED_IN_LINE]) + (f" and {more} more" if more > 0 else "")
 
 
-def _what_helps(view: JobView, settings: JobSettings, here: int, gone: list[str]) -> str:
+def _what_helps(view: Job, settings: JobSettings, here: int, gone: list[str]) -> str:
     short = settings.min_nodes - here
     if short <= 0:
         return ""
@@ -219,7 +217,7 @@ def some(node_ids: Sequence[str]) -> str:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def _rows(view: JobView, state: JobState) -> Iterator[Row]:
+def _rows(view: Job, state: JobState) -> Iterator[Row]:
     there = {node.node_id: node for node in state.nodes}
     ranks = {node_id: rank for rank, node_id in enumerate(state.members)}
     for node_id in dict.fromkeys((*state.members, *there)):
@@ -253,7 +251,7 @@ _WORDS = {
 
 
 def _what_it_is(
-    view: JobView, state: JobState, node_id: str, node: NodeState | None
+    view: Job, state: JobState, node_id: str, node: NodeState | None
 ) -> tuple[str, str]:
     """What a node is, in a word, and why, if there is more to say."""
     record = view.control.round
@@ -278,6 +276,6 @@ def _what_it_is(
     return _WORDS[node.role], why.get(node.role, "")
 
 
-def _corrupt(view: JobView) -> Iterator[Row]:
+def _corrupt(view: Job) -> Iterator[Row]:
     for node_id, problem in view.nodes.unreadable.items():
         yield Row(node_id, None, "corrupt", problem.problem)

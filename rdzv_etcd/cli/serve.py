@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from rdzv_etcd.cli import output, signals
+from rdzv_etcd.cli import output
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.embedded import lock
 from rdzv_etcd.embedded.addresses import listen_urls, own_addresses
@@ -69,7 +69,7 @@ def _place(connection: Connection) -> Place:
     if not addresses:
         raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
     slow = "looking for an etcd that answers --version"
-    with signals.ending_in_order(), output.telling_if_slow(slow):
+    with output.ending_in_order(), output.telling_if_slow(slow):
         binary = find_binary(os.environ)
     return Place(connection, binary, listen_urls(endpoint, addresses))
 

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import JobView, connected, jobs_under, read_job
+from rdzv_etcd.cli.jobs import Job, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.errors import StateCorruptError
@@ -182,7 +182,7 @@ def _verdict(state: State) -> Text:
 # --- for scripts ----------------------------------------------------------------------------------
 
 
-def as_fields(report: Report, view: JobView | None) -> dict[str, object]:
+def as_fields(report: Report, view: Job | None) -> dict[str, object]:
     """What ``--json`` prints of a report; docs/cli.md describes it."""
     fields: dict[str, object] = {
         **_brief_fields(report),

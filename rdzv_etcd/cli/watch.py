@@ -18,14 +18,13 @@ from rich.live import Live
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.event_text import Names, event_fields, lines_of
-from rdzv_etcd.cli.job_view import JobView, connected, read_job
+from rdzv_etcd.cli.jobs import Job, connected, read_job, watching
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import leaves, report_on
 from rdzv_etcd.cli.status import render
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.api import Etcd
-from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.protocol.events import JobEnded, JobEvent, Snapshot
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings
@@ -64,26 +63,22 @@ async def follow(settings: Settings, view: LiveView, *, until_ended: bool) -> in
     Raises EtcdError, StateCorruptError if it cannot begin.
     """
     keys = JobKeys(settings.prefix, settings.job_id)
-    async with connected(settings) as etcd:
-        clock = SystemClock()
-        events = JobWatch(etcd, keys, clock)
-        await events.open(settings.connection.request_timeout_s)
-        try:
-            read_s, due_s = -math.inf, 0.0
-            while True:
-                event = await events.next(max(0.0, due_s - clock.now_s()))
-                if event is not None:
-                    view.tell(event)
-                    if until_ended and isinstance(event, JobEnded):
-                        return output.DONE if event.succeeded else output.FAILED
-                    due_s = min(due_s, max(clock.now_s(), read_s + _READ_SOONEST_S))
-                if clock.now_s() < due_s:
-                    continue
-                read_s = clock.now_s()
-                await view.refresh(etcd, keys)
-                due_s = clock.now_s() + _READ_AGAIN_S
-        finally:
-            await events.close()
+    limit_s = settings.connection.request_timeout_s
+    clock = SystemClock()
+    async with connected(settings) as etcd, watching(etcd, keys, limit_s) as events:
+        read_s, due_s = -math.inf, 0.0
+        while True:
+            event = await events.next(max(0.0, due_s - clock.now_s()))
+            if event is not None:
+                view.tell(event)
+                if until_ended and isinstance(event, JobEnded):
+                    return output.DONE if event.succeeded else output.FAILED
+                due_s = min(due_s, max(clock.now_s(), read_s + _READ_SOONEST_S))
+            if clock.now_s() < due_s:
+                continue
+            read_s = clock.now_s()
+            await view.refresh(etcd, keys)
+            due_s = clock.now_s() + _READ_AGAIN_S
 
 
 class LiveView:
@@ -167,7 +162,7 @@ class LiveView:
                 self.say(text, style="yellow")
         self._draw()
 
-    def _tell_drains(self, job: JobView) -> None:
+    def _tell_drains(self, job: Job) -> None:
         """Tell who is asked to leave since the last read; no event does."""
         before, drains = self._drained, job.drains
         self._drained = frozenset(drains)

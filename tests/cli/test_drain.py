@@ -15,21 +15,19 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.cli import drain
-from rdzv_etcd.cli.acting import operator
-from rdzv_etcd.cli.drain import Farewell, Fate, farewell, judge, what_follows
-from rdzv_etcd.cli.one_node import watching
-from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.errors import DrainedError, WatchLostError
-from rdzv_etcd.etcd.api import Etcd, Event, EventKind, KeyValue, Put, Txn
+from rdzv_etcd.cli.admin import operator
+from rdzv_etcd.cli.drain import Fate, what_follows
+from rdzv_etcd.errors import DrainedError
+from rdzv_etcd.etcd.api import Etcd, Put, Txn
 from rdzv_etcd.protocol.codec import (
     encode_accusation,
-    encode_change,
     encode_drain,
     encode_node,
     encode_slice,
 )
+from rdzv_etcd.protocol.job_state import job_state
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Accusation, Change, Control, Drain, NodeInfo, Round
+from rdzv_etcd.protocol.model import Accusation, Drain, NodeInfo
 from rdzv_etcd.protocol.requests import say_goodbye
 from rdzv_etcd.protocol.slices import cut, slices_for
 from rdzv_etcd.protocol.world_end import Left
@@ -46,6 +44,7 @@ from tests.library.nodes import (
     node_settings,
     wait_until,
 )
+from tests.protocol.scenes import Scene
 from tests.support.servers import EtcdServer
 
 LONG_S = 600
@@ -102,14 +101,14 @@ def test_a_request_stands_and_is_shown_until_the_node_leaves(
         node_id = nodes[1].node_id
         done = act("drain", job_id, node_id, "--yes", "--reason=its fan is loud")
         assert done.code == 0, done
-        assert f"{node_id} is asked to leave (drained by {operator()}: its fan" in done.out
+        assert f"{node_id} is being drained (drained by {operator()}: its fan" in done.out
         assert "1 more: the job needs 2" in done.out
         wait_until("all may stop", lambda: all(world.should_yield for world in worlds))
         again = act("drain", job_id, node_id, "--json", "--reason=another", "--wait=0.2")
         assert again.code == 1
         told = again.json["drain"]
         assert (told["reason"], told["fate"]) == ("its fan is loud", "open")
-        assert "was asked to leave before" in act("drain", job_id, node_id).out
+        assert "was already being drained" in act("drain", job_id, node_id).out
         assert not any(world.over for world in worlds)
         (drain,) = act("status", job_id, "--json").json["status"]["drains"]
         assert drain == {
@@ -138,7 +137,7 @@ def test_one_that_waits_leaves_at_once(etcd_server: EtcdServer, job_id: str, act
             with pytest.raises(DrainedError, match="no reason given"):
                 joining.result()
         assert done.code == 0, done
-        assert "at work in no world, and leaves at once" in done.out
+        assert "works in no world, and leaves at once" in done.out
         assert "has left: drained by" in done.out
 
 
@@ -203,7 +202,7 @@ def test_who_is_not_there_is_not_asked(etcd_server: EtcdServer, job_id: str, act
         ("nobody", "no node 'nobody'"),
         ("twin", "names 2 nodes"),
         ("dead", "found to be dead"),
-        ("stray", "is no node"),
+        ("stray", "is not a node"),
     ]:
         done = act("drain", job_id, name, "--yes")
         assert (done.code, said in done.err) == (1, True), done
@@ -239,22 +238,6 @@ def test_a_member_of_a_large_world_is_known_by_its_slice(
     assert "leaves at once" in act("drain", job_id, "spare", "--yes").out
 
 
-def test_who_waits_is_told_that_there_will_be_no_news() -> None:
-    async def work() -> None:
-        clock = SystemClock()
-        async with MemoryEtcd() as server, watching(server.connect(), KEYS, "b") as news:
-            server.apply(Txn((), (Put(KEYS.node("b"), b"x"),)))
-            assert await news.more(clock.now_s() + LIMIT_S)
-            assert [event.kv.value for event in news.events] == [b"x"]
-            news.clear()
-            assert not await news.more(clock.now_s())
-            server.wipe()
-            with pytest.raises(WatchLostError):
-                await news.more(clock.now_s() + LIMIT_S)
-
-    asyncio.run(work())
-
-
 # --- watch ----------------------------------------------------------------------------------------
 
 
@@ -280,62 +263,17 @@ def test_watch_tells_that_a_node_is_asked(etcd_server: EtcdServer, job_id: str, 
 
 # --- what is decided ------------------------------------------------------------------------------
 
-KEYS = JobKeys(PREFIX, "job")
-WORLD = Round(3, "run", ("a", "b"), JobSettings(2, 4), "h", 1, 1)
-INFO = NodeInfo("b", "h", 1, 3, JobSettings(2, 4))
-
-
-def put(key: bytes, value: bytes) -> Event:
-    return Event(EventKind.PUT, KeyValue(key, value, 9, 9, 1, 7))
-
 
 def test_what_a_node_does_depends_on_where_it_is() -> None:
-    control = Control(10, WORLD, 5)
-    works = what_follows(control, INFO, 3, is_member=True)
-    assert works.endswith("the others go on without it")
-    assert what_follows(control, INFO, 2, is_member=True).endswith("1 more: the job needs 2")
-    for seen, info, is_member in [
-        (control, INFO, False),
-        (control, NodeInfo("b", "h", 1, 4, JobSettings(2, 4)), True),  # it waits for the next one
-        (Control(10), INFO, False),
-    ]:
-        assert "leaves at once" in what_follows(seen, info, 3, is_member=is_member)
+    def follows(scene: Scene, node: str) -> str:
+        return what_follows(job_state("job", scene.control, scene.nodes), node)
 
-
-def test_the_fate_of_a_node_that_is_to_leave() -> None:
-    control, nothing = Control(10, WORLD, 5), Farewell()
-
-    def fate(
-        control: Control, said: Farewell = nothing, *, there: bool = False, member: bool = True
-    ) -> Fate:
-        return judge(control, said, is_there=there, is_member=member)
-
-    assert fate(control, there=True) is Fate.OPEN
-    assert fate(Control(10, WORLD, 5, drains={"b": Drain("a", "x")})) is Fate.OPEN
-    assert fate(control) is Fate.OPEN  # the leader has not said yet how it was lost
-    assert fate(control, Farewell(left="x")) is Fate.LEFT
-    assert fate(control, Farewell(lost="x")) is Fate.LOST
-    assert fate(control, member=False) is Fate.GONE
-    assert fate(Control(10)) is Fate.GONE
-    change = Change("run", 3, ("c",))
-    assert fate(Control(10, WORLD, 5, change=change, change_revision=9)) is Fate.GONE
-
-
-def test_a_good_bye_is_in_the_presence_or_in_a_change() -> None:
-    def said(*events: Event) -> Farewell:
-        return farewell(KEYS, "b", events, Farewell())
-
-    def change(how: str) -> Event:
-        return put(KEYS.change, encode_change(Change("run", 3, (), {"b": how})))
-
-    leaving = NodeInfo("b", "h", 1, 3, JobSettings(2, 4), leaving="drained: x")
-    assert said(put(KEYS.node("b"), encode_node(leaving))) == Farewell(left="drained: x")
-    assert said(change("left: drained: x")) == Farewell(left="drained: x")
-    assert said(change("lease expired")) == Farewell(lost="lease expired")
-    assert said(change("lease expired"), put(KEYS.node("b"), encode_node(INFO))) == Farewell()
-    assert said(put(KEYS.node("b"), b"x"), put(KEYS.change, b"x")) == Farewell()
-    deleted = Event(EventKind.DELETE, KeyValue(KEYS.node("b"), b"", 0, 11, 0, 0))
-    assert said(deleted) == Farewell()
+    world = Scene(2, 4, members="a b")
+    assert follows(Scene(2, 4, members="a b c"), "b").endswith("the others continue without it")
+    assert follows(world, "b").endswith("1 more: the job needs 2")
+    for scene in (world.back("b"), world.new("n"), Scene(2, 4).new("n")):
+        node = "n" if "n" in scene.nodes.present else "b"
+        assert "leaves at once" in follows(scene, node)
 
 
 def test_requests_of_strangers_are_shown_as_text(
@@ -361,7 +299,7 @@ def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
     settings, keys = Settings(job_id, JobSettings(1, 2)), JobKeys(PREFIX, job_id)
     info = NodeInfo("one~1~a", "10.0.0.1", 4711, 1, settings.job)
 
-    async def scenario() -> tuple[Fate, str]:
+    async def scenario() -> tuple[str, Drain, Fate, str]:
         async with MemoryEtcd() as server:
             node, asking = server.connect(), server.connect()
             session = (await node.grant(60)).lease_id
@@ -379,7 +317,7 @@ def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
                     session = (await node.grant(60)).lease_id
                     put = Put(keys.node(info.node_id), encode_node(info), session)
                     await node.txn(Txn((), (put,)))
-                    await asyncio.sleep(drain._BEHIND_S + 1.0)
+                    await asyncio.sleep(drain._BACK_S + 1.0)
                     await node.txn(Txn((), (put,)))  # of which the watch tells when it has left
                     await asyncio.sleep(0.2)
                 await node.txn(say_goodbye(keys, replace(info, leaving="drained"), session))
@@ -398,6 +336,6 @@ def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
 
             server.observers.append(asked)
             monkeypatch.setattr(drain, "connected", connected)
-            return await drain._Asked(settings, as_json=True).ask("one", "upgrade", LIMIT_S, True)
+            return await drain._drain(settings, "one", "upgrade", LIMIT_S, yes=True, as_json=True)
 
-    assert asyncio.run(scenario()) == (Fate.LEFT, "drained")
+    assert asyncio.run(scenario())[2:] == (Fate.LEFT, "drained")

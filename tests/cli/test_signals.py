@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from rdzv_etcd.cli import signals
+from rdzv_etcd.cli import output
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -32,7 +32,7 @@ def test_a_signal_ends_a_command_though_a_callback_of_c_drops_exceptions(
     dropped: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", dropped.append)
     try:
-        with pytest.raises(KeyboardInterrupt), signals.ending_in_order():
+        with pytest.raises(KeyboardInterrupt), output.ending_in_order():
             asyncio.run(command())
     finally:
         signal.signal(signal.SIGINT, before)

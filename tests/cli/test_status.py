@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.cli.job_view import SHOWN_NODES
+from rdzv_etcd.cli.jobs import SHOWN_NODES
 from rdzv_etcd.errors import GateError
 from rdzv_etcd.protocol.codec import (
     encode_accusation,

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.api import Etcd, Get, GetResult
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
+from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.pages import read_pages, with_members
 from rdzv_etcd.protocol import inspect_requests as requests
 from rdzv_etcd.protocol.draining import asked_to_leave
@@ -33,7 +35,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class JobView:
+class Job:
     """A job as it was read."""
 
     keys: JobKeys
@@ -96,9 +98,21 @@ async def connected(settings: Settings) -> AsyncIterator[InspectingClient]:
         await client.close()
 
 
+@asynccontextmanager
+async def watching(etcd: Etcd, keys: JobKeys, timeout_s: float) -> AsyncIterator[JobWatch]:
+    """The events of a job from now on, and before them what it is. Raises EtcdError,
+    StateCorruptError."""
+    events = JobWatch(etcd, keys, SystemClock())
+    await events.open(timeout_s)
+    try:
+        yield events
+    finally:
+        await events.close()
+
+
 async def read_job(
     etcd: Etcd, keys: JobKeys, *, every_node: bool = False, closely: bool = False
-) -> JobView:
+) -> Job:
     """Read a job: its control keys and, unless there are too many, its presences.
 
     The reads are repeated a few times if a round was closed between them. ``closely``: ask also
@@ -121,10 +135,10 @@ async def read_job(
     return view
 
 
-async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node: bool) -> JobView:
+async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node: bool) -> Job:
     count = (await etcd.get(count_nodes(keys))).count
     if count > SHOWN_NODES and not every_node:
-        return JobView(keys, control, Nodes(control.revision), count)
+        return Job(keys, control, Nodes(control.revision), count)
     kvs = (await read_pages(etcd, keys.nodes)).kvs
     nodes = nodes_from(keys, GetResult(control.revision, kvs, len(kvs)), 0.0)
     leases = {
@@ -132,7 +146,7 @@ async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node
         for kv in kvs
         if (node_id := keys.node_id(kv.key)) not in nodes.unreadable
     }
-    return JobView(keys, control, nodes, len(kvs), leases)
+    return Job(keys, control, nodes, len(kvs), leases)
 
 
 async def _left(etcd: InspectingClient, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:

@@ -1,4 +1,4 @@
-"""Commands that change a job from outside: ``close`` and ``reset``.
+"""Commands that change a whole job, ``close`` and ``reset``; and what all that change one share.
 
 Each asks, or takes ``--yes``, and writes in guarded transactions.
 """
@@ -16,7 +16,7 @@ from typing import cast
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.job_view import connected
+from rdzv_etcd.cli.jobs import connected
 from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
@@ -27,22 +27,39 @@ from rdzv_etcd.node.pages import read_pages
 from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Closure, Control, Ended, Round
-from rdzv_etcd.protocol.names import display_names
+from rdzv_etcd.protocol.names import display_name, display_names
 from rdzv_etcd.protocol.requests import close_job, count_nodes, read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.text import shown
+from rdzv_etcd.text import many, shown
 
 _REASON = 500
 
 
 def operator() -> str:
-    """Who acts, as nodes are told it: a name like a node's."""
+    """Return the name under which this user acts, as nodes show it."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
         user = "operator"
     return shown(f"{user}@{socket.gethostname()}", 255).replace("~", "-").replace("/", "-")
+
+
+async def find_node(etcd: Etcd, keys: JobKeys, name: str) -> str:
+    """Return the id of the one node that a host name, or a whole id, means.
+
+    Raises RefusedError, EtcdError.
+    """
+    kvs = (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
+    there = sorted(keys.node_id(kv.key) for kv in kvs)
+    named = [each for each in there if each == name or display_name(each) == name]
+    named = named or [each for each in there if each.startswith(f"{name}~")]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise RefusedError(f"{name!r} names {len(named)} nodes: {', '.join(named[:8])}")
+    hint = f"there are {', '.join(there[:8])}" if there else "no node is there"
+    raise RefusedError(f"no node {name!r} in job {keys.job_id!r} under {keys.prefix}: {hint}")
 
 
 # --- close ----------------------------------------------------------------------------------------
@@ -85,7 +102,7 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
         control = _open(settings, control_from(keys, await etcd.get(read_control(keys))))
         record = cast(Round, control.formed)
         count = (await etcd.get(count_nodes(keys))).count
-        output.confirm(f"end job {settings.job_id!r}, which has {count} nodes?", yes=yes)
+        output.confirm(f"Close job {settings.job_id!r} ({many(count, 'node')})?", yes=yes)
         marker = await etcd.grant(settings.timing.closed_ttl_s)
         kept = await _memory_lease(etcd, settings, control)
         ended = Ended(record.origin, closure, control.epoch)
@@ -107,8 +124,7 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
         if not result.succeeded:
             await _give_back(etcd, control, marker.lease_id, kept)
             raise RefusedError(
-                f"not closed: a round of job {settings.job_id!r} was formed in this moment; do it "
-                "again"
+                f"not closed: job {settings.job_id!r} formed a new round just now; try again"
             )
 
 
@@ -119,7 +135,7 @@ def _open(settings: Settings, control: Control) -> Control:
     if control.formed is None:
         raise RefusedError(
             f"job {settings.job_id!r} has no formed round under {settings.prefix}, so there is "
-            "nothing to close; end the nodes that wait for one"
+            "nothing to close; stop the nodes that wait for one"
         )
     return control
 
@@ -142,7 +158,7 @@ async def _give_back(etcd: Etcd, control: Control, *leases: int) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--force", is_flag=True, help="Even beside living nodes, which put their keys back.")
+@click.option("--force", is_flag=True, help="Even if nodes are present; they put their keys back.")
 @yes_option
 @common
 def reset(
@@ -166,11 +182,11 @@ def reset(
         fields = {"job": settings.job_id, "removed": removed, "left_alone": len(others)}
         output.show_json("reset", fields)
     else:
-        output.say(f"job {settings.job_id!r}: {removed} keys removed")
+        output.say(f"job {settings.job_id!r}: {many(removed, 'key')} deleted")
     if others:
         output.warn(
-            f"rdzv-etcd: left alone {len(others)} keys below this job's that are not its own, the "
-            f"first {others[0].decode(errors='replace')}: another job's etcd_prefix seems to be "
+            f"rdzv-etcd: kept {many(len(others), 'key')} below this job that it does not own (the "
+            f"first: {others[0].decode(errors='replace')}): another job's etcd_prefix seems to be "
             "below this job's keys"
         )
     return output.DONE
@@ -189,7 +205,7 @@ async def _reset(settings: Settings, force: bool, yes: bool) -> tuple[int, list[
             raise _living(keys, living)
         if not found:
             return 0, others
-        output.confirm(f"remove {len(found)} keys of job {settings.job_id!r}?", yes=yes)
+        output.confirm(f"Delete {many(len(found), 'key')} of job {settings.job_id!r}?", yes=yes)
         for txn in inspect_requests.remove_job(keys, [kv.key for kv in found], force=force):
             if not (await etcd.txn(txn, repeatable=True)).succeeded:
                 again = (await read_pages(etcd, keys.nodes, keys_only=True)).kvs
@@ -200,6 +216,6 @@ async def _reset(settings: Settings, force: bool, yes: bool) -> tuple[int, list[
 def _living(keys: JobKeys, living: Sequence[KeyValue]) -> RefusedError:
     names = display_names([keys.node_id(kv.key) for kv in living])
     return RefusedError(
-        f"not done: nodes of job {keys.job_id!r} are there ({names}): end them, or close the job "
-        f"(rdzv-etcd close {keys.job_id}), and wait until they have gone; or add --force"
+        f"not done: nodes of job {keys.job_id!r} are present ({names}): stop them, or close the "
+        f"job (rdzv-etcd close {keys.job_id}), and wait until they are gone; or add --force"
     )

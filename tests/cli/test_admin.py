@@ -84,17 +84,17 @@ def test_a_question_on_a_terminal_is_answered_there(etcd_server: EtcdServer, job
     etcd_server.gateway.put(JobKeys(PREFIX, job_id).audit(1, "run"), b"left")
     words = ["reset", job_id, "--endpoint", etcd_server.endpoint]
     code, written = on_a_terminal(words, b"n\n")
-    assert (code, "remove 1 keys of job" in written) == (1, True)
+    assert (code, "Delete 1 key of job" in written) == (1, True)
     assert etcd_server.keys(JobKeys(PREFIX, job_id).root)
     code, written = on_a_terminal(words, b"y\n")
-    assert (code, "1 keys removed" in written) == (0, True)
+    assert (code, "1 key deleted" in written) == (0, True)
     assert not etcd_server.keys(JobKeys(PREFIX, job_id).root)
 
 
 def test_ctrl_c_at_a_question_ends_the_program(etcd_server: EtcdServer, job_id: str) -> None:
     etcd_server.gateway.put(JobKeys(PREFIX, job_id).audit(1, "run"), b"left")
     with Terminal("reset", job_id, "--endpoint", etcd_server.endpoint) as terminal:
-        terminal.wait_for("remove 1 keys of job")
+        terminal.wait_for("Delete 1 key of job")
         terminal.press(b"\x03")
         terminal.wait_for(r"\^C")
         terminal.press(b"x\n")  # no answer; who began to read only now has missed the signal

@@ -1,0 +1,401 @@
+"""``rdzv-etcd doctor``: looks for what is wrong, with etcd, with a job, with this host.
+
+Each finding is a row: check, level, text, cure. It writes no key. It asks for one lease, which
+holds nothing, and gives it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from difflib import get_close_matches
+from importlib import metadata
+
+import click
+from rich.text import Text
+
+from rdzv_etcd.cli import doctor_etcd, output
+from rdzv_etcd.cli.doctor_etcd import Finding, numbers_of
+from rdzv_etcd.cli.jobs import Job, entangled_with, jobs_under, places_of, read_job
+from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
+from rdzv_etcd.cli.report import closed_text, refused_with_help, report_on, some
+from rdzv_etcd.embedded.addresses import own_addresses
+from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.inspection import InspectingClient
+from rdzv_etcd.protocol.job_state import Role, settings_of
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.model import NodeInfo
+from rdzv_etcd.protocol.names import display_name
+from rdzv_etcd.protocol.wait_text import needed
+from rdzv_etcd.settings import JobSettings, Settings, is_default_job_id
+from rdzv_etcd.settings.hosts import is_loopback_address, resolve
+from rdzv_etcd.text import many
+
+NEEDS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
+    "torch": ((2, 6), None),
+    "etcd3": ((0, 12, 0), (0, 13)),
+    "grpcio": ((1, 49), None),
+    "protobuf": ((3, 20), None),
+    "tenacity": ((8, 2, 3), None),
+}
+"""Which versions this library takes: from the first, and before the second. As in
+pyproject.toml."""
+_NAMED = 4
+_PEERS = 32
+"""So many nodes are connected to."""
+_PEER_LIMIT_S = 2.0
+_KEYS_ELSEWHERE = 200
+_JOBS_BESIDE = 200
+"""Jobs of which the ids are compared with the one that was asked for, one small read each."""
+_ALIKE = 0.8
+"""One letter of five may be another."""
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@click.command()
+@click.argument("job", required=False)
+@nnodes_option
+@click.option(
+    "--listen",
+    "listen_s",
+    type=Seconds(shortest=0.0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Also keep an idle connection open this long; 30 reveals a limit on pings.",
+)
+@common
+def doctor(*, job: str | None, nnodes: str, listen_s: float, target: Target, as_json: bool) -> int:
+    """Diagnose why a job or this node does not work; run it with an agent's own options.
+
+    Looks at etcd, at the way to it, at what this user may do there, at the job and its nodes, at
+    this host and at this Python. Writes no key; it is granted a lease without keys, and gives it
+    back.
+
+    \b
+    Exit code: 0 nothing is wrong (but perhaps doubtful), 1 something is wrong.
+    """
+    settings = target.settings(job or target.job_id, nnodes)
+    if listen_s:
+        output.warn(f"looking; listening takes {output.duration(listen_s)}")
+    is_about_a_job = bool(job or target.job_id or nnodes)
+    found = asyncio.run(_examine(settings, is_about_a_job, nnodes, listen_s))
+    count = Counter(finding.level for finding in found)
+    if as_json:
+        names = ("check", "level", "text", "hint")
+        findings = [dict(zip(names, (*row[:3], row.cure or None), strict=True)) for row in found]
+        levels = {level: count[level] for level in _STYLES}
+        output.show_json("doctor", {"findings": findings, "count": levels})
+    else:
+        for finding in found:
+            label = Text(f"{finding.level:<5} ", _STYLES[finding.level])
+            console = output.console()
+            console.print(Text.assemble(label, output.line(finding.text)), soft_wrap=True)
+            if finding.cure:
+                console.print(output.line(f"      -> {finding.cure}"), soft_wrap=True)
+        output.say(f"{many(count['fail'], 'failure')}, {many(count['warn'], 'warning')}", "bold")
+    return output.FAILED if count["fail"] else output.DONE
+
+
+async def _examine(
+    settings: Settings, is_about_a_job: bool, nnodes: str, listen_s: float
+) -> list[Finding]:
+    endpoints = settings.connection.endpoints
+    rows = await asyncio.gather(*(doctor_etcd.examine_endpoint(settings, it) for it in endpoints))
+    found = [row for of_one in rows for row in of_one]
+    of_job: list[Finding] = []
+    if any(row.check == "etcd.endpoints" and row.level == "ok" for row in found):
+        client = InspectingClient(settings.connection)
+        keys = JobKeys(settings.prefix, settings.job_id)
+        try:
+            may_read, rights = await doctor_etcd.examine_rights(
+                client, settings, is_about_a_job=is_about_a_job
+            )
+            found += rights
+            if is_about_a_job and may_read:
+                mine = settings.job if nnodes else None
+                of_job = [row async for row in _examine_job(client, keys, mine)]
+            if listen_s and may_read:
+                found += [row async for row in doctor_etcd.listen(client, keys, listen_s)]
+        finally:
+            await client.close()
+    if is_about_a_job and is_default_job_id(settings.job_id):
+        text = (
+            f"--rdzv-id is {settings.job_id!r}, torchrun's default: every job on this etcd that is "
+            "started without an id is the same job"
+        )
+        cure = "give each job its own id with --rdzv-id"
+        of_job.insert(0, Finding("job.default_id", "warn", text, cure))
+    host = await asyncio.to_thread(_examine_host_name, settings.job.max_nodes)
+    return [*found, *of_job, host, _examine_plugin(), *_examine_versions()]
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+async def _examine_job(
+    etcd: Etcd, keys: JobKeys, mine: JobSettings | None
+) -> AsyncIterator[Finding]:
+    """``mine``: what a node started here would have, if that was given."""
+    with contextlib.suppress(EtcdError):
+        for text in await entangled_with(etcd, keys):
+            cure = "give them prefixes (etcd_prefix) of which none is below a job of the other"
+            yield Finding("job.entangled", "warn", f"two jobs' keys are mixed: {text}", cure)
+    try:
+        job = await read_job(etcd, keys, closely=True)
+    except (EtcdError, StateCorruptError) as error:
+        yield Finding("job.is_there", "fail", f"the job cannot be read: {error}")
+        return
+    elsewhere: list[str] = []
+    similar: list[str] = []
+    if job.control.formed is None:  # the missing nodes may be looking elsewhere
+        with contextlib.suppress(EtcdError):
+            similar = await _also_waiting(etcd, keys)
+        with contextlib.suppress(EtcdError):  # most users may not look there
+            elsewhere = await places_of(etcd, keys, _KEYS_ELSEWHERE)
+    for row in (
+        *_presence_findings(job, elsewhere, similar),
+        *_settings_findings(job, mine),
+        *_node_findings(job),
+        *_address_findings(job),
+        *await _reach_findings(job),
+        *_end_findings(job),
+    ):
+        yield row
+
+
+def _presence_findings(job: Job, elsewhere: list[str], similar: list[str]) -> Iterator[Finding]:
+    """Look for a wrong prefix, and for a wrong id."""
+    under, others = f"job {job.job!r} under {job.keys.prefix}", ", ".join(elsewhere[:_NAMED])
+    if not job.is_empty:
+        report = report_on(job)
+        text = f"job {job.job!r} {report.state.value}: {report.headline}"
+        yield Finding("job.is_there", "ok", text)
+        if elsewhere:
+            text = f"there is also a job {job.job!r} under {others}"
+            cure = "if it is the same one, start all nodes with the same etcd_prefix in --rdzv-conf"
+            yield Finding("job.also_waits", "warn", text, cure)
+    elif elsewhere:
+        cure = f"add etcd_prefix={elsewhere[0]} to --rdzv-conf, here or there"
+        yield Finding("job.is_there", "fail", f"no {under}, but one under {others}", cure)
+    else:
+        cure = "do the agents use this id and this etcd?"
+        yield Finding("job.is_there", "warn", f"no {under}: no node has joined", cure)
+    if similar:
+        text = f"a job with a similar id is also waiting for nodes: {', '.join(map(repr, similar))}"
+        cure = "if it is the same one, start all nodes with the same --rdzv-id"
+        yield Finding("job.also_waits", "warn", text, cure)
+
+
+async def _also_waiting(etcd: Etcd, keys: JobKeys) -> list[str]:
+    """Return jobs that wait for nodes and are spelled nearly like this one. Raises EtcdError."""
+    jobs, _ = await jobs_under(etcd, keys.prefix, _JOBS_BESIDE)
+    others = [job for job in jobs if job != keys.job_id]
+    waiting = []
+    for job in get_close_matches(keys.job_id, others, cutoff=_ALIKE):
+        with contextlib.suppress(StateCorruptError):
+            view = await read_job(etcd, JobKeys(keys.prefix, job))
+            if view.control.formed is None and view.count:
+                waiting.append(job)
+    return waiting
+
+
+def _settings_findings(job: Job, mine: JobSettings | None) -> Iterator[Finding]:
+    theirs = settings_of(job.control, job.nodes)
+    if mine is None or theirs is None:
+        return
+    if mine == theirs:
+        text = f"this node's settings are the job's: {needed(theirs)} nodes"
+        yield Finding("job.same_settings", "ok", text)
+    elif job.control.closure is not None:
+        text = f"the last run had other settings: {theirs}"
+        yield Finding("job.same_settings", "warn", text)
+    else:
+        text = f"this node would be refused: it has {mine}, and the job {theirs}"
+        cure = "start all nodes with the same --nnodes and node_unit, or use another id"
+        yield Finding("job.same_settings", "fail", text, cure)
+
+
+def _node_findings(job: Job) -> Iterator[Finding]:
+    """Look for another job with the same id: other settings, or more nodes than seats."""
+    state = job.state
+    strangers = [node.node_id for node in state.nodes if node.role is Role.STRANGER]
+    if strangers:
+        text = f"another job has the same id: {some(strangers)} started with other settings"
+        cure = "give each job its own id with --rdzv-id"
+        yield Finding("job.strangers", "fail", text, cure)
+    refused = refused_with_help(job)
+    if refused is not None:
+        yield Finding("job.strangers", "warn", *refused)
+    if state.spares:
+        text = f"{many(len(state.spares), 'node')} without a seat: {some(state.spares)}"
+        cure = "fine if these are spares; if not, another job uses the same --rdzv-id"
+        yield Finding("job.strangers", "warn", text, cure)
+    for problem in list(state.unreadable.values())[:_NAMED]:
+        text = f"no node of this library wrote this key: {problem}"
+        yield Finding("job.strangers", "fail", text, "delete the key")
+    by_host: dict[str, list[str]] = {}
+    for node in state.nodes:
+        by_host.setdefault(node.host, []).append(node.node_id)
+    for host, nodes in by_host.items():
+        if len(nodes) > 1 and "~" in nodes[0]:
+            pids = ", ".join(node.split("~")[1] for node in nodes[:_NAMED])
+            text = (
+                f"{len(nodes)} agents of the job run on host {host} (pids {pids}); each is a node"
+            )
+            cure = (
+                "stop all but one, unless one host is meant to be several nodes; set the number of "
+                "workers with --nproc-per-node"
+            )
+            yield Finding("job.launchers", "warn", text, cure)
+
+
+def _address_findings(job: Job) -> Iterator[Finding]:
+    """Look for a master, or any node, that others would look for on their own host."""
+    nodes = _infos(job)
+    if len(nodes) < 2:
+        return
+    cure = (
+        "start that node without --local-addr=127.0.0.1, with an address of etcd's host in "
+        "--rdzv-endpoint that other hosts see, or with the right --local-addr"
+    )
+    elsewhere = [node.node_id for node in nodes if not is_loopback_address(node.address)]
+    loopback = [node.node_id for node in nodes if is_loopback_address(node.address)]
+    apart = elsewhere or len({display_name(node.node_id) for node in nodes}) > 1
+    formed = job.control.formed
+    master = "" if formed is None else f"{formed.master_address}:{formed.master_port}"
+    if formed is not None and is_loopback_address(formed.master_address) and apart:
+        others = some(elsewhere or loopback)
+        text = f"the master, {master}, is a loopback address, but {others} may be on other hosts"
+        yield Finding("job.master", "fail", text, cure)
+    elif loopback and apart:
+        text = f"no other host can reach {some(loopback)}: the address is loopback"
+        yield Finding("job.master", "fail", text, cure)
+    elif master:
+        yield Finding("job.master", "ok", f"the master is {master}")
+
+
+async def _reach_findings(job: Job) -> list[Finding]:
+    """Connect to where the nodes' neighbours watch them, as far as there are not too many."""
+    nodes = [info for info in _infos(job) if info.peer_port][:_PEERS]
+    reasons = await asyncio.gather(*map(_reach, nodes))
+    cure = (
+        "open the ports between the nodes (any port above 1024), or set --local-addr there to an "
+        "address that this host reaches; without links its death is noticed by its lease"
+    )
+    missed = [
+        f"{display_name(node.node_id)} at {node.address}:{node.peer_port} cannot be reached from "
+        f"here: {why}"
+        for node, why in zip(nodes, reasons, strict=True)
+        if why
+    ]
+    found = [Finding("job.reachable", "fail", text, cure) for text in missed[:_NAMED]]
+    if len(missed) > _NAMED:
+        text = f"{many(len(missed) - _NAMED, 'more node')} cannot be reached from here"
+        found.append(Finding("job.reachable", "fail", text))
+    if nodes and not missed:
+        text = f"{many(len(nodes), 'node')} can be reached from here"
+        found.append(Finding("job.reachable", "ok", text))
+    return found
+
+
+async def _reach(node: NodeInfo) -> str:
+    """Connect and disconnect; return why that is impossible, if it is. A connection without a
+    greeting means nothing to the node."""
+    opening = asyncio.open_connection(node.address, node.peer_port)
+    try:
+        _, writer = await asyncio.wait_for(opening, _PEER_LIMIT_S)
+    except (TimeoutError, asyncio.TimeoutError):  # Python 3.10 has two
+        return "no answer in time"
+    except OSError as error:
+        return (os.strerror(error.errno) if error.errno else str(error)).lower()
+    writer.close()
+    return ""
+
+
+def _end_findings(job: Job) -> Iterator[Finding]:
+    closure = job.control.closure
+    if closure is not None and not closure.succeeded:
+        text = f"the last run {closed_text(job.control)}"
+        yield Finding("job.last_end", "warn", text, "see the logs of that node")
+
+
+def _infos(job: Job) -> list[NodeInfo]:
+    return [presence.info for presence in job.nodes.present.values()]
+
+
+# --- this host and this Python --------------------------------------------------------------------
+
+
+def _examine_host_name(max_nodes: int) -> Finding:
+    """gloo binds to what the host's name resolves to, or else to loopback. Blocks for look-ups."""
+    host, interfaces = socket.gethostname(), os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if interfaces:
+        text = f"GLOO_SOCKET_IFNAME={interfaces}: gloo does not use this host's name"
+        return Finding("host.host_name", "ok", text)
+    addresses, own = resolve(host), own_addresses(host)
+    name = f"this host's name {host!r}"
+    if not addresses:
+        text = f"{name} does not resolve: gloo falls back to loopback"
+    elif not own:
+        text = (
+            f"{name} resolves to {', '.join(addresses)}, which is not an address of this host: "
+            "gloo cannot bind to it"
+        )
+    elif all(map(is_loopback_address, own)) and max_nodes > 1:
+        text = f"{name} resolves to {', '.join(own)}: other hosts' workers cannot reach gloo here"
+    else:
+        return Finding("host.host_name", "ok", f"{name} resolves to {', '.join(own)}")
+    cure = (
+        "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the interface towards the other nodes, "
+        "or put the name with this host's address into DNS or /etc/hosts"
+    )
+    return Finding("host.host_name", "warn", text, cure)
+
+
+def _examine_plugin() -> Finding:
+    """Look for the backend as torch does, without importing torch."""
+    entries = metadata.entry_points(group="torchrun.handlers")
+    found = [entry for entry in entries if entry.name == "etcd3"]
+    if not found:
+        text = f"the backend etcd3 is not registered in {sys.executable}, so torchrun rejects it"
+        cure = (
+            "pip install rdzv-etcd with that Python; a copy of its folder on PYTHONPATH is not "
+            "enough"
+        )
+        return Finding("host.plugin", "fail", text, cure)
+    try:
+        found[0].load()
+    except Exception as error:  # noqa: BLE001 - torch also ignores a plugin that fails here
+        problem = f"{type(error).__name__}: {error}"
+        text = f"the backend etcd3 is registered, but cannot be loaded: {problem}"
+        cure = "reinstall rdzv-etcd and its dependencies in this Python"
+        return Finding("host.plugin", "fail", text, cure)
+    return Finding("host.plugin", "ok", f"the backend etcd3 is registered in {sys.executable}")
+
+
+def _examine_versions() -> Iterator[Finding]:
+    good = []
+    for name, (least, below) in NEEDS.items():
+        wanted = ".".join(map(str, least)) + " or later"
+        if below is not None:
+            wanted += f", before {'.'.join(map(str, below))}"
+        cure = f"install {name} {wanted}"
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            text = f"{name} is not installed in this Python"
+            yield Finding("host.versions", "fail", text, cure)
+            continue
+        numbers = numbers_of(version)
+        if numbers < least[: len(numbers)] or (below is not None and numbers >= below):
+            yield Finding("host.versions", "fail", f"{name} is {version}", cure)
+        else:
+            good.append(f"{name} {version}")
+    if good:
+        yield Finding("host.versions", "ok", ", ".join(good))

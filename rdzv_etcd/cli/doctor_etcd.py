@@ -1,0 +1,287 @@
+"""What the doctor finds out about an etcd: the way to it, its state, and this user's rights.
+
+Each finding is a row. Version, alarms, quota and command line come from the pages that etcd 3.4 to
+3.6 serves over HTTP on its client port; a page that is not served is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from rdzv_etcd.cli.output import duration
+from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.embedded.http import MalformedReplyError, ask, connect
+from rdzv_etcd.errors import (
+    EtcdAuthError,
+    EtcdError,
+    EtcdNoSpaceError,
+    EtcdPermissionError,
+    EtcdTlsError,
+    RdzvEtcdError,
+    SettingsError,
+)
+from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.inspection import InspectingClient
+from rdzv_etcd.protocol.inspect_requests import may_write
+from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.requests import read_control
+from rdzv_etcd.settings import Endpoint, Settings, Tls
+
+_OLDEST = (3, 4)
+_SOUND = (3, 5, 6)
+"""3.5.0 to 3.5.2 may corrupt data (etcd#13766), up to 3.5.4 a read-only transaction may crash it
+(#14110), and 3.5.5 may corrupt data on defragmentation (#14382)."""
+_NEAR_QUOTA = 0.8
+_PINGS_EVERY_S = 6.0
+"""As :mod:`rdzv_etcd.etcd.channels` has it."""
+_FAR_S = 0.1
+_PAGE_LIMIT_S = 2.0
+_SHORTEST_LEASE_S = 2
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+_SPACE_CURE = (
+    "compact it and defragment each member (`etcdctl compact`, `etcdctl defrag --cluster`), raise "
+    "--quota-backend-bytes, then run `etcdctl alarm disarm`"
+)
+_PINGS_CURE = "start etcd with --grpc-keepalive-min-time=5s, its default"
+_OTHER_CURE = "is --rdzv-endpoint right, is etcd running there, and is a firewall in between?"
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    check: str
+    level: str
+    """``ok``, ``warn`` or ``fail``."""
+    text: str
+    cure: str = ""
+    """What to do."""
+
+
+async def examine_endpoint(settings: Settings, endpoint: Endpoint) -> list[Finding]:
+    """Ask one endpoint by itself: another one would answer in its place."""
+    only = replace(settings.connection, endpoints=(endpoint,))
+    name, tls = str(only), only.tls
+    try:
+        client = InspectingClient(only)
+        try:
+            await client.connect()
+            began_s = time.monotonic()
+            await client.connect()
+            took_s = time.monotonic() - began_s
+        finally:
+            await client.close()
+    except RdzvEtcdError as error:
+        cure = _endpoint_cure(error, over_tls=tls is not None)
+        return [Finding("etcd.endpoints", "fail", f"{name}: {error}", cure)]
+    pages = await asyncio.to_thread(_read_pages, endpoint, tls)
+    return list(_endpoint_findings(settings, name, took_s, pages))
+
+
+def _endpoint_cure(error: RdzvEtcdError, *, over_tls: bool) -> str:
+    text = str(error)
+    if "speaks http" in text:  # it names the cure itself
+        return "" if over_tls else "for TLS see also docs/guide.md"
+    if "cannot be resolved" in text:
+        return "name a host in --rdzv-endpoint that this one can resolve"
+    cures = {
+        EtcdTlsError: "TLS: check ca_cert, cert, key, and the host name in --rdzv-endpoint",
+        EtcdAuthError: "set RDZV_ETCD_USER and RDZV_ETCD_PASSWORD, or user_file= and "
+        "password_file=, to a user of this etcd (`etcdctl user list`)",
+        SettingsError: "see docs/options.md",
+    }
+    return next((cure for kind, cure in cures.items() if isinstance(error, kind)), _OTHER_CURE)
+
+
+def _endpoint_findings(
+    settings: Settings, name: str, took_s: float, pages: dict[str, str]
+) -> Iterator[Finding]:
+    version = _json(pages["/version"]).get("etcdserver")
+    named = f"etcd {version}" if version else "an etcd"
+    yield Finding("etcd.endpoints", "ok", f"{name}: {named}, round trip {duration(took_s)}")
+
+    numbers = numbers_of(str(version or ""))
+    if not numbers:
+        yield Finding("etcd.age", "warn", f"{name} does not report its version")
+    elif numbers < _OLDEST:
+        text = f"{name} is etcd {version}; 3.4 is the oldest supported version"
+        yield Finding("etcd.age", "fail", text)
+    elif (3, 5) <= numbers < _SOUND:
+        text = f"{name} is etcd {version}, which has known defects (lost consistency, crashes)"
+        yield Finding("etcd.age", "warn", text, "upgrade it to the latest 3.5 or later")
+
+    health = _json(pages["/health"])
+    if str(health.get("health", "true")).lower() != "true":
+        reason = health.get("reason") or "no reason given, as by etcd 3.4 on a NOSPACE alarm"
+        text = f"{name} reports itself unhealthy: {reason}"
+        yield Finding("etcd.space", "fail", text, _SPACE_CURE)
+    size = _metric(pages["/metrics"], "etcd_mvcc_db_total_size_in_bytes")
+    quota = _metric(pages["/metrics"], "etcd_server_quota_backend_bytes")
+    if size is not None and quota:
+        used = f"{size / 2**20:.1f} MiB of {quota / 2**20:.1f} MiB ({size / quota:.0%})"
+        is_full = size > _NEAR_QUOTA * quota
+        level, cure = ("warn", _SPACE_CURE) if is_full else ("ok", "")
+        yield Finding("etcd.space", level, f"{name}: database {used}", cure)
+
+    limit_s = _ping_limit_s(_json(pages["/debug/vars"]).get("cmdline"))
+    if limit_s is not None and limit_s > _PINGS_EVERY_S:
+        text = (
+            f"{name} was started with --grpc-keepalive-min-time={limit_s:g}s, and nodes ping it "
+            f"every {_PINGS_EVERY_S:g} s: it will break their connections"
+        )
+        yield Finding("etcd.pings", "fail", text, _PINGS_CURE)
+
+    ttl_s = settings.timing.lease_ttl_s
+    if took_s > max(_FAR_S, ttl_s / 20):
+        cure = f"losses are noticed later; lease_ttl={ttl_s} should be at least twenty times this"
+        text = f"{name} took {duration(took_s)} to answer"
+        yield Finding("etcd.distance", "warn", text, cure)
+
+
+async def examine_rights(
+    etcd: Etcd, settings: Settings, *, is_about_a_job: bool
+) -> tuple[bool, list[Finding]]:
+    """Find out what a node with these settings may do; also return whether it may read."""
+    keys, prefix = JobKeys(settings.prefix, settings.job_id), settings.prefix
+    read_error = await _error_of(etcd.get(read_control(keys)))
+    write_error = await _error_of(etcd.txn(may_write(keys), repeatable=True))
+    credentials = settings.connection.credentials
+    user = "this user" if credentials is None else f"user {credentials.user!r}"
+    where = keys.root.decode(errors="replace") if is_about_a_job else f"{prefix}/"
+    cure = (
+        f"etcdctl role grant-permission ROLE --prefix=true readwrite {prefix}/, or the right "
+        "etcd_prefix= in --rdzv-conf"
+    )
+    found = []
+    if isinstance(read_error, EtcdPermissionError):
+        found.append(("fail", f"{user} may not read under {where}: {read_error}", cure))
+    elif read_error is not None:
+        found.append(("fail", f"the job cannot be read: {read_error}", ""))
+    if isinstance(write_error, EtcdPermissionError):
+        found.append(("fail", f"{user} may not write under {where}: a node could not join", cure))
+    elif isinstance(write_error, EtcdNoSpaceError):
+        found.append(("fail", f"etcd accepts no more writes: {write_error}", _SPACE_CURE))
+    elif write_error is not None:
+        found.append(("fail", f"a node could not write: {write_error}", ""))
+    if not found:
+        found.append(("ok", f"{user} may read and write under {where}", ""))
+    rows = [Finding("etcd.permission", *row) for row in found]
+    if not isinstance(write_error, EtcdNoSpaceError | EtcdPermissionError):
+        rows.append(await _examine_lease(etcd, settings.timing.lease_ttl_s))
+    return read_error is None, rows
+
+
+async def _error_of(work: Awaitable[object]) -> EtcdError | None:
+    try:
+        await work
+    except EtcdError as error:
+        return error
+    return None
+
+
+async def _examine_lease(etcd: Etcd, ttl_s: int) -> Finding:
+    try:
+        grant = await etcd.grant(_SHORTEST_LEASE_S)
+        await etcd.revoke(grant.lease_id)
+    except EtcdError as error:
+        return Finding("etcd.lease", "fail", f"no lease is granted: {error}")
+    shortest_s = grant.ttl_s
+    if shortest_s > ttl_s:
+        text = (
+            f"etcd's shortest lease is {shortest_s} s (because of its election timeout), longer "
+            f"than lease_ttl={ttl_s}: a lost node is noticed that much later"
+        )
+        cure = f"set lease_ttl={shortest_s}, or lower etcd's --election-timeout"
+        return Finding("etcd.lease", "warn", text, cure)
+    text = f"shortest lease granted: {shortest_s} s; lease_ttl={ttl_s} is long enough"
+    return Finding("etcd.lease", "ok", text)
+
+
+async def listen(etcd: Etcd, keys: JobKeys, listen_s: float) -> AsyncIterator[Finding]:
+    """Hold an idle connection, as nodes do, and see whether it is ended."""
+    etcd.watch_health.check_every(2 * listen_s)  # the connection has to be idle
+    watch = etcd.watch(keys.node("doctor"), start_revision=0, tell_resumes=True)
+    try:
+        await watch.ready()
+        began_s = time.monotonic()
+        # Nobody writes that key: what comes means that the watch resumed on another connection.
+        await SystemClock().wait_for(anext(aiter(watch)), listen_s)
+        ended_s = duration(time.monotonic() - began_s)
+        text = f"an idle connection was ended after {ended_s}, by etcd or by something in between"
+        cure = f"{_PINGS_CURE}; a proxy or firewall has to leave idle connections alone"
+        yield Finding("etcd.pings", "fail", text, cure)
+    except TimeoutError:
+        yield Finding(
+            "etcd.pings", "ok", f"an idle connection stayed open for {duration(listen_s)}"
+        )
+    finally:
+        await watch.close()
+
+
+# --- etcd's pages ---------------------------------------------------------------------------------
+
+
+def _read_pages(endpoint: Endpoint, tls: Tls | None) -> dict[str, str]:
+    """Read what etcd serves over HTTP; a page that is not there is empty. Blocks for seconds."""
+    paths = ("/version", "/health", "/metrics", "/debug/vars")
+    return {path: _page(endpoint, tls, path) for path in paths}
+
+
+def _page(endpoint: Endpoint, tls: Tls | None, path: str) -> str:
+    deadline = time.monotonic() + _PAGE_LIMIT_S
+    try:
+        with connect(endpoint.host, endpoint.port, deadline) as plain:
+            if tls is None:
+                reply = ask(plain, "GET", path, deadline=deadline)
+            else:
+                ca = None if tls.ca_cert is None else str(tls.ca_cert)
+                context = ssl.create_default_context(cafile=ca)
+                if tls.cert is not None:
+                    context.load_cert_chain(tls.cert, tls.key)
+                with context.wrap_socket(plain, server_hostname=endpoint.host) as secured:
+                    reply = ask(secured, "GET", path, deadline=deadline)
+    except (OSError, ValueError, MalformedReplyError):  # a certificate's problem is an OSError
+        return ""
+    return reply.body.decode(errors="replace")  # /health is 503 when something is wrong
+
+
+def _json(text: str) -> dict[str, object]:
+    try:
+        page = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return page if isinstance(page, dict) else {}
+
+
+def _metric(text: str, name: str) -> int | None:
+    found = re.search(rf"^{name} ([0-9.e+]+)$", text, re.MULTILINE)
+    try:
+        return None if found is None else int(float(found[1]))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _ping_limit_s(command: object) -> float | None:
+    """Read the flag from etcd's command line, in Go's notation: ``1m30s``. One that was set in
+    another way is not seen."""
+    line = " ".join(map(str, command)) if isinstance(command, list) else ""
+    found = re.search(
+        r" --?grpc-keepalive-min-time[= ]((?:\d+(?:\.\d+)?(?:ms|h|m|s))+)(?: |$)", line
+    )
+    if found is None:
+        return None
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", found[1])
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version: ``(3, 5, 30)``; empty if it has none."""
+    found = re.match(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?", version)
+    return () if found is None else tuple(int(part) for part in found.groups() if part)
