@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 
-from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd import messages
 
 _LEASE_TTL_S = 600
 _PRESENCE_BYTES = 250
@@ -39,7 +39,7 @@ class BareNode:
         self._id = f"node-{index:05d}-0123456789abcdef"
 
     def prepare(self) -> None:
-        self._rpc = stubs.load()
+        self._rpc = messages.load()
         self._channel = grpc.insecure_channel(
             self._target, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )

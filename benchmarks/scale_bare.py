@@ -21,7 +21,7 @@ import grpc.aio
 from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
 from benchmarks.scale_nodes import ScaleProcess
 from benchmarks.shared_streams import SharedWatch
-from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd import messages
 from rdzv_etcd.protocol.slices import slices_for
 
 _PRESENCE_BYTES = 250
@@ -36,7 +36,7 @@ class BareProcess(ScaleProcess):
 
     async def _prepare(self) -> None:
         plan = self._plan
-        self._rpc = rpc = stubs.load()
+        self._rpc = rpc = messages.load()
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channels = [
             grpc.aio.insecure_channel(plan.target, options=options) for _ in range(plan.connections)

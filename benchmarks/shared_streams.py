@@ -17,9 +17,9 @@ from typing import Any
 
 import grpc
 
-from rdzv_etcd.etcd import stubs
-from rdzv_etcd.etcd.codec import Codec
-from rdzv_etcd.etcd.faults import LAGGING, UNTOLD
+from rdzv_etcd.etcd import messages
+from rdzv_etcd.etcd.errors import LAGGING, UNTOLD
+from rdzv_etcd.etcd.messages import Codec
 
 Notify = Callable[[Any], None]
 """Told each response with events, as the message that came."""
@@ -32,7 +32,7 @@ class SharedWatch:
     """One stream. All methods run on the loop on which it was made."""
 
     def __init__(self, channel: Any) -> None:
-        self._rpc = stubs.load()
+        self._rpc = messages.load()
         self._codec = Codec()
         self._stream = self._rpc.WatchStub(channel).Watch()
         self._writing = asyncio.Lock()
@@ -81,7 +81,7 @@ class SharedRenewals:
     """
 
     def __init__(self, channel: Any, period_s: float, leases: Mapping[int, object]) -> None:
-        self._rpc = stubs.load()
+        self._rpc = messages.load()
         self._stub = self._rpc.LeaseStub(channel)
         self._period_s = period_s
         self._leases = leases

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.plan import Plan
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.etcd import codec
-from rdzv_etcd.etcd.api import EventKind, GetResult, TxnResult
+from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import EventKind, GetResult, TxnResult
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member, Phase, Seat
@@ -102,7 +102,7 @@ class SimulatedNode:
         """Take a watch response."""
         if self.is_gone:
             return
-        events = tuple(codec.event(message) for message in response.events)
+        events = tuple(messages.event(message) for message in response.events)
         revision = events[-1].kv.mod_revision
         try:
             self._see(control_after(self._keys, self._control, revision, events))
@@ -115,7 +115,7 @@ class SimulatedNode:
 
     def note_presence(self, response: Any) -> None:
         """Take a watch response about this node's own presence."""
-        gone = any(codec.event(message).kind is EventKind.DELETE for message in response.events)
+        gone = any(messages.event(message).kind is EventKind.DELETE for message in response.events)
         if gone and not self.is_gone:
             self._fail(RuntimeError(f"the presence of {self._member.node_id} is gone"))
 

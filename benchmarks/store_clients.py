@@ -18,8 +18,8 @@ class OurClients:
     """All agents of a process share one connection, and one store on it, which is thread-safe."""
 
     def __init__(self, endpoint: str, job: str, timeout: timedelta) -> None:
-        from rdzv_etcd.etcd.api import Txn  # noqa: PLC0415 - only who uses it pays
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415
+        from rdzv_etcd.etcd.port import Txn  # noqa: PLC0415 - only who uses it pays
         from rdzv_etcd.protocol.keys import JobKeys  # noqa: PLC0415
         from rdzv_etcd.protocol.store_values import StoreKeys  # noqa: PLC0415
         from rdzv_etcd.runtime.loop_thread import LoopHold  # noqa: PLC0415

@@ -55,7 +55,7 @@ EXERCISE = """
 import asyncio, os, sys, threading
 
 environment = dict(os.environ)
-from rdzv_etcd.etcd import api
+from rdzv_etcd.etcd.port import Compare, EventKind, Get, Put, Relation, Target, Txn
 assert "grpc" not in sys.modules and "google.protobuf" not in sys.modules, "the port is not light"
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.clock import SystemClock
@@ -70,24 +70,24 @@ async def ours(port):
     await client.connect()
     lease = await client.grant(60)
     watch = client.watch(b"/ours/", b"/ours0", start_revision=lease.revision + 1)
-    guard = api.Compare(b"/ours/a", api.Target.VERSION, api.Relation.EQUAL, 0)
-    done = await client.txn(api.Txn((guard,), (api.Put(b"/ours/a", b"1", lease.lease_id),)))
+    guard = Compare(b"/ours/a", Target.VERSION, Relation.EQUAL, 0)
+    done = await client.txn(Txn((guard,), (Put(b"/ours/a", b"1", lease.lease_id),)))
     assert done.succeeded
-    got = await client.get(api.Get(b"/ours/a"))
+    got = await client.get(Get(b"/ours/a"))
     assert [kv.value for kv in got.kvs] == [b"1"]
     batch = await asyncio.wait_for(watch.__anext__(), 20)
     assert batch.revision == done.revision
     assert await client.keep_alive(lease.lease_id) == 60
     assert await client.revoke(lease.lease_id)
     batch = await asyncio.wait_for(watch.__anext__(), 20)
-    assert batch.events[0].kind is api.EventKind.DELETE
+    assert batch.events[0].kind is EventKind.DELETE
     await stored(client)
     await client.close()
 
 async def stored(client):
     lease = await client.grant(60)
     keys = JobKeys("/ours", "job").store(1)
-    await client.txn(api.Txn((), (StoreKeys(keys).begin(lease.lease_id),)))
+    await client.txn(Txn((), (StoreKeys(keys).begin(lease.lease_id),)))
     store = KeyValueStore(client, keys, lease.lease_id, writer="it", clock=SystemClock())
     assert [await store.add("n", k, 20) for k in (2, 2, 3, 0)] == [2, 4, 7, 7]
     assert await store.compare_set("c", b"", b"1", 20) == b"1"
@@ -117,23 +117,9 @@ def theirs(port):
     lease.revoke()
     return client  # etcd3's watch thread dies with a traceback when its client is closed
 
-async def lent(port):
-    import etcd3
-    lender = etcd3.client(port=port)
-    client = EtcdClient.from_etcd3(lender)
-    lease = await client.grant(60)
-    watch = client.watch(b"/lent", start_revision=lease.revision + 1)
-    await client.txn(api.Txn((), (api.Put(b"/lent", b"3", lease.lease_id),)))
-    await asyncio.wait_for(watch.__anext__(), 20)
-    assert await client.keep_alive(lease.lease_id) == 60
-    await client.revoke(lease.lease_id)
-    await client.close()
-    lender.close()
-
 port = int(sys.argv[1])
 asyncio.run(ours(port))
 left_open = theirs(port)
-asyncio.run(lent(port))
 import google.protobuf, grpc
 print(google.protobuf.__version__, grpc.__version__, flush=True)
 os._exit(0)

@@ -21,7 +21,7 @@ from rdzv_etcd.cli.options import Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
 from rdzv_etcd.errors import OutcomeUnknownError
-from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.node.leave import RUNS_REMEMBERED
 from rdzv_etcd.node.pages import read_pages
 from rdzv_etcd.protocol import inspect_requests

@@ -26,8 +26,8 @@ from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
 from rdzv_etcd.cli.report import closed_text, refused_with_help, report_on, some
 from rdzv_etcd.embedded.addresses import own_addresses
 from rdzv_etcd.errors import EtcdError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.inspection import InspectingClient
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.job_state import Role, settings_of
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import NodeInfo

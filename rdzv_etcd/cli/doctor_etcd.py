@@ -27,8 +27,8 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     SettingsError,
 )
-from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.inspection import InspectingClient
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.inspect_requests import may_write
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.requests import read_control
@@ -40,7 +40,7 @@ _SOUND = (3, 5, 6)
 (#14110), and 3.5.5 may corrupt data on defragmentation (#14382)."""
 _NEAR_QUOTA = 0.8
 _PINGS_EVERY_S = 6.0
-"""As :mod:`rdzv_etcd.etcd.channels` has it."""
+"""As :mod:`rdzv_etcd.etcd.channel` has it."""
 _FAR_S = 0.1
 _PAGE_LIMIT_S = 2.0
 _SHORTEST_LEASE_S = 2

@@ -19,7 +19,7 @@ from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
+from rdzv_etcd.etcd.port import Etcd, Get, GetResult
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.pages import read_pages, with_members
 from rdzv_etcd.protocol import inspect_requests as requests

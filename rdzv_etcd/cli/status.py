@@ -14,7 +14,7 @@ from rdzv_etcd.cli.jobs import Job, connected, jobs_under, read_job
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.names import names_apart
 from rdzv_etcd.protocol.world_end import lost_and_left

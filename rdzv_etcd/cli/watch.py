@@ -24,7 +24,7 @@ from rdzv_etcd.cli.report import leaves, report_on
 from rdzv_etcd.cli.status import render
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.events import JobEnded, JobEvent, Snapshot
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings

@@ -12,11 +12,10 @@ from typing import cast
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.etcd import stubs
-from rdzv_etcd.etcd.channels import Metadata
-from rdzv_etcd.etcd.faults import AttemptError, Fault, Verdict, judge, unavailable
+from rdzv_etcd.etcd import messages
+from rdzv_etcd.etcd.channel import Metadata, Server
+from rdzv_etcd.etcd.errors import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.etcd.server import Server
 from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.secrets import read_again
 
@@ -85,7 +84,7 @@ class Authenticator:
 
     async def _authenticate(self, server: Server, limit_s: float) -> Metadata:
         credentials = self._read_again()
-        request = stubs.load().AuthenticateRequest(
+        request = messages.load().AuthenticateRequest(
             name=credentials.user, password=credentials.password
         )
         try:

@@ -20,34 +20,30 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     SettingsError,
 )
-from rdzv_etcd.etcd import api, codec, retry, stubs
+from rdzv_etcd.etcd import messages, port, retry
 from rdzv_etcd.etcd.auth import Authenticator
-from rdzv_etcd.etcd.channels import Credentials
-from rdzv_etcd.etcd.codec import Codec
-from rdzv_etcd.etcd.descriptors import require_free
-from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
-from rdzv_etcd.etcd.failover import Failover
+from rdzv_etcd.etcd.channel import AioServer, Credentials, Server
 from rdzv_etcd.etcd.first_contact import first_contact
-from rdzv_etcd.etcd.forks import refuse_after_fork
-from rdzv_etcd.etcd.keepalive import KeepAlive
-from rdzv_etcd.etcd.retry import Deadline
-from rdzv_etcd.etcd.server import AioServer, Server
+from rdzv_etcd.etcd.grpc_start import require_free
+from rdzv_etcd.etcd.lease import KeepAlive
+from rdzv_etcd.etcd.messages import Codec
+from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S, Deadline, Failover
 from rdzv_etcd.etcd.tls import TlsFiles
-from rdzv_etcd.etcd.watch import EtcdWatch
+from rdzv_etcd.etcd.watch import EtcdWatch, WatchStreams
 from rdzv_etcd.etcd.watch_check import WatchCheck
-from rdzv_etcd.etcd.watch_stream import WatchStreams
+from rdzv_etcd.process import refuse_after_fork
 from rdzv_etcd.settings.connection import Connection
 from rdzv_etcd.settings.hosts import is_loopback
 
-_ANY_READ = api.Get(b"\x00", count_only=True, limit=1)
+_ANY_READ = port.Get(b"\x00", count_only=True, limit=1)
 _NAMED_KEYS = 4
 _CLOSED = "the etcd client is closed"
 
-stubs.load()  # from here on `import etcd3` works in the whole process
+messages.load()  # from here on `import etcd3` works in the whole process
 
 
 class EtcdClient:
-    """Implements :class:`rdzv_etcd.etcd.api.Etcd`; see there for what each method promises.
+    """Implements :class:`rdzv_etcd.etcd.port.Etcd`; see there for what each method promises.
 
     Making one reads the TLS files (blocks briefly; :class:`EtcdTlsError`, :class:`SettingsError`)
     and opens no connection. :class:`SettingsError` also if a password would go over plain http to
@@ -98,7 +94,7 @@ class EtcdClient:
             async with first_contact(self._connection):
                 await self.get(_ANY_READ, timeout_s=self._connection.connect_timeout_s)
 
-    async def get(self, request: api.Get, *, timeout_s: float | None = None) -> api.GetResult:
+    async def get(self, request: port.Get, *, timeout_s: float | None = None) -> port.GetResult:
         message = self._codec.get(request)
         try:
             response = await self._failover.call(
@@ -106,11 +102,11 @@ class EtcdClient:
             )
         except EtcdPermissionError as denied:
             raise EtcdPermissionError(f"{denied}: {_wanted(request)}") from None
-        return codec.get_result(response)
+        return messages.get_result(response)
 
     async def txn(
-        self, request: api.Txn, *, timeout_s: float | None = None, repeatable: bool = False
-    ) -> api.TxnResult:
+        self, request: port.Txn, *, timeout_s: float | None = None, repeatable: bool = False
+    ) -> port.TxnResult:
         if request.reads_only:
             kind = retry.READ
         else:
@@ -123,11 +119,11 @@ class EtcdClient:
             raise LeaseNotFoundError(await self._missing_lease(request, deadline)) from None
         except EtcdPermissionError as denied:
             raise EtcdPermissionError(f"{denied}: {_wanted(request)}") from None
-        return codec.txn_result(request, response)
+        return messages.txn_result(request, response)
 
     async def grant(
         self, ttl_s: int, *, lease_id: int = 0, timeout_s: float | None = None
-    ) -> api.LeaseGrant:
+    ) -> port.LeaseGrant:
         deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
         kind = retry.REPEATABLE_WRITE if lease_id else retry.UNCLAIMED_GRANT
         # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
@@ -142,7 +138,7 @@ class EtcdClient:
             # An earlier attempt of this very call made it, and its reply was lost.
             return await self._own_grant(lease_id, deadline)
         response = outcome.result()
-        return api.LeaseGrant(response.ID, response.TTL, response.header.revision)
+        return port.LeaseGrant(response.ID, response.TTL, response.header.revision)
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
         message = self._codec.rpc.LeaseRevokeRequest(ID=lease_id)
@@ -201,7 +197,7 @@ class EtcdClient:
     def _timeout_s(self, timeout_s: float | None) -> float:
         return self._connection.request_timeout_s if timeout_s is None else timeout_s
 
-    async def _read(self, request: api.Get, timeout_s: float) -> api.GetResult:
+    async def _read(self, request: port.Get, timeout_s: float) -> port.GetResult:
         try:
             return await self.get(request, timeout_s=timeout_s)
         except EtcdUnavailableError:
@@ -215,16 +211,16 @@ class EtcdClient:
         self._failover.move()
 
     async def _revision(self, key: bytes) -> int:
-        result = await self.get(api.Get(key, limit=1, count_only=True))
+        result = await self.get(port.Get(key, limit=1, count_only=True))
         return result.revision
 
-    async def _own_grant(self, lease_id: int, deadline: Deadline) -> api.LeaseGrant:
+    async def _own_grant(self, lease_id: int, deadline: Deadline) -> port.LeaseGrant:
         response = await self._time_to_live(lease_id, deadline.remaining_s())
         if response.TTL < 0:
             raise LeaseNotFoundError(lease_id)
-        return api.LeaseGrant(lease_id, response.grantedTTL, response.header.revision)
+        return port.LeaseGrant(lease_id, response.grantedTTL, response.header.revision)
 
-    async def _missing_lease(self, request: api.Txn, deadline: Deadline) -> int:
+    async def _missing_lease(self, request: port.Txn, deadline: Deadline) -> int:
         """Find out which of a transaction's leases is gone; etcd does not say."""
         candidates = sorted({put.lease_id for put in request.puts() if put.lease_id})
         for lease_id in candidates[:-1]:
@@ -234,24 +230,24 @@ class EtcdClient:
         return candidates[-1]
 
 
-def _wanted(request: api.Op) -> str:
+def _wanted(request: port.Op) -> str:
     """Tell what was to be done to which keys; etcd does not say which of them it denied."""
     wanted = tuple(dict.fromkeys(_parts(request)))
     more = len(wanted) - _NAMED_KEYS
     return ", ".join(wanted[:_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _parts(op: api.Op) -> Iterator[str]:
-    if isinstance(op, api.Txn):
+def _parts(op: port.Op) -> Iterator[str]:
+    if isinstance(op, port.Txn):
         for guard in op.guards:
-            yield f"read {api.keys_text(guard.key, guard.range_end)}"
+            yield f"read {port.keys_text(guard.key, guard.range_end)}"
         for part in (*op.success, *op.failure):
             yield from _parts(part)
-    elif isinstance(op, api.Put):
-        yield f"write {api.keys_text(op.key, None)}"
+    elif isinstance(op, port.Put):
+        yield f"write {port.keys_text(op.key, None)}"
     else:
-        verb = "read" if isinstance(op, api.Get) else "delete"
-        yield f"{verb} {api.keys_text(op.key, op.range_end)}"
+        verb = "read" if isinstance(op, port.Get) else "delete"
+        yield f"{verb} {port.keys_text(op.key, op.range_end)}"
 
 
 def _require_private(connection: Connection) -> None:

@@ -12,15 +12,44 @@ Everything in this package gets ``grpc`` from here, so that nothing starts the c
 
 A value that the user has set is kept. If the program has used gRPC before us, its settings stay.
 Source: https://github.com/grpc/grpc/blob/master/doc/environment_variables.md
+
+The core ends the process if it finds no file descriptor at its start; later gRPC fails with an
+error that is worth a retry, and torch's TCPStore tries again for five minutes. So it is checked
+before that some are left.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rdzv_etcd.etcd.descriptors import require_free
+from rdzv_etcd.errors import EtcdError
+
+FREE = 24
+"""A client takes about ten; one agent's store, its listener and the pipes to a worker as many."""
+
+
+def require_free() -> None:
+    """Raise :class:`EtcdError` unless some descriptors can be had. Does not block."""
+    taken: list[int] = []
+    try:
+        taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(FREE - 1):
+            taken.append(os.dup(taken[0]))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        whose = "this process has" if error.errno == errno.EMFILE else "this machine has"
+        raise EtcdError(
+            f"too many open files: {whose} fewer than {FREE} left, which a connection to etcd and "
+            "a round's store need; raise ulimit -n"
+        ) from error
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+
 
 _AT_START = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 

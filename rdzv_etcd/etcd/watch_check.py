@@ -21,7 +21,7 @@ from rdzv_etcd.errors import (
     RevisionRegressedError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import Event, EventKind, Get, GetResult, keys_text
+from rdzv_etcd.etcd.port import Event, EventKind, Get, GetResult, keys_text
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -105,7 +105,7 @@ class CheckedWatch(Protocol):
 
 
 class WatchCheck:
-    """Implements :class:`rdzv_etcd.etcd.api.WatchHealth` for the watches of one client."""
+    """Implements :class:`rdzv_etcd.etcd.port.WatchHealth` for the watches of one client."""
 
     def __init__(
         self,

@@ -19,9 +19,8 @@ from rdzv_etcd.errors import (
     StoreTimeoutError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.after_read import puts_after
-from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, EventKind, Get, GetResult, KeyValue
-from rdzv_etcd.etcd.parts import PartSize, read_range
+from rdzv_etcd.etcd.port import OPS_PER_TXN, Etcd, EventKind, Get, GetResult, KeyValue
+from rdzv_etcd.etcd.reads import PartSize, puts_after, read_range
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, store_lost
 from rdzv_etcd.protocol import store_requests as requests
 from rdzv_etcd.protocol.keys import KeyRange, span

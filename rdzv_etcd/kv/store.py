@@ -11,7 +11,7 @@ its number; only that, ``append`` and ``compare_set`` are repeated when somebody
 
 Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
 counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
-multi_get and multi_set, those of half a MiB side by side (:mod:`rdzv_etcd.etcd.parts`); a few for
+multi_get and multi_set, those of half a MiB side by side (:mod:`rdzv_etcd.etcd.reads`); a few for
 num_keys and list_keys. When something has to be waited
 for, one watch, and another read if something was written before the watch began.
 
@@ -32,8 +32,8 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import OPS_PER_TXN, Etcd, KeyValue
-from rdzv_etcd.etcd.parts import PART_BYTES, PartSize
+from rdzv_etcd.etcd.port import OPS_PER_TXN, Etcd, KeyValue
+from rdzv_etcd.etcd.reads import PART_BYTES, PartSize
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
 from rdzv_etcd.protocol import store_requests as requests

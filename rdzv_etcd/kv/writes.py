@@ -32,7 +32,7 @@ from rdzv_etcd.errors import (
     StoreLostError,
     StoreTimeoutError,
 )
-from rdzv_etcd.etcd.api import Etcd, GetResult, KeyValue, OpResult, TxnResult
+from rdzv_etcd.etcd.port import Etcd, GetResult, KeyValue, OpResult, TxnResult
 from rdzv_etcd.protocol.store_requests import WROTE, Body, declare_lost, once
 from rdzv_etcd.protocol.store_values import StoreKeys
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, StateCorruptError
-from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.accusations import answer_grace_s

@@ -9,7 +9,7 @@ from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.etcd.api import Etcd, GetResult, TxnResult
+from rdzv_etcd.etcd.port import Etcd, GetResult, TxnResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.status_log import StatusLog

@@ -11,7 +11,7 @@ import contextlib
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import DrainedError, EtcdError, LeaseNotFoundError, StateCorruptError
-from rdzv_etcd.etcd.api import Etcd, KeyValue
+from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.node.backoff import RETRY_S, Backoff
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import health_requests, requests

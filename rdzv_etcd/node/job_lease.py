@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 
 from rdzv_etcd.errors import EtcdError, LeaseExistsError
-from rdzv_etcd.etcd.api import LeaseGrant
+from rdzv_etcd.etcd.port import LeaseGrant
 from rdzv_etcd.node.backoff import Backoff
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol.member import Member

@@ -19,7 +19,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.api import TxnResult
+from rdzv_etcd.etcd.port import TxnResult
 from rdzv_etcd.node.backoff import RETRY_S
 from rdzv_etcd.node.conflict import Conflict
 from rdzv_etcd.node.context import NodeContext

@@ -18,7 +18,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.api import GetResult, Op, TxnResult
+from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
 from rdzv_etcd.node.backoff import RETRY_S, Backoff
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.drafting import Drafting

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError
-from rdzv_etcd.etcd.api import Op
+from rdzv_etcd.etcd.port import Op
 from rdzv_etcd.node import job_lease
 from rdzv_etcd.node.backoff import RETRY_S
 from rdzv_etcd.node.context import NodeContext

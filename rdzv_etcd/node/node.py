@@ -14,7 +14,7 @@ from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
-from rdzv_etcd.etcd.api import Etcd, GetResult
+from rdzv_etcd.etcd.port import Etcd, GetResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node import draining, job_lease, presence
 from rdzv_etcd.node import leave as leaving

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.etcd.api import Etcd, GetResult
-from rdzv_etcd.etcd.parts import own_limit, read_range
+from rdzv_etcd.etcd.port import Etcd, GetResult
+from rdzv_etcd.etcd.reads import own_limit, read_range
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.model import Control
@@ -25,7 +25,7 @@ async def read_pages(
     keys_only: bool = False,
     limit_s: Callable[[], float | None] = own_limit,
 ) -> GetResult:
-    """Read a range as :func:`~rdzv_etcd.etcd.parts.read_range`; the revision is the first part's.
+    """Read a range as :func:`~rdzv_etcd.etcd.reads.read_range`; the revision is the first part's.
 
     Raises EtcdError.
     """

@@ -10,7 +10,7 @@ the key is gone (somebody deleted it), no keep-alive tells, and a waiting node w
 from __future__ import annotations
 
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError, StateCorruptError, WatchLostError
-from rdzv_etcd.etcd.api import EventKind, KeyValue, Watch
+from rdzv_etcd.etcd.port import EventKind, KeyValue, Watch
 from rdzv_etcd.node.backoff import Backoff
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import requests

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from rdzv_etcd.errors import EtcdError, EtcdRefusedError, LeaseNotFoundError, RdzvEtcdError
-from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.etcd.port import Txn
 from rdzv_etcd.node import job_lease
 from rdzv_etcd.node.backoff import RETRY_S, Backoff
 from rdzv_etcd.node.context import NodeContext

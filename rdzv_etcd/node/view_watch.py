@@ -22,7 +22,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, Watch, WatchBatch
+from rdzv_etcd.etcd.port import Etcd, Get, GetResult, Watch, WatchBatch
 from rdzv_etcd.node.backoff import RETRY_S
 from rdzv_etcd.node.wakeup import Wakeup
 

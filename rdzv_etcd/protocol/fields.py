@@ -18,7 +18,7 @@ from rdzv_etcd.errors import (
     StateVersionError,
     UnwritableValueError,
 )
-from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.settings.checks import nesting_problem
 from rdzv_etcd.settings.limits import MAX_NODES
 from rdzv_etcd.text import shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     Compare,
     Get,
     GetResult,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     OPS_PER_TXN,
     Compare,
     Delete,

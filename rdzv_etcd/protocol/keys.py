@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.etcd.api import prefix_end
+from rdzv_etcd.etcd.port import prefix_end
 
 _ROUND_DIGITS = 10
 _RANK_DIGITS = 6

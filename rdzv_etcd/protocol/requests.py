@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     OPS_PER_TXN,
     Compare,
     Delete,

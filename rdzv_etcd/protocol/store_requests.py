@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from rdzv_etcd.etcd.api import Compare, Delete, Get, KeyValue, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.port import Compare, Delete, Get, KeyValue, Put, Relation, Target, Txn
 from rdzv_etcd.protocol.store_values import Counter, encode_value
 
 WROTE = b"1"

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from rdzv_etcd.arguments import encoded_key
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import KeyValue, Put, prefix_end
+from rdzv_etcd.etcd.port import KeyValue, Put, prefix_end
 from rdzv_etcd.protocol.keys import KeyRange, span
 
 _VALUE = b"="

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
+from rdzv_etcd.etcd.port import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import (

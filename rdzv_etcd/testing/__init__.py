@@ -1,7 +1,7 @@
 """An in-memory etcd and a deterministic event loop, for your own tests.
 
     async with MemoryEtcd() as server:
-        etcd = server.connect()          # implements rdzv_etcd.etcd.api.Etcd
+        etcd = server.connect()          # implements rdzv_etcd.etcd.port.Etcd
         etcd.link.partition()            # faults: see Link and MemoryEtcd
 
     with EtcdContainer() as server:    # a real one, if testcontainers is installed

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rdzv_etcd.errors import InvalidRequestError, RequestTooLargeError
-from rdzv_etcd.etcd.api import Compare, Delete, Get, Op, Put, Target, Txn
+from rdzv_etcd.etcd.port import Compare, Delete, Get, Op, Put, Target, Txn
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rdzv_etcd.errors import (
     LeaseExistsError,
     OutcomeUnknownError,
 )
-from rdzv_etcd.etcd.api import Get, GetResult, LeaseGrant, Txn, TxnResult
+from rdzv_etcd.etcd.port import Get, GetResult, LeaseGrant, Txn, TxnResult
 from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.testing.checks import check_types
 from rdzv_etcd.testing.network import Fate, Link, Planned
@@ -53,7 +53,7 @@ class _ConnectionBrokenError(Exception):
 
 
 class MemoryConnection:
-    """One client's connection; implements :class:`rdzv_etcd.etcd.api.Etcd`."""
+    """One client's connection; implements :class:`rdzv_etcd.etcd.port.Etcd`."""
 
     def __init__(self, server: MemoryEtcd, link: Link, name: str, request_timeout_s: float) -> None:
         self.link = link

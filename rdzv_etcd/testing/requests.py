@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rdzv_etcd.etcd.api import Event, Get, GetResult, LeaseGrant, Txn, TxnResult
+from rdzv_etcd.etcd.port import Event, Get, GetResult, LeaseGrant, Txn, TxnResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from rdzv_etcd.etcd.api import Delete, Get, Op, Txn
+from rdzv_etcd.etcd.port import Delete, Get, Op, Txn
 from rdzv_etcd.testing.requests import KeepAlive, Request, Revoke
 
 _FROM_KEY = b"\x00"

@@ -17,7 +17,7 @@ from typing import cast
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError
-from rdzv_etcd.etcd.api import Get, GetResult, KeyValue, LeaseGrant, prefix_end
+from rdzv_etcd.etcd.port import Get, GetResult, KeyValue, LeaseGrant, prefix_end
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.network import Link

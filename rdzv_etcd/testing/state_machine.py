@@ -23,7 +23,7 @@ from rdzv_etcd.errors import (
     LeaseExistsError,
     LeaseNotFoundError,
 )
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     Compare,
     Delete,
     Event,

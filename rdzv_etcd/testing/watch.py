@@ -23,7 +23,7 @@ from rdzv_etcd.errors import (
     InvalidRequestError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd.api import Event, EventKind, GetResult, WatchBatch
+from rdzv_etcd.etcd.port import Event, EventKind, GetResult, WatchBatch
 from rdzv_etcd.etcd.watch_check import Delivered, Keys
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Message:
 
 
 class MemoryWatch:
-    """One watch; implements :class:`rdzv_etcd.etcd.api.Watch`. For one iterating task."""
+    """One watch; implements :class:`rdzv_etcd.etcd.port.Watch`. For one iterating task."""
 
     def __init__(
         self,

@@ -38,9 +38,8 @@ from rdzv_etcd.errors import (
     WorldClosedError,
     WorldOverError,
 )
-from rdzv_etcd.etcd.after_read import puts_after
-from rdzv_etcd.etcd.api import KeyValue
-from rdzv_etcd.etcd.parts import PartSize, read_range
+from rdzv_etcd.etcd.port import KeyValue
+from rdzv_etcd.etcd.reads import PartSize, puts_after, read_range
 from rdzv_etcd.kv.writes import too_large
 from rdzv_etcd.node.backoff import RETRY_S, Backoff
 from rdzv_etcd.node.leave import why_interrupted

@@ -18,7 +18,6 @@ from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, JobClosedError, MisuseError
 from rdzv_etcd.etcd.first_contact import first_contact
-from rdzv_etcd.etcd.forks import refuse_after_fork
 from rdzv_etcd.metrics import open_outputs, recorder_for
 from rdzv_etcd.node.context import Identity
 from rdzv_etcd.node.gate import Gate, GateFunction, check_gate
@@ -26,6 +25,7 @@ from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.leave import why_interrupted
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.peers.tcp import TcpPeers
+from rdzv_etcd.process import refuse_after_fork
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Seat

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import EtcdError, MisuseError, RendezvousFailedError
-from rdzv_etcd.etcd.api import Etcd
 from rdzv_etcd.etcd.first_contact import first_contact
-from rdzv_etcd.etcd.forks import refuse_after_fork
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.job_watch import JobWatch, read_state
+from rdzv_etcd.process import refuse_after_fork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.job_state import JobState
 from rdzv_etcd.protocol.keys import JobKeys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.settings import Settings
 
 Connect = Callable[[], "Etcd | Awaitable[Etcd]"]

@@ -24,7 +24,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     RendezvousFailedError,
 )
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.process import process_id
 from rdzv_etcd.protocol.keys import JobKeys

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from rdzv_etcd.arguments import named_key, seconds_or_none, several_items, several_keys
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import StoreTimeoutError
-from rdzv_etcd.etcd.api import Etcd
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.protocol.keys import KeyRange
 

@@ -18,7 +18,7 @@ from rdzv_etcd.cli import drain
 from rdzv_etcd.cli.admin import operator
 from rdzv_etcd.cli.drain import Fate, what_follows
 from rdzv_etcd.errors import DrainedError
-from rdzv_etcd.etcd.api import Etcd, Put, Txn
+from rdzv_etcd.etcd.port import Etcd, Put, Txn
 from rdzv_etcd.protocol.codec import (
     encode_accusation,
     encode_drain,

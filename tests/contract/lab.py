@@ -10,7 +10,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import (
     Compare,
     Delete,
     Etcd,
@@ -28,7 +29,6 @@ from rdzv_etcd.etcd.api import (
     WatchBatch,
     prefix_end,
 )
-from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint
 from rdzv_etcd.testing import Lack, Link, MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdServer

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from rdzv_etcd.errors import InvalidRequestError, LeaseExistsError, LeaseNotFoundError
-from rdzv_etcd.etcd.api import EventKind, Put, Txn
+from rdzv_etcd.etcd.port import EventKind, Put, Txn
 from tests.contract.lab import Lab, events_of, next_batch
 
 _GONE = 0x7FFF_0000_0002

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError
-from rdzv_etcd.etcd.api import Get, Put, Txn
+from rdzv_etcd.etcd.port import Get, Put, Txn
 from tests.contract.lab import Lab
 
 pytestmark = pytest.mark.usefixtures("own_server")

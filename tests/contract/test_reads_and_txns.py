@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.errors import InvalidRequestError, LeaseNotFoundError, RequestTooLargeError
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     Compare,
     Delete,
     Get,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError
-from rdzv_etcd.etcd.api import Compare, Delete, Etcd, Get, Op, Put, Relation, Target, Txn
+from rdzv_etcd.etcd.port import Compare, Delete, Etcd, Get, Op, Put, Relation, Target, Txn
 from rdzv_etcd.testing import Lack
 from tests.contract.lab import Lab, events_of, soon
 

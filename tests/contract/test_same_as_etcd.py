@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import (
     Compare,
     Delete,
     Etcd,
@@ -26,7 +27,6 @@ from rdzv_etcd.etcd.api import (
     Txn,
     prefix_end,
 )
-from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryEtcd
 from tests.contract.lab import aiter_of, soon

@@ -13,7 +13,7 @@ from rdzv_etcd.errors import (
     RevisionRegressedError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.api import Delete, Event, EventKind, Get, KeyValue, Put, Txn, Watch
+from rdzv_etcd.etcd.port import Delete, Event, EventKind, Get, KeyValue, Put, Txn, Watch
 from tests.contract.lab import Lab, aiter_of, events_of, next_batch, soon
 
 

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError, SettingsError
-from rdzv_etcd.etcd.api import Delete, Get, Put, Txn
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Delete, Get, Put, Txn
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, InOrder, client_of, in_background, put, run, soon

@@ -12,8 +12,8 @@ from rdzv_etcd.errors import (
     LeaseNotFoundError,
     RequestTooLargeError,
 )
-from rdzv_etcd.etcd import api
-from rdzv_etcd.etcd.api import Compare, Delete, Get, Put, Relation, Target, Txn
+from rdzv_etcd.etcd import port
+from rdzv_etcd.etcd.port import Compare, Delete, Get, Put, Relation, Target, Txn
 from tests.etcd.tools import END, PREFIX, client_of, create, put, run
 from tests.support.servers import EtcdServer
 
@@ -43,14 +43,14 @@ def test_results_follow_the_operations_nested_ones_too(etcd_server: EtcdServer) 
             request = Txn((), (Put(A, b"1"), Put(B, b"2"), inner, Get(A, B + b"\0")))
             done = await client.txn(request)
             puts, nested, both = done.results[:2], done.results[2], done.results[3]
-            assert puts == (api.WriteResult(done.revision), api.WriteResult(done.revision))
-            assert isinstance(nested, api.TxnResult)
+            assert puts == (port.WriteResult(done.revision), port.WriteResult(done.revision))
+            assert isinstance(nested, port.TxnResult)
             assert not nested.succeeded
-            assert isinstance(nested.results[0], api.GetResult)
-            assert isinstance(both, api.GetResult)
+            assert isinstance(nested.results[0], port.GetResult)
+            assert isinstance(both, port.GetResult)
             assert [kv.key for kv in both.kvs] == [A, B]
             gone = await client.txn(Txn((), (Delete(A, B + b"\0"),)))
-            assert gone.results == (api.WriteResult(gone.revision),)
+            assert gone.results == (port.WriteResult(gone.revision),)
             assert not (await client.get(Get(A, B + b"\0"))).kvs
 
     run(scenario())
@@ -90,7 +90,7 @@ def test_a_range_guard_catches_a_key_created_later(etcd_server: EtcdServer, job_
         async with client_of(etcd_server) as client:
             key = PREFIX + job_id.encode()
             seen = (await client.txn(put(job_id.encode() + b"/1"))).revision
-            guard = Compare(key, Target.CREATE, Relation.LESS, seen + 1, api.prefix_end(key))
+            guard = Compare(key, Target.CREATE, Relation.LESS, seen + 1, port.prefix_end(key))
             assert (await client.txn(Txn((guard,), ()))).succeeded
             await client.txn(put(job_id.encode() + b"/2"))
             assert not (await client.txn(Txn((guard,), ()))).succeeded
@@ -160,9 +160,9 @@ def test_a_large_answer_is_read_whole(etcd_server: EtcdServer, job_id: str) -> N
             for part in range(5):
                 await client.txn(put(job_id.encode() + b"/%d" % part, b"x" * 1_200_000))
             key = PREFIX + job_id.encode()
-            got = await client.get(Get(key, api.prefix_end(key)))
+            got = await client.get(Get(key, port.prefix_end(key)))
             assert sum(len(kv.value) for kv in got.kvs) == 6_000_000
-            await client.txn(Txn((), (Delete(key, api.prefix_end(key)),)))
+            await client.txn(Txn((), (Delete(key, port.prefix_end(key)),)))
 
     run(scenario())
 
@@ -182,7 +182,7 @@ def test_ranges_limits_and_counts(etcd_server: EtcdServer, job_id: str) -> None:
             key = PREFIX + job_id.encode() + b"/"
             for name in (b"b", b"a", b"c"):
                 await client.txn(put(job_id.encode() + b"/" + name))
-            end = api.prefix_end(key)
+            end = port.prefix_end(key)
             assert [kv.key[-1:] for kv in (await client.get(Get(key, end))).kvs] == [
                 b"a",
                 b"b",

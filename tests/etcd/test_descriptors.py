@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.etcd import descriptors
+from rdzv_etcd.etcd import grpc_start
 from tests.etcd.tools import python
 from tests.support.servers import EtcdServer
 
@@ -47,5 +47,5 @@ def test_asking_gives_all_back() -> None:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     before = used()
-    descriptors.require_free()
+    grpc_start.require_free()
     assert used() == before

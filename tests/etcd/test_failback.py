@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.test_watch import names

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, OutcomeUnknownError
-from rdzv_etcd.etcd.api import Get
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.tools import (
     LIMIT_S,

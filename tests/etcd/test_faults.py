@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd import errors
-from rdzv_etcd.etcd.api import Get
-from rdzv_etcd.etcd.faults import Verdict, judge_text
+from rdzv_etcd.etcd.errors import Verdict, judge_text
 from rdzv_etcd.etcd.grpc_start import grpc
+from rdzv_etcd.etcd.port import Get
 from tests.etcd.tools import LIMIT_S, PREFIX, client_of, put, run
 from tests.support.servers import ENOUGH_TO_FILL, EtcdServer
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
-from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn
-from rdzv_etcd.etcd.codec import Codec
+from rdzv_etcd.etcd.messages import Codec
+from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer

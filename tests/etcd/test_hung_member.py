@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.etcd.port import Get
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run
 from tests.library.nodes import wait_until

@@ -31,7 +31,7 @@ assert dict(os.environ) == before
 
 CHILDREN = """
 import asyncio, multiprocessing, os, subprocess, sys, threading
-from rdzv_etcd.etcd import api
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Connection, Endpoint
 
@@ -69,7 +69,7 @@ def main(port):
     assert worker.exitcode == 0
     stop.set()
     work.result(60)
-    run(client.txn(api.Txn((), (api.Put(b"/rdzv_etcd/t/children", b""),))))
+    run(client.txn(Txn((), (Put(b"/rdzv_etcd/t/children", b""),))))
     assert run(watch.__anext__()).events
     run(client.revoke(lease.lease_id))
     run(client.close())
@@ -84,7 +84,7 @@ if __name__ == "__main__":
 
 PORT_IS_LIGHT = """
 import sys
-import rdzv_etcd.etcd.api
+import rdzv_etcd.etcd.port
 heavy = {"grpc", "google.protobuf", "etcd3", "tenacity", "asyncio"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdError
-from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings.connection import Credentials, Tls
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, LIMIT_S, PREFIX, client_of, in_background, put, run, soon

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.etcd.server import AioServer, ClosedError
-from rdzv_etcd.etcd.stubs import load
+from rdzv_etcd.etcd.channel import AioServer, ClosedError
+from rdzv_etcd.etcd.messages import load
 from tests.etcd.tools import run
 
 TURNS = 12

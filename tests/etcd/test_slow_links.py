@@ -8,10 +8,10 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from rdzv_etcd.etcd import parts, retry
-from rdzv_etcd.etcd.api import Get, Put, Txn
+from rdzv_etcd.etcd import reads, retry
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.parts import read_range
+from rdzv_etcd.etcd.port import Get, Put, Txn
+from rdzv_etcd.etcd.reads import read_range
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.tools import END, LIMIT_S, PREFIX, InOrder, run
 from tests.support.bridge import FaultBridge
@@ -82,8 +82,8 @@ def test_a_large_value_is_sent_once(ways: list[FaultBridge]) -> None:
 def test_a_range_is_read_in_parts(
     ways: list[FaultBridge], etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", 40_000)
-    monkeypatch.setattr(parts, "_FIRST_KEYS", 2)
+    monkeypatch.setattr(reads, "PART_BYTES", 40_000)
+    monkeypatch.setattr(reads, "_FIRST_KEYS", 2)
     keys = [PREFIX + b"range/%03d" % n for n in range(80)]
     for key in keys:
         etcd_server.gateway.put(key, key * 400)

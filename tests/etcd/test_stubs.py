@@ -7,9 +7,9 @@ from tests.support.servers import EtcdServer
 
 USER_PROGRAM = """
 import sys
-from rdzv_etcd.etcd import stubs
-rpc = stubs.load()
-assert stubs.load() is rpc
+from rdzv_etcd.etcd import messages
+rpc = messages.load()
+assert messages.load() is rpc
 import etcd3
 import etcd3.etcdrpc.rpc_pb2, etcd3.etcdrpc.kv_pb2
 assert rpc is etcd3.etcdrpc
@@ -28,19 +28,19 @@ try:
     import etcd3
 except (TypeError, DeprecationWarning):  # protobuf 3.20 only warns, which is an error here
     pass
-from rdzv_etcd.etcd import stubs
-stubs.load()
+from rdzv_etcd.etcd import messages
+messages.load()
 import etcd3
 etcd3.client
 """
 
 FROM_MANY_THREADS = """
 import threading
-from rdzv_etcd.etcd import stubs
+from rdzv_etcd.etcd import messages
 found, start = set(), threading.Barrier(8)
 def load():
     start.wait()
-    found.add(id(stubs.load().TxnRequest))
+    found.add(id(messages.load().TxnRequest))
 threads = [threading.Thread(target=load) for _ in range(8)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
@@ -54,8 +54,8 @@ other.message_type.add(name="RangeRequest")
 descriptor_pool.Default().Add(other) if hasattr(
     descriptor_pool.Default(), "Add"
 ) else descriptor_pool.Default().AddSerializedFile(other.SerializeToString())
-from rdzv_etcd.etcd import stubs
-assert stubs.load().RangeRequest(key=b"k").key == b"k"
+from rdzv_etcd.etcd import messages
+assert messages.load().RangeRequest(key=b"k").key == b"k"
 """
 
 

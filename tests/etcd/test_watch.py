@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import CompactedError, EtcdPermissionError, RevisionRegressedError
-from rdzv_etcd.etcd.api import Delete, EventKind, Get, Put, Txn, Watch
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Delete, EventKind, Get, Put, Txn, Watch
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer

@@ -9,8 +9,7 @@ import pytest
 
 from rdzv_etcd.errors import CompactedError, EtcdPermissionError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.watch import EtcdWatch
-from rdzv_etcd.etcd.watch_stream import UNREAD_LIMIT
+from rdzv_etcd.etcd.watch import UNREAD_LIMIT, EtcdWatch
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.test_watch import names
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon

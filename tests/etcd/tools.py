@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.etcd import api
+from rdzv_etcd.etcd import port
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.failback import FAILBACK_AFTER_S
+from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls
 from tests.support.servers import EtcdServer
 
@@ -82,16 +82,16 @@ class InOrder(SystemClock):
         return 0.0
 
 
-def put(name: bytes, value: bytes = b"1", lease_id: int = 0) -> api.Txn:
+def put(name: bytes, value: bytes = b"1", lease_id: int = 0) -> port.Txn:
     """An unguarded put of one key of the tests' range."""
-    return api.Txn((), (api.Put(PREFIX + name, value, lease_id),))
+    return port.Txn((), (port.Put(PREFIX + name, value, lease_id),))
 
 
-def create(name: bytes, value: bytes = b"1") -> api.Txn:
+def create(name: bytes, value: bytes = b"1") -> port.Txn:
     """A put guarded by the key not existing."""
     key = PREFIX + name
-    absent = api.Compare(key, api.Target.VERSION, api.Relation.EQUAL, 0)
-    return api.Txn((absent,), (api.Put(key, value),))
+    absent = port.Compare(key, port.Target.VERSION, port.Relation.EQUAL, 0)
+    return port.Txn((absent,), (port.Put(key, value),))
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

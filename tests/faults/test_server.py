@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.etcd.api import prefix_end
+from rdzv_etcd.etcd.port import prefix_end
 from tests.faults.nodes import TTL_S
 from tests.faults.servers import Job, ended_with, running
 from tests.support.certificates import make_certificates

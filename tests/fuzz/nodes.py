@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
-from rdzv_etcd.etcd.api import Delete, KeyValue, Put, Txn
+from rdzv_etcd.etcd.port import Delete, KeyValue, Put, Txn
 from rdzv_etcd.testing import MemoryEtcd, SimClock, SimLoop, run_simulation
 from tests.fuzz.mutate import nasty_bytes, nasty_json
 from tests.sim.commits import FOREIGN, OPERATOR

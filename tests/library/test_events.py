@@ -41,7 +41,7 @@ from rdzv_etcd.errors import (
     SettingsError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd import parts
+from rdzv_etcd.etcd import reads
 from rdzv_etcd.settings.config import PASSWORD_VARIABLE, USER_VARIABLE
 from tests.library.nodes import (
     LIMIT_S,
@@ -181,8 +181,8 @@ def test_a_large_job_is_read_page_by_page(
     observer: Observer, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ranks are in slices, which are read as well."""
-    monkeypatch.setattr(parts, "_FIRST_KEYS", 2)
-    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    monkeypatch.setattr(reads, "_FIRST_KEYS", 2)
+    monkeypatch.setattr(reads, "PART_BYTES", 1000)
     events = observer.events()
     with groups(node_settings(etcd_server, job_id, "5", slice_nodes=4), 5) as nodes:
         worlds = join_all(nodes)

@@ -15,7 +15,7 @@ from rdzv_etcd.errors import (
     MisuseError,
     WorldOverError,
 )
-from rdzv_etcd.etcd.api import Compare, Delete, Put, Txn
+from rdzv_etcd.etcd.port import Compare, Delete, Put, Txn
 from rdzv_etcd.protocol import collective_requests
 from rdzv_etcd.protocol.world_end import MovedOn
 from rdzv_etcd.testing import Applied

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError
-from rdzv_etcd.etcd.api import Delete, Get, Txn
+from rdzv_etcd.etcd.port import Delete, Get, Txn
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.testing.requests import Request
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate

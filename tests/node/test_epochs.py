@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.model import NodeInfo
 from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.keys import CollectiveKeys, KeyRange
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim.commits import OPERATOR

@@ -10,7 +10,7 @@ import logging
 import pytest
 
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.logs import JsonLines
 from rdzv_etcd.node.draining import request_drain
 from rdzv_etcd.node.gate import Failure, Gate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import EtcdRefusedError
-from rdzv_etcd.etcd.api import Get
+from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings import JobSettings
 from tests.sim.world import TIMING, SimJob, simulate
 

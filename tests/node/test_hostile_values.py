@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from rdzv_etcd.errors import JoinTimeoutError, StateCorruptError
-from rdzv_etcd.etcd.api import Delete, KeyValue, Op, Put, Txn
+from rdzv_etcd.etcd.port import Delete, KeyValue, Op, Put, Txn
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.fields import MAX_EPOCH
 from rdzv_etcd.protocol.model import Closure, Round

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from rdzv_etcd.errors import CompactedError, EtcdPermissionError
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.node.job_watch import JobWatch, read_state
 from rdzv_etcd.protocol.events import (
     JobEnded,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import DrainedError, EtcdError, EtcdNoSpaceError, EtcdPermissionError
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.events import NodeLeft, NodeLost, NodeMissing
 from rdzv_etcd.protocol.world_end import Left, Waiting, WorldChange
 from rdzv_etcd.testing.requests import Revoke

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError
-from rdzv_etcd.etcd.api import KeyValue, Put, Txn
+from rdzv_etcd.etcd.port import KeyValue, Put, Txn
 from rdzv_etcd.node.accuse import Witness
 from rdzv_etcd.node.peer_watch import Evidence, PeerWatch, Seen, evidence_of
 from rdzv_etcd.peers.api import Answer, Contact

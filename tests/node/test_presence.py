@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.protocol.member import Phase
 from tests.sim.matching import puts
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate

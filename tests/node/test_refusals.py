@@ -16,7 +16,7 @@ from rdzv_etcd.errors import (
     EtcdTlsError,
     JoinTimeoutError,
 )
-from rdzv_etcd.etcd.api import Delete, Get, Put, Txn, prefix_end
+from rdzv_etcd.etcd.port import Delete, Get, Put, Txn, prefix_end
 from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.testing import Applied, Lack
 from rdzv_etcd.testing.requests import Grant, Request

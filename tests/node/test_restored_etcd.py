@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import node
 from rdzv_etcd.protocol import lead as leading

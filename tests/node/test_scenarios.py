@@ -18,7 +18,7 @@ from rdzv_etcd.errors import (
     JoinTimeoutError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.api import Delete, Put, Txn
+from rdzv_etcd.etcd.port import Delete, Put, Txn
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES

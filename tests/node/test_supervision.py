@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import TaskFailedError
-from rdzv_etcd.etcd.api import Get, Txn
+from rdzv_etcd.etcd.port import Get, Txn
 from rdzv_etcd.testing.requests import KeepAlive, Request
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, StateCorruptError
-from rdzv_etcd.etcd.api import Get, GetResult, Put, Txn
+from rdzv_etcd.etcd.port import Get, GetResult, Put, Txn
 from rdzv_etcd.node.view_watch import ViewWatch
 from rdzv_etcd.node.wakeup import Wakeup
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, StoreTimeoutError
-from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.node.context import REFUSED_TTL_S
 from rdzv_etcd.protocol import requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rdzv_etcd.etcd.api import Event, EventKind, GetResult, KeyValue
+from rdzv_etcd.etcd.port import Event, EventKind, GetResult, KeyValue
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Change, Control, Drain, NodeInfo

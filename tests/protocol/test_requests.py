@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     Compare,
     Delete,
     Event,

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError
-from rdzv_etcd.etcd.api import Op, Put, Txn
+from rdzv_etcd.etcd.port import Op, Put, Txn
 from rdzv_etcd.testing.requests import Request
 from tests.sim.stage import Part, Stage
 from tests.sim.world import SimNode

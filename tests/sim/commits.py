@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.etcd.api import (
+from rdzv_etcd.etcd.port import (
     Compare,
     Event,
     EventKind,

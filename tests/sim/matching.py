@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.etcd.api import Delete, Op, Put, Txn
+from rdzv_etcd.etcd.port import Delete, Op, Put, Txn
 from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import KeepAlive, Request

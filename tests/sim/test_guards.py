@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.node import drafting, presence, session
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import accusations, closing, requests

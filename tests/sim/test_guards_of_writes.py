@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.etcd.api import Delete, Txn, prefix_end
+from rdzv_etcd.etcd.port import Delete, Txn, prefix_end
 from rdzv_etcd.node import job_lease
 from rdzv_etcd.protocol import member, requests
 from rdzv_etcd.protocol.codec import decode_place

@@ -18,7 +18,7 @@ import pytest
 
 from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd import watch_check
-from rdzv_etcd.etcd.api import Compare, Get, Put, Relation, Target, Txn, prefix_end
+from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.kv import writes
 from rdzv_etcd.node import drafting, job_lease, join_limits, node, presence, session
 from rdzv_etcd.node import join as joining

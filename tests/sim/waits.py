@@ -15,7 +15,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.api import KeyValue
+from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.node.context import REFUSED_TTL_S
 from rdzv_etcd.node.draining import REQUEST_TTL_S
 from rdzv_etcd.protocol import codec as values

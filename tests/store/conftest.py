@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from rdzv_etcd.etcd.api import Etcd, Get, Txn
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Etcd, Get, Txn
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold

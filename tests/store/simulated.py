@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rdzv_etcd.etcd.api import Txn
+from rdzv_etcd.etcd.port import Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.store_values import StoreKeys

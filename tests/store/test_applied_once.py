@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError, StateCorruptError, StoreLostError
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.testing import Link, MemoryConnection, MemoryEtcd

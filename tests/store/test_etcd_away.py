@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from rdzv_etcd.etcd.api import Txn
 from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Txn
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold

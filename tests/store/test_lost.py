@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError, StoreLostError
-from rdzv_etcd.etcd.api import Delete, Txn
+from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.testing import MemoryEtcd
 from tests.store.simulated import LIMIT_S, next_request, open_store, simulate

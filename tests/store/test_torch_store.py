@@ -18,7 +18,7 @@ import torch.distributed.elastic.utils.store as store_util
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.etcd.api import Put, Txn
+from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, StoreTimeoutError
-from rdzv_etcd.etcd.api import Get, Put, Txn
+from rdzv_etcd.etcd.port import Get, Put, Txn
 from rdzv_etcd.kv.reads import QUICK_ANSWER_S
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.testing import Applied, MemoryEtcd

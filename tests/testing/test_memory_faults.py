@@ -18,7 +18,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd.api import Delete, Get, Op, Put, Txn, TxnResult
+from rdzv_etcd.etcd.port import Delete, Get, Op, Put, Txn, TxnResult
 from rdzv_etcd.testing import (
     Applied,
     MemoryConnection,

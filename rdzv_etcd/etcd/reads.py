@@ -1,16 +1,18 @@
-"""Reads and writes of unknown size, in parts that even a slow link carries in time.
+"""Ways to read over the port: a range in parts that even a slow link carries in time, and the puts
+that come after a read.
 
 etcd does not say how large values are before it sends them, and an attempt whose reply is late is
 lost as a whole. So a part asks for as many keys as should fit into :data:`PART_BYTES`, going by the
 part before it, and one part follows the other: what has arrived is kept when a later part fails.
-Knows keys and sizes, through the port alone. Must not know what the keys mean.
+Knows keys, sizes, watches and revisions, through the port alone. Must not know what the keys mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from rdzv_etcd.etcd.api import Etcd, Get, GetResult, KeyValue
+from rdzv_etcd.etcd.port import Etcd, Get, GetResult, KeyValue, Watch
 
 PART_BYTES = 512 * 1024
 """Three seconds, the shortest limit of an attempt, at 170 kB/s; a larger value is a part alone."""
@@ -68,3 +70,35 @@ async def read_range(
             return
         start = part.kvs[-1].key + b"\x00"
         size.note(part.kvs)
+
+
+@asynccontextmanager
+async def puts_after(
+    etcd: Etcd,
+    key: bytes,
+    range_end: bytes | None,
+    revision: int,
+    *,
+    catch_up: bool = False,
+    tell_resumes: bool = False,
+) -> AsyncIterator[tuple[Watch, bool]]:
+    """Watch the puts after ``revision``, that of a read; tell whether to read once more.
+
+    etcd lets a watch that has something to catch up wait for it, up to 100 ms
+    (:meth:`~rdzv_etcd.etcd.port.Watch.ready`). So this one begins now, and if etcd has written
+    anything since ``revision`` the second value is ``True``: what the caller reads now and what the
+    watch brings leave no gap. With ``catch_up`` the watch begins right after ``revision``, and the
+    value is ``False``. ``tell_resumes``: as of :meth:`~rdzv_etcd.etcd.port.Etcd.watch`. The watch
+    is closed in the end. Raises what iterating over it would raise.
+    """
+    watch = etcd.watch(
+        key,
+        range_end,
+        start_revision=revision + 1 if catch_up else 0,
+        puts_only=True,
+        tell_resumes=tell_resumes,
+    )
+    try:
+        yield watch, not catch_up and await watch.ready() != revision
+    finally:
+        await watch.close()

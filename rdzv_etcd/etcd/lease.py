@@ -11,12 +11,11 @@ from collections import defaultdict, deque
 from typing import Any
 
 from rdzv_etcd.errors import EtcdRefusedError, EtcdUnavailableError
-from rdzv_etcd.etcd import retry, stubs
-from rdzv_etcd.etcd.failover import Failover, OpenStream
-from rdzv_etcd.etcd.faults import AttemptError, Verdict, told, unavailable
+from rdzv_etcd.etcd import messages, retry
+from rdzv_etcd.etcd.channel import ClosedError
+from rdzv_etcd.etcd.errors import AttemptError, Verdict, told, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.etcd.retry import Deadline
-from rdzv_etcd.etcd.server import ClosedError
+from rdzv_etcd.etcd.retry import Deadline, Failover, OpenStream
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -127,7 +126,7 @@ class _Exchange:
             raise self._failure
         reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[lease_id].append(reply)
-        self.opened.stream.send(stubs.load().LeaseKeepAliveRequest(ID=lease_id))
+        self.opened.stream.send(messages.load().LeaseKeepAliveRequest(ID=lease_id))
         return await reply
 
     async def close(self) -> None:
