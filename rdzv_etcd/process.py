@@ -1,15 +1,86 @@
-"""Which process this is: what a fork makes is another one, with all that its parent had in memory.
-
-Asks the kernel once for each process, so that loops may ask here. gRPC's threads do not survive a
-fork, and what it has set up crashes in the child (seen with grpcio 1.85;
-``GRPC_ENABLE_FORK_SUPPORT`` is for its synchronous calls only).
-"""
+"""This process: its threads, its forks and its signals. Knows nothing of the library."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import ctypes
 import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError
+
+SIGNAL_DELAY_S = 0.5
+"""The main thread, which alone runs Python's signal handlers, looks this often whether there was a
+signal while it waits. One that comes just before the wait begins, or to another thread, does not
+interrupt it; only then is its handler called this late."""
+
+
+class Latch:
+    """Opens once; one thread waits for that, and a signal's handler may raise at any point of it.
+
+    A ``threading.Event`` or a ``Future`` would not do: an exception that comes just when the
+    waiting thread has taken their lock leaves it locked, and then nobody can set them.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._lock = threading.Lock()  # a bare one: taken and waited for in one step
+        self._lock.acquire()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def open(self) -> None:
+        """Let the waiter go. Idempotent; does not block."""
+        self._is_open = True
+        with contextlib.suppress(RuntimeError):  # it was open
+            self._lock.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block for at most ``timeout_s`` seconds (``None``: no limit); tell whether it is open.
+
+        Raises what signal handlers raise.
+        """
+        left_s = threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s)
+        in_main_thread = threading.get_ident() == threading.main_thread().ident
+        # Hundreds of other threads that looked as often would keep the interpreter to themselves.
+        at_once_s = SIGNAL_DELAY_S if in_main_thread else threading.TIMEOUT_MAX
+        while not (self._is_open or self._lock.acquire(timeout=min(left_s, at_once_s))):
+            left_s -= at_once_s
+            if left_s <= 0:
+                return False
+        return True
+
+
+T = TypeVar("T")
+
+
+def begun_in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Begin it in a thread that the interpreter does not wait for at its end, as it does for those
+    of an executor. Nobody can cancel it."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(_do, work, outcome), name=name, daemon=True).start()
+    return outcome
+
+
+def _do(work: Callable[[], T], outcome: Future[T]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 - it is the caller who gets it
+        outcome.set_exception(error)
+        # The error's traceback keeps this frame, which must not keep the error in its turn.
+        del outcome
+    else:
+        outcome.set_result(result)
+
 
 _id = os.getpid()
 
@@ -41,3 +112,24 @@ def refuse_after_fork() -> None:
     """Raise :class:`ForkedProcessError` if this process was forked from one that has used gRPC."""
     if _user is not None and _user != process_id():
         raise ForkedProcessError(_user)
+
+
+_SIG_DFL = 0
+_LARGEST_SIGACTION = 512
+
+
+def has_default_action(number: int) -> bool:
+    """Tell whether nothing in this process handles or ignores the signal."""
+    return signal.getsignal(number) is signal.SIG_DFL and kernel_handler(number) in (_SIG_DFL, None)
+
+
+def kernel_handler(number: int) -> int | None:
+    """Return the address of the function that the kernel calls: the same one for all handlers in
+    Python; 0 for the default action. ``None`` if it cannot be asked."""
+    found = ctypes.create_string_buffer(_LARGEST_SIGACTION)
+    try:
+        if ctypes.CDLL(None).sigaction(number, None, found) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return ctypes.c_size_t.from_buffer(found).value  # struct sigaction begins with the handler

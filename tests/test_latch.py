@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 
 
 class Interruption(Exception):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd import log_thread
-from rdzv_etcd.log_thread import LINES_KEPT, THREAD_NAME, LogThread
+from rdzv_etcd import log as log_module
+from rdzv_etcd.log import LINES_KEPT, THREAD_NAME, LogThread
 
 LIMIT_S = 60.0
 LOG = logging.getLogger("rdzv_etcd")
@@ -133,9 +133,9 @@ def test_a_flush_waits_for_a_blocked_handler_once(
 ) -> None:
     written.may_go_on.clear()
     on_it(warn(0, 1))
-    monkeypatch.setattr(log_thread, "FLUSH_S", 0.01)
+    monkeypatch.setattr(log_module, "FLUSH_S", 0.01)
     lines.flush()
-    monkeypatch.setattr(log_thread, "FLUSH_S", 10 * LIMIT_S)
+    monkeypatch.setattr(log_module, "FLUSH_S", 10 * LIMIT_S)
     lines.flush()  # it would not return
     assert written.lines == []
     on_it(warn(1, 1))
@@ -188,14 +188,14 @@ def test_every_logger_that_the_library_s_thread_may_use_is_known() -> None:
         if "getLogger(__name__)" in path.read_text("utf-8")
         and path.relative_to(package).parts[0] not in ("embedded", "settings")
     }
-    assert own_names <= set(log_thread._LOGGERS)
+    assert own_names <= set(log_module._LOGGERS)
 
 
 def test_a_forked_child_writes_its_own_lines() -> None:
     program = textwrap.dedent(
         """
         import logging, os, sys
-        from rdzv_etcd.log_thread import LogThread
+        from rdzv_etcd.log import LogThread
         logging.basicConfig(format="%(message)s")
         LogThread().serve()
         log = logging.getLogger("rdzv_etcd")

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from rdzv_etcd.process import refuse_after_fork
+from rdzv_etcd.process import begun_in_thread, refuse_after_fork
 from rdzv_etcd.runtime.loop_thread import refuse_green_threads
-from rdzv_etcd.threads import begun_in_thread
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from rdzv_etcd.cli.doctor_etcd import Finding, numbers_of
 from rdzv_etcd.cli.jobs import Job, entangled_with, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
 from rdzv_etcd.cli.report import closed_text, refused_with_help, report_on, some
-from rdzv_etcd.embedded.addresses import own_addresses
+from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.inspection import InspectingClient
 from rdzv_etcd.etcd.port import Etcd

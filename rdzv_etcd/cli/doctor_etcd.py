@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rdzv_etcd.cli.output import duration
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.embedded.http import MalformedReplyError, ask, connect
+from rdzv_etcd.embedded.port import MalformedReplyError, ask, connect
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.signals import has_default_action
+from rdzv_etcd.process import has_default_action
 from rdzv_etcd.text import LINE, shown
 
 VERSION = 1

@@ -13,11 +13,10 @@ import click
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.options import Target, common
-from rdzv_etcd.embedded import lock
-from rdzv_etcd.embedded.addresses import listen_urls, own_addresses
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
 from rdzv_etcd.embedded.child import START_LIMIT_S, Etcd, Login, Plan, StartError, ToldToStopError
-from rdzv_etcd.embedded.signals import UNBLOCKED, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.port import listen_urls, own_addresses, take_lock
+from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, wait_for_signal
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection
 
@@ -48,7 +47,7 @@ def serve(*, target: Target, as_json: bool) -> int:
     """
     place = _place(target.settings().connection)
     try:
-        held = lock.take(place.connection.endpoints[0].port)
+        held = take_lock(place.connection.endpoints[0].port)
     except OSError:
         raise EmbeddedEtcdError(
             f"an embedded etcd runs at port {place.connection.endpoints[0].port} already"

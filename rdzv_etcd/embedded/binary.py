@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdzv_etcd.embedded.etcd_log import MOST
+from rdzv_etcd.embedded.child import MOST
 from rdzv_etcd.embedded.program import answer
 from rdzv_etcd.errors import EmbeddedEtcdError
 from rdzv_etcd.text import shown

@@ -14,20 +14,22 @@ import fcntl
 import json
 import os
 import platform
+import re
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.embedded.data_folder import make_folder, remove_folder
-from rdzv_etcd.embedded.etcd_log import last_words
-from rdzv_etcd.embedded.http import MalformedReplyError, ask
-from rdzv_etcd.embedded.program import Program, answer
-from rdzv_etcd.embedded.signals import UNBLOCKED, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.port import MalformedReplyError, ask
+from rdzv_etcd.embedded.program import UNBLOCKED, Program, answer, is_told_to_stop, wait_for_signal
+from rdzv_etcd.text import shown
 
 PR_SET_PDEATHSIG = 1
 START_LIMIT_S = 120.0
@@ -264,3 +266,102 @@ def _environment() -> dict[str, str]:
     if platform.machine() not in ("x86_64", "AMD64"):
         kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # etcd 3.4 refuses to start there without it
     return kept
+
+
+FOLDER_PREFIX = "rdzv-etcd-embedded-"
+
+
+def make_folder() -> tuple[Path, int]:
+    """Make a folder that nobody else may read; return it and the descriptor that holds it.
+
+    Deletes what killed supervisors left beside it. Raises OSError if there is no place for it.
+    """
+    place = _temporary()
+    _sweep(place)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place))
+    try:
+        return folder, _lock(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def remove_folder(folder: Path, held: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(held)
+
+
+def _temporary() -> Path:
+    """The system's folder for temporary files. Never the working directory, Python's last resort:
+    that is ``/`` here."""
+    try:
+        found = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        found = Path("/")
+    if found == Path("/"):
+        named = os.environ.get("TMPDIR")
+        tried = "/tmp, /var/tmp" if named is None else f"TMPDIR={named}, /tmp, /var/tmp"
+        raise OSError(
+            f"none of {tried} and /usr/tmp can be written; set TMPDIR to a folder that can, with "
+            "200 MB free"
+        )
+    return found
+
+
+def _lock(folder: Path) -> int:
+    """Mark a data directory as in use by this process; returns the descriptor that holds it."""
+    unfinished = folder / "lock.new"
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unfinished.rename(folder / "lock")  # it never exists unlocked while its owner lives
+    return descriptor
+
+
+def _sweep(place: Path) -> None:
+    """Delete what killed supervisors left: batch systems end a job by killing all its processes."""
+    for lock in place.glob(f"{FOLDER_PREFIX}*/lock"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or just being removed
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            continue  # in use
+        finally:
+            os.close(descriptor)
+
+
+MOST = 400
+_DULL = frozenset({"level", "ts", "caller", "msg", "stacktrace"})
+_TROUBLE = re.compile(r"error|fatal|panic|in use|denied|no space|too many", re.IGNORECASE)
+
+
+def last_words(log: str) -> str:
+    """Return what explains the end best: printable, one line, at most some 400 characters."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    entries = [entry for entry in map(_entry, lines) if entry is not None]
+    for levels in (("fatal", "panic"), ("error",), ("warn",)):
+        told = [_sentence(entry) for entry in entries if entry.get("level") in levels]
+        if told:
+            return shown(told[-1], MOST)
+    plain = [line for line in lines if _TROUBLE.search(line)] or lines
+    return shown(plain[-1], MOST) if plain else "it said nothing"
+
+
+def _entry(line: str) -> dict[str, object] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "msg" in entry else None
+
+
+def _sentence(entry: dict[str, object]) -> str:
+    details = [
+        str(value) if name == "error" else f"{name}={value}"
+        for name, value in entry.items()
+        if name not in _DULL
+    ]
+    return f"{entry['msg']}: {', '.join(details)}" if details else str(entry["msg"])

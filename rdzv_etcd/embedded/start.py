@@ -5,23 +5,38 @@ Knows who may start it and how long to wait. Blocks; called before a group conne
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import select
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
-from rdzv_etcd.embedded import lock
-from rdzv_etcd.embedded.addresses import own_addresses
-from rdzv_etcd.embedded.binary import find_binary
-from rdzv_etcd.embedded.launch import launch
-from rdzv_etcd.embedded.probe import Answer, Found, probe
-from rdzv_etcd.embedded.trust import check_owner, check_password, is_trusted, user_of
-from rdzv_etcd.embedded.waiting import WARN_AFTER_S, WARN_AGAIN_S, why_nobody_answers
+from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
+from rdzv_etcd.embedded.child import Login
+from rdzv_etcd.embedded.port import (
+    Answer,
+    Found,
+    check_owner,
+    check_password,
+    is_trusted,
+    listen_urls,
+    listeners,
+    lock_holder,
+    own_addresses,
+    probe,
+    reached_by,
+    user_of,
+)
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint, Settings
-from rdzv_etcd.settings.hosts import is_loopback
+from rdzv_etcd.settings.hosts import is_loopback, resolve
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +159,7 @@ class _Ensure:
 
     def _is_kept(self) -> bool:
         """Tell whether a supervisor of this machine holds the lock of the port."""
-        keeper = lock.holder(self._endpoint.port)
+        keeper = lock_holder(self._endpoint.port)
         if keeper is None:
             return False
         if keeper.uid is not None and not is_trusted(keeper.uid):
@@ -163,7 +178,7 @@ class _Ensure:
             raise EmbeddedEtcdError(
                 f"{where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
             )
-        if answer is not Answer.SILENCE or lock.holder(self._endpoint.port) is not None:
+        if answer is not Answer.SILENCE or lock_holder(self._endpoint.port) is not None:
             self._silent_since = None
             return
         now = time.monotonic()
@@ -222,3 +237,155 @@ def _single_endpoint(settings: Settings) -> Endpoint:
             "if that network is trusted"
         )
     return endpoint
+
+
+log = logging.getLogger(__name__)
+
+_START_GRACE_S = 30.0
+"""What the first node has at least between the start and its first lease."""
+STALE_AFTER_S = 600.0
+"""A lease that nobody has renewed for so long keeps no etcd, unless nodes' last as long."""
+_NOT_FOR_ETCD = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_NODE_ID")
+"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
+# -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from rdzv_etcd.embedded.supervisor import main; sys.exit(main())"
+)
+
+
+def launch(
+    settings: Settings,
+    binary: Binary,
+    addresses: tuple[str, ...],
+    environ: Mapping[str, str],
+    deadline: float,
+    *,
+    stale_after_s: float = STALE_AFTER_S,
+) -> dict[str, str]:
+    """Start it and return its report: ``outcome`` (started, taken, failed) and ``detail``.
+
+    Blocks until etcd serves, or to ``deadline`` (monotonic seconds). Raises
+    :class:`EmbeddedEtcdError` if there is no report.
+    """
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb") as status:
+        try:
+            subprocess.run(
+                _command(settings, binary, addresses, stale_after_s, write_fd),
+                input=_login(settings),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(write_fd,),
+                env={k: v for k, v in environ.items() if k not in _NOT_FOR_ETCD},
+                start_new_session=True,  # a Ctrl-C for the agent is not for etcd
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise EmbeddedEtcdError(
+                f"the supervisor of an embedded etcd could not be started: {error}"
+            ) from error
+        finally:
+            os.close(write_fd)
+        line = _line(status, binary, deadline)
+    report: dict[str, str] = json.loads(line)
+    return report
+
+
+def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
+    """Wait for the report; after some seconds, and now and then, say that it takes long."""
+    waiter = select.poll()
+    waiter.register(status, select.POLLIN)
+    began = time.monotonic()
+    due = began + WARN_AFTER_S
+    while not waiter.poll(max(0.0, min(due, deadline) - time.monotonic()) * 1000):
+        now = time.monotonic()
+        if now >= deadline:
+            raise EmbeddedEtcdError(
+                f"the embedded etcd that was started ({binary.path}) did not answer in time"
+            )
+        if now >= due:
+            due = now + WARN_AGAIN_S
+            log.warning(
+                "waiting %.0f s (of %.0f) for the embedded etcd that this node has started (%s); "
+                "if it never comes up, name another in %s",
+                now - began,
+                deadline - began,
+                binary.path,
+                BINARY_VARIABLE,
+            )
+    line = status.readline()
+    if not line:
+        raise EmbeddedEtcdError(
+            f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
+        )
+    return line
+
+
+def _command(
+    settings: Settings,
+    binary: Binary,
+    addresses: tuple[str, ...],
+    stale_after_s: float,
+    status_fd: int,
+) -> list[str]:
+    endpoint: Endpoint = settings.connection.endpoints[0]
+    grace_s, stale_s = settings.embed_grace_s, max(stale_after_s, settings.timing.lease_ttl_s)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(root), "--binary", str(binary.path)]
+    command += ["--port", str(endpoint.port)]
+    for url in listen_urls(endpoint, addresses):
+        command += ["--listen", url]
+    command += ["--advertise", f"http://{endpoint.target}", "--grace", str(grace_s)]
+    command += ["--start-grace", str(max(grace_s, _START_GRACE_S))]
+    return [*command, "--stale-after", str(stale_s), "--status-fd", str(status_fd)]
+
+
+def _login(settings: Settings) -> bytes:
+    credentials = settings.connection.credentials
+    if credentials is None:
+        return b""
+    return json.dumps(asdict(Login(credentials.user, credentials.password))).encode()
+
+
+WARN_AFTER_S = 5.0
+"""So long a wait is silent."""
+WARN_AGAIN_S = 60.0
+
+
+def why_nobody_answers(endpoint: Endpoint, found: Found) -> str:
+    """Return the cause, and what to do. Blocks for a name look-up."""
+    own = own_addresses(endpoint.host)
+    if own:
+        return _here(endpoint, found, own)
+    addresses = resolve(endpoint.host)
+    if not addresses:
+        return (
+            f"{found.answer.value}: {endpoint.host} cannot be resolved on this machine; is it "
+            "spelt right in --rdzv-endpoint?"
+        )
+    detail = f" ({found.detail})" if found.detail else ""
+    if endpoint.host not in addresses:
+        detail = f" at {', '.join(addresses)}{detail}"
+    return (
+        f"{found.answer.value}{detail}. {endpoint.host} is not this machine "
+        f"({socket.gethostname()}); is that right, and is a node running there with embed=1?"
+    )
+
+
+def _here(endpoint: Endpoint, found: Found, own: tuple[str, ...]) -> str:
+    keeper = lock_holder(endpoint.port)
+    if keeper is None:
+        return f"{found.answer.value}. {endpoint.host} is this machine; it will be tried again"
+    whose = "another node of this machine" if keeper.pid is None else f"process {keeper.pid}"
+    elsewhere = [
+        listener.address
+        for listener in listeners(endpoint.port)
+        if not any(reached_by(listener, address) for address in own)
+    ]
+    if elsewhere and found.answer is Answer.NOTHING:
+        return (
+            f"{whose} keeps an embedded etcd on this port that listens only on "
+            f"{', '.join(elsewhere)}; give every node the same --rdzv-endpoint"
+        )
+    return f"{found.answer.value}; {whose} of this machine is starting it"

@@ -17,9 +17,9 @@ import socket
 import sys
 import time
 
-from rdzv_etcd.embedded import lock
 from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError, ToldToStopError
-from rdzv_etcd.embedded.signals import UNBLOCKED, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.port import dismiss, take_lock
+from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, wait_for_signal
 
 MOST_RESTARTS = 5
 HEALTHY_AFTER_S = 60.0
@@ -48,7 +48,7 @@ class Keeper:
         while True:
             if is_told_to_stop(wait_for_signal(interval_s)):
                 return "told to stop"
-            lock.dismiss(self._held)
+            dismiss(self._held)
             self._etcd.tidy()
             now = time.monotonic()
             if not self._etcd.running:
@@ -92,7 +92,7 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)
     try:
-        held = lock.take(options.port)
+        held = take_lock(options.port)
     except OSError:
         _tell(options.status_fd, "taken", "another node of this machine is starting it")
         return 0

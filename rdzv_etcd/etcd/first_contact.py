@@ -19,9 +19,9 @@ from functools import partial
 
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.errors import EtcdTlsError, EtcdUnavailableError
+from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.text import LINE, shown
-from rdzv_etcd.threads import begun_in_thread
 
 _log = logging.getLogger(__name__)  # of its own: the command line shows only this one's lines
 

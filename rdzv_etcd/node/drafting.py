@@ -18,7 +18,7 @@ from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Nodes, Round
 from rdzv_etcd.protocol.slices import slices_for
 from rdzv_etcd.protocol.wait_text import refused_lately
-from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM
+from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM
 from rdzv_etcd.text import shown
 
 _AUDITED = 32

@@ -22,7 +22,7 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, Drain
 from rdzv_etcd.protocol.views import place_in
-from rdzv_etcd.settings.limits import MAX_REASON
+from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
 
 _BY = 200

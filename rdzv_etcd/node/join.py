@@ -49,7 +49,7 @@ from rdzv_etcd.protocol.steps import (
 from rdzv_etcd.protocol.views import nodes_from, slice_from
 from rdzv_etcd.protocol.wait_text import is_news, tell_arrived, tell_world
 from rdzv_etcd.settings import AfterEnd
-from rdzv_etcd.settings.limits import MAX_REASON
+from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
 
 

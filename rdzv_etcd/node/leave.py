@@ -17,7 +17,7 @@ from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Closure, Control, Ended, NodeInfo, Round
 from rdzv_etcd.protocol.steps import WorkingStep, working_step
 from rdzv_etcd.runtime.loop_call import what_interrupted
-from rdzv_etcd.settings.limits import MAX_REASON
+from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
 
 _ROOM_FOR_RANK_0_S = 1.0

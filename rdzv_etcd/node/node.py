@@ -49,7 +49,7 @@ from rdzv_etcd.protocol.world_end import (
     why_over,
 )
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.settings.limits import MAX_REASON
+from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
 
 _FINISH_TOGETHER_S = 1.0

@@ -12,7 +12,7 @@ import sys
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.orphans import guard
-from rdzv_etcd.settings.config import NODE_ID_VARIABLE
+from rdzv_etcd.settings.parse import NODE_ID_VARIABLE
 
 _START_LIMIT_S = 60.0
 

@@ -20,8 +20,8 @@ from typing import TypeAlias, cast
 
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.peers.api import Answer, Contact, End, Peer
+from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.text import shown
-from rdzv_etcd.threads import begun_in_thread
 
 _WORDS = b"rdzv-etcd peer 1 "
 """With the version of what is said here. Both sides' lines begin with it."""

@@ -34,7 +34,7 @@ from rdzv_etcd.protocol.model import (
 )
 from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
+from rdzv_etcd.settings.fields import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
 from rdzv_etcd.text import shown
 
 __all__ = ["VERSION", "decode_key"]

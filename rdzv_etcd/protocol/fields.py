@@ -19,8 +19,7 @@ from rdzv_etcd.errors import (
     UnwritableValueError,
 )
 from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.settings.checks import nesting_problem
-from rdzv_etcd.settings.limits import MAX_NODES
+from rdzv_etcd.settings.fields import MAX_NODES, nesting_problem
 from rdzv_etcd.text import shown
 
 VERSION = 1

@@ -9,7 +9,7 @@ from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Control, Nodes, Presence, Refused
 from rdzv_etcd.protocol.names import display_name, display_names, is_unknown, names_apart
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import MAX_ROUND
+from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.text import shown
 
 _NAMED = 8

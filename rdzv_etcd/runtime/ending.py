@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 from rdzv_etcd.runtime.loop_thread import LoopHold
 
 _log = logging.getLogger("rdzv_etcd")

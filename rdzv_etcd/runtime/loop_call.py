@@ -10,7 +10,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 
 T = TypeVar("T")
 

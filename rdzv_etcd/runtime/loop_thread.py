@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rdzv_etcd.errors import ForkedProcessError, MisuseError, RdzvEtcdError, TaskFailedError
-from rdzv_etcd.log_thread import LogThread
+from rdzv_etcd.log import LogThread
 from rdzv_etcd.process import process_id
 from rdzv_etcd.runtime.loop_call import LoopCall, what_interrupted
 

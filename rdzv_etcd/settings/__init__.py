@@ -1,10 +1,16 @@
 """Frozen settings and the parsers that make them from what users type."""
 
-from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
-from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls
-from rdzv_etcd.settings.definitions import AfterEnd, JobSettings, Log, Settings, Timing
-from rdzv_etcd.settings.endpoints import parse_endpoints
-from rdzv_etcd.settings.options import OPTIONS, options_table
+from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls, parse_endpoints
+from rdzv_etcd.settings.options import (
+    OPTIONS,
+    AfterEnd,
+    JobSettings,
+    Log,
+    Settings,
+    Timing,
+    options_table,
+)
+from rdzv_etcd.settings.parse import is_default_job_id, settings_from_config
 
 __all__ = [
     "OPTIONS",

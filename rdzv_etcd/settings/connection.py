@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.fields import Kind, check_numbers, option
+from rdzv_etcd.text import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +120,148 @@ class Connection:
     def __str__(self) -> str:
         scheme = "https" if self.tls is not None else "http"
         return ",".join(f"{scheme}://{endpoint.target}" for endpoint in self.endpoints)
+
+
+DEFAULT_PORT = 2379
+_OPTION = "--rdzv-endpoint"
+_MISSPELT_SCHEME = re.compile(r"(https?)(?::/?|//)(?!/)(?!\d+$)(.+)", re.IGNORECASE)
+_OF_A_LINK = ipaddress.IPv6Network("fe80::/10")
+_HOST = re.compile(r"[\w.-]+")
+_WRONG_SEPARATOR = re.compile(r"[;\s]")
+_PLACEHOLDER = set("$<>{}")
+_UNSET = ("None", "null", "undefined")
+"""What programs write for a value that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedEndpoints:
+    """The endpoints, in the order typed and without repetitions."""
+
+    endpoints: tuple[Endpoint, ...]
+    scheme: str | None = None
+    """``http``, ``https``, or ``None`` if no entry had one."""
+
+
+def parse_endpoints(text: str | None) -> ParsedEndpoints:
+    """Parse a comma-separated list of endpoints; raises :class:`SettingsError`.
+
+    An entry without a scheme takes that of the others. ``None`` is no endpoint, as no text is.
+    """
+    if text is not None and not isinstance(text, str):
+        raise SettingsError(
+            f"{_OPTION} is {named(text)}; it must be text: host:port, or several with commas"
+        )
+    if text is None or not text.strip():
+        return ParsedEndpoints((Endpoint("localhost", DEFAULT_PORT),))
+    if "@" in text:  # before any message could repeat a password
+        raise SettingsError(
+            f"{_OPTION} contains user information (…@host), which would end up in logs: set "
+            "RDZV_ETCD_USER and RDZV_ETCD_PASSWORD in the environment instead"
+        )
+    is_filled_in = not set(text) & _PLACEHOLDER
+    if is_filled_in and any(_WRONG_SEPARATOR.search(part.strip()) for part in text.split(",")):
+        listed = ",".join(filter(None, re.split(r"[;,\s]+", text)))
+        raise SettingsError(
+            f"{_OPTION} {text!r} contains a semicolon or a blank; endpoints are separated by "
+            f"commas: write {listed or 'h1:2379,h2:2379'}"
+        )
+    schemes: dict[str, str] = {}
+    endpoints: dict[Endpoint, None] = {}
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry:
+            raise SettingsError(
+                f"{_OPTION} {text!r} has an empty entry: a comma too many, or a blank after the "
+                "comma, at which the shell has split it; write h1:2379,h2:2379 without blanks"
+            )
+        scheme, address = _split_scheme(entry)
+        if scheme is not None:
+            schemes.setdefault(scheme, entry)
+        endpoints.setdefault(_parse_address(entry, address))
+    if len(schemes) > 1:
+        raise SettingsError(
+            f"{_OPTION} mixes http and https ({schemes['http']!r}, {schemes['https']!r}): all "
+            "endpoints of a cluster must have the same scheme"
+        )
+    return ParsedEndpoints(tuple(endpoints), next(iter(schemes), None))
+
+
+def _split_scheme(entry: str) -> tuple[str | None, str]:
+    misspelt = _MISSPELT_SCHEME.fullmatch(entry)
+    if misspelt is not None:
+        scheme, address = misspelt.groups()
+        raise SettingsError(f"{_OPTION} {entry!r}: write {scheme.lower()}://{address}")
+    scheme, separator, rest = entry.partition("://")
+    if not separator:
+        return None, entry
+    if scheme.lower() not in ("http", "https"):
+        address, _, path = rest.partition("/")
+        job = path.partition("?")[0]
+        instead = f"write {address or 'host:port'}"
+        if job and scheme.lower() == "etcd":  # a URL as torch's first etcd backend has them
+            instead += f", and --rdzv-id={job}"
+        raise SettingsError(f"{_OPTION} {entry!r}: the scheme must be http or https; {instead}")
+    return scheme.lower(), rest
+
+
+def _parse_address(entry: str, address: str) -> Endpoint:
+    address = address.removesuffix("/")
+    if re.search(r"[/?#]", address):
+        raise SettingsError(
+            f"{_OPTION} {entry!r} has a path; it must be host:port only (keys are placed under "
+            "the etcd_prefix setting)"
+        )
+    if address.startswith("["):
+        host, closing, rest = address[1:].partition("]")
+        host = re.sub("%25(?=.)", "%", host, count=1)  # %25 alone: the interface of number 25
+        if not closing or not _is_ipv6(host) or (rest and not rest.startswith(":")):
+            raise SettingsError(f"{_OPTION} {entry!r}: expected [IPv6 address]:port")
+        if "%" not in host and ipaddress.IPv6Address(host) in _OF_A_LINK:
+            raise SettingsError(
+                f"{_OPTION} {entry!r}: such an address is valid on one link only, and needs the "
+                f"name of this machine's interface there: write [{host}%eth0]{rest} if it is eth0"
+            )
+        return Endpoint(host, _parse_port(entry, rest[1:]) if rest else DEFAULT_PORT)
+    if address.count(":") > 1:
+        raise SettingsError(
+            f"{_OPTION} {entry!r} is ambiguous: write an IPv6 address in brackets, "
+            f"as in [2001:db8::1]:{DEFAULT_PORT}"
+        )
+    host, colon, port = address.partition(":")
+    if not _HOST.fullmatch(host) or host in _UNSET:
+        problem = "has no host" if not host else f"has an invalid host, {host!r}"
+        raise SettingsError(f"{_OPTION} {entry!r} {problem}{_why(host)}; expected host:port")
+    return Endpoint(host, _parse_port(entry, port) if colon else DEFAULT_PORT)
+
+
+def _parse_port(entry: str, text: str) -> int:
+    if re.fullmatch("0+", text):
+        raise SettingsError(
+            f"{_OPTION} {entry!r}: port 0, any free one, is how c10d keeps the jobs of one machine "
+            "apart; here --rdzv-id does: give each job an id of its own, and write "
+            f"{entry.rstrip('/0')}{DEFAULT_PORT}, with --rdzv-conf=embed=1 if no etcd runs "
+            "there"
+        )
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise SettingsError(
+            f"{_OPTION} {entry!r}: the port must be a number from 1 to 65535{_why(text)}"
+        )
+    return int(text)
+
+
+def _why(part: str) -> str:
+    """How such a part of an endpoint usually comes about."""
+    if not part or part in _UNSET:
+        return " (was a variable not set?)"
+    if set(part) & _PLACEHOLDER:
+        return " (a variable or placeholder that was not replaced)"
+    if set(part) & set("'\"`"):
+        return " (quotes that have become part of the value)"
+    return ""
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 
 Place: TypeAlias = "tuple[int, tuple[object, ...]]"
 """An address family and an address as sockets take them."""

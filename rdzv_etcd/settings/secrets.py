@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Credentials
-from rdzv_etcd.settings.limits import MAX_SECRET
+from rdzv_etcd.settings.fields import MAX_SECRET
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import torch.distributed as dist
 
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
 
 T = TypeVar("T")

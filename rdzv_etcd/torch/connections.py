@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Collection, Iterable, Iterator
 
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _LINK = "socket:["

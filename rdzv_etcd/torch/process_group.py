@@ -28,7 +28,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from rdzv_etcd import Expelled, Left, Lost, MovedOn, World, WorldChange
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.latch import SIGNAL_DELAY_S
+from rdzv_etcd.process import SIGNAL_DELAY_S
 from rdzv_etcd.text import named
 from rdzv_etcd.torch.connecting import Connecting, end_made_late
 from rdzv_etcd.torch.connections import Connections

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from rdzv_etcd.settings.config import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD_VARIABLE
+from rdzv_etcd.settings.parse import EPOCH_VARIABLE, NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.torch_plugin.launches import Launch
 
 _log = logging.getLogger("rdzv_etcd")

@@ -18,10 +18,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, RdzvEtcdError
-from rdzv_etcd.logs import show
+from rdzv_etcd.log import show
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.settings.config import is_default_job_id, settings_from_config
 from rdzv_etcd.settings.options import WITHOUT_MEANING
+from rdzv_etcd.settings.parse import is_default_job_id, settings_from_config
 from rdzv_etcd.torch_plugin.agent_store import AgentStore
 from rdzv_etcd.torch_plugin.drain import Departure
 from rdzv_etcd.torch_plugin.elastic_events import record

@@ -16,8 +16,7 @@ import time
 import weakref
 from types import FrameType
 
-from rdzv_etcd.latch import Latch
-from rdzv_etcd.signals import has_default_action, kernel_handler
+from rdzv_etcd.process import Latch, has_default_action, kernel_handler
 from rdzv_etcd.world.group import Group
 
 DRAINS = signal.SIGUSR1

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.logs import show
+from rdzv_etcd.log import show
 from rdzv_etcd.node.gate import GateFunction
 from rdzv_etcd.settings import Settings, settings_from_config
-from rdzv_etcd.settings.checks import whole_or_none
-from rdzv_etcd.settings.config import EPOCH_VARIABLE
+from rdzv_etcd.settings.fields import whole_or_none
 from rdzv_etcd.settings.options import WITHOUT_MEANING
+from rdzv_etcd.settings.parse import EPOCH_VARIABLE
 from rdzv_etcd.text import named
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.observer import Observer

@@ -42,7 +42,7 @@ from rdzv_etcd.runtime.listener import (
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.runtime.one_at_a_time import OneAtATime
 from rdzv_etcd.settings import Connection, Settings
-from rdzv_etcd.settings.definitions import Orphans
+from rdzv_etcd.settings.options import Orphans
 from rdzv_etcd.text import shown
 from rdzv_etcd.world.job_events import JobEvents, begun
 from rdzv_etcd.world.opening import Connect, open_etcd

@@ -15,7 +15,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.cli.options import Target
-from rdzv_etcd.embedded.addresses import own_addresses
+from rdzv_etcd.embedded.port import own_addresses
 from tests.cli.tools import LIMIT_S, Run, plant_node, plant_round, run_alone
 from tests.support.processes import free_port
 from tests.support.servers import EtcdServer, find_binaries

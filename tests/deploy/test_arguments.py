@@ -9,7 +9,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 from tests.deploy.examples import MOUNTED, TRAINING, Launch, launch
 
 EMBEDDED = "slurm-embedded.sbatch"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from rdzv_etcd.embedded.probe import Answer, probe
+from rdzv_etcd.embedded.port import Answer, probe
 from rdzv_etcd.settings import Endpoint, Settings, settings_from_config
 from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway

@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd, ensure_etcd, lock
-from rdzv_etcd.embedded.addresses import listen_urls, own_addresses
-from rdzv_etcd.embedded.probe import Answer
+from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.port import Answer, listen_urls, own_addresses, take_lock
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint
 from tests.embedded.agents import (
@@ -134,7 +133,7 @@ def test_a_node_elsewhere_waits_until_it_is_started(
     """While another supervisor of the port is starting etcd this node only waits."""
     caplog.set_level("INFO")
     outcome: list[StartedEtcd | None] = []
-    with lock.take(port):
+    with take_lock(port):
         waiter = threading.Thread(target=lambda: outcome.append(ensure()))
         waiter.start()
         wait_until("a log line", lambda: "waiting up to 60 s for the etcd at" in caplog.text)

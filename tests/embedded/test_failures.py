@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rdzv_etcd.embedded.addresses import own_addresses
-from rdzv_etcd.embedded.etcd_log import last_words
+from rdzv_etcd.embedded.child import last_words
+from rdzv_etcd.embedded.port import own_addresses
 from tests.embedded.agents import Agent, wait_for_end
 from tests.embedded.conftest import Agents
 

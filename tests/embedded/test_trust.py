@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd, ensure_etcd, lock
-from rdzv_etcd.embedded.trust import Listener, listeners, reached_by
+from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.port import Listener, listeners, lock_holder, reached_by
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
 from rdzv_etcd.world.group import Group
 from tests.embedded.agents import NOBODY, answer, has_ended, settings, wait_for_end
@@ -32,7 +32,7 @@ LOGIN = ("ann", "s3cret-word")
 # socket is a real etcd.
 _STRANGER = """
 import encodings.idna, os, socket, sys, threading
-from rdzv_etcd.embedded import lock
+from rdzv_etcd.embedded.port import take_lock
 os.setuid(int(sys.argv[1]))
 port, behind = int(sys.argv[2]), int(sys.argv[3])
 
@@ -44,7 +44,7 @@ def pump(source, sink):
 if behind:
     listener = socket.create_server(("127.0.0.1", port))
 else:
-    held = lock.take(port)
+    held = take_lock(port)
 print("ready", flush=True)
 while behind:
     client, _ = listener.accept()
@@ -190,7 +190,7 @@ def test_a_port_whose_lock_another_user_holds_is_refused_at_once(
         ),
     ):
         ensure_etcd(settings(f"127.0.0.1:{port}"))
-    assert lock.holder(port) is None
+    assert lock_holder(port) is None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1"])

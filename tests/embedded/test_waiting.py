@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd, lock
-from rdzv_etcd.embedded.probe import Answer, probe
+from rdzv_etcd.embedded import StartedEtcd
+from rdzv_etcd.embedded.port import Answer, probe, take_lock
 from rdzv_etcd.settings import Endpoint
 from tests.embedded.conftest import Agents
 from tests.support.processes import free_port
@@ -23,7 +23,7 @@ def test_each_cause_of_waiting_is_told_within_seconds(
     """None of them causes traffic: an empty label is no name, and lo has no such neighbour."""
     assert ensure(embed_grace=60) is not None
     kept = free_port()
-    with lock.take(kept):
+    with take_lock(kept):
         told = {
             "no..name": "no..name cannot be resolved on this machine; is it spelt right",
             "[fe80::1%lo]": "fe80::1%lo is not this machine",

@@ -29,10 +29,9 @@ from rdzv_etcd.protocol.model import (
 from rdzv_etcd.protocol.store_values import StoreKeys, content_of, number_of
 from rdzv_etcd.protocol.views import control_after, control_from, nodes_from
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.config import settings_from_config
-from rdzv_etcd.settings.connection import Tls
-from rdzv_etcd.settings.endpoints import parse_endpoints
+from rdzv_etcd.settings.connection import Tls, parse_endpoints
 from rdzv_etcd.settings.options import NAMES
+from rdzv_etcd.settings.parse import settings_from_config
 from tests.fuzz.mutate import NASTY, nasty_bytes, nasty_json, nasty_text
 from tests.fuzz.nodes import nodes
 from tests.support.certificates import make_certificates

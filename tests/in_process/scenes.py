@@ -28,7 +28,7 @@ import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.latch import Latch
+from rdzv_etcd.process import Latch
 from rdzv_etcd.torch import recovery
 from rdzv_etcd.torch.connecting import Connecting
 from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process

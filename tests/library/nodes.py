@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.world import World
 

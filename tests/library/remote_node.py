@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.world import World
 

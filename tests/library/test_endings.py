@@ -64,7 +64,7 @@ def test_a_process_that_ends_while_it_joins_leaves_at_once(
     program = (
         "import json, sys, threading\n"
         "from rdzv_etcd.world.group import Group\n"
-        "from rdzv_etcd.settings.config import settings_from_config\n"
+        "from rdzv_etcd.settings.parse import settings_from_config\n"
         "group = Group(settings_from_config(environ={}, **json.loads(sys.argv[1])))\n"
         "threading.Thread(target=group.join, daemon=True).start()\n"
         "sys.stdin.read(1)\n"

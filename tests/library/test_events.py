@@ -42,7 +42,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd import reads
-from rdzv_etcd.settings.config import PASSWORD_VARIABLE, USER_VARIABLE
+from rdzv_etcd.settings.parse import PASSWORD_VARIABLE, USER_VARIABLE
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,

@@ -58,7 +58,7 @@ FAILING_THREAD = """
 import asyncio, json, logging, os, sys, threading
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.observer import Observer
-from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 
 logging.basicConfig(format="%(levelname)s %(message)s")
 settings = settings_from_config(environ={}, **json.loads(sys.argv[1]))

@@ -18,7 +18,7 @@ _BEGINNING = """
 import json, multiprocessing, os, sys, warnings
 from rdzv_etcd.errors import ForkedProcessError
 from rdzv_etcd.world.group import Group
-from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 
 warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads, from Python 3.12 on
 

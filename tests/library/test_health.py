@@ -25,7 +25,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.node.draining import request_drain
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
-from rdzv_etcd.settings.checks import gate_words
+from rdzv_etcd.settings.fields import gate_words
 from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     ALONE,

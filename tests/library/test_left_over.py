@@ -184,7 +184,7 @@ def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
     program = (
         "import json, sys\n"
         "from rdzv_etcd.world.group import Group\n"
-        "from rdzv_etcd.settings.config import settings_from_config\n"
+        "from rdzv_etcd.settings.parse import settings_from_config\n"
         "Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()\n"
     )
     options = json.dumps(node_options(etcd_server, job_id, "1", lease_ttl=LONG_S))

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from rdzv_etcd import Left
-from rdzv_etcd.log_thread import THREAD_NAME
+from rdzv_etcd.log import THREAD_NAME
 from tests.library.nodes import (
     LIMIT_S,
     RemoteNode,

@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.model import NodeInfo
-from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM
+from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
 
 HOUR_S = 3600.0

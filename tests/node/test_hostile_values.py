@@ -18,7 +18,7 @@ from rdzv_etcd.protocol.fields import MAX_EPOCH
 from rdzv_etcd.protocol.model import Closure, Round
 from rdzv_etcd.protocol.requests import read_slice
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import MAX_ROUND
+from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Grant
 from tests.node.test_refusals import warnings_of

@@ -223,7 +223,7 @@ def test_only_the_main_thread_looks_for_signals(
     loop_thread: LoopHold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handlers run in no other; of 512 threads that looked each took the interpreter in turn."""
-    monkeypatch.setattr("rdzv_etcd.latch.SIGNAL_DELAY_S", 0.001)
+    monkeypatch.setattr("rdzv_etcd.process.SIGNAL_DELAY_S", 0.001)
     started = threading.Event()
     released = asyncio.Event()
 

@@ -21,7 +21,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import Delete, Put, Txn
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from rdzv_etcd.testing.network import Match
 from rdzv_etcd.testing.requests import Grant
 from tests.sim.commits import OPERATOR

@@ -16,7 +16,7 @@ import pytest
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.orphans import guard
-from rdzv_etcd.settings.config import NODE_ID_VARIABLE
+from rdzv_etcd.settings.parse import NODE_ID_VARIABLE
 from rdzv_etcd.world.group import Group
 from tests.library.nodes import LIMIT_S, node_settings
 from tests.support.leaks import LeakCheck

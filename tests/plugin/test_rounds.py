@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.utils import store as store_util
 
-from rdzv_etcd.settings.config import EPOCH_VARIABLE
+from rdzv_etcd.settings.parse import EPOCH_VARIABLE
 from tests.library.nodes import LIMIT_S, RemoteNode, at_once, node_options
 from tests.plugin.handlers import handlers, join_all
 from tests.support.leaks import LeakCheck

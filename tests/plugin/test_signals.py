@@ -15,7 +15,7 @@ from types import FrameType
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from rdzv_etcd.signals import has_default_action
+from rdzv_etcd.process import has_default_action
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, at_once
 from tests.plugin.handlers import handlers, leave, parameters

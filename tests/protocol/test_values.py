@@ -30,7 +30,7 @@ from rdzv_etcd.protocol.model import (
     Slices,
 )
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.limits import MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
+from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
 
 KEY = b"/rdzv_etcd/job/ctl/thing"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from rdzv_etcd.peers import tcp
-from rdzv_etcd.settings.config import settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.world.group import Group
 from tests.library.nodes import join_all
 

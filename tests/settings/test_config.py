@@ -25,7 +25,7 @@ from rdzv_etcd.settings import (
     options_table,
     settings_from_config,
 )
-from rdzv_etcd.settings.limits import MAX_SECRET
+from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.settings.options import NAMES
 from rdzv_etcd.settings.secrets import read_again, read_secret
 

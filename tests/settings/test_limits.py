@@ -9,8 +9,8 @@ import pytest
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
-from rdzv_etcd.settings.config import settings_from_config
-from rdzv_etcd.settings.limits import MAX_HISTORY, MAX_ID, MAX_NODES, MAX_RANK_KEY
+from rdzv_etcd.settings.fields import MAX_HISTORY, MAX_ID, MAX_NODES, MAX_RANK_KEY
+from rdzv_etcd.settings.parse import settings_from_config
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rdzv_etcd.settings.definitions import AfterEnd
-from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.options import AfterEnd
 from tests.sim.kinds import KINDS, PEERS
 from tests.sim.world import TIMING
 

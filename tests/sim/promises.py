@@ -9,7 +9,7 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Change, Loss, NodeInfo, Round
 from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.settings import Settings
-from rdzv_etcd.settings.definitions import AfterEnd
+from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.requests import Revoke
 from tests.sim.invariants import Invariant

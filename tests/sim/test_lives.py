@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from tests.sim import lives
 from tests.sim.lives import FOUND_BEFORE_WORK, live, outcome_of
 from tests.sim.plan import Plan, plan

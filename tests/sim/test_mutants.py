@@ -34,7 +34,7 @@ from rdzv_etcd.protocol.model import Change, Drain, Loss
 from rdzv_etcd.protocol.steps import Recovery
 from rdzv_etcd.runtime import ending
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.settings.definitions import AfterEnd
+from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import SimClock, SimulationError
 from rdzv_etcd.world import collectives
 from tests.node import test_epochs as epochs

@@ -26,8 +26,8 @@ from rdzv_etcd.protocol.member import Phase, Seat
 from rdzv_etcd.runtime.ending import Ending
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
-from rdzv_etcd.settings.definitions import AfterEnd
-from rdzv_etcd.settings.limits import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
+from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 from rdzv_etcd.testing.requests import Revoke
 from rdzv_etcd.testing.state_machine import Model
