@@ -18,7 +18,7 @@ import rdzv_etcd
 
 ROOT = Path(__file__).parents[1]
 HOME = "https://github.com/rdzv-etcd/rdzv-etcd/blob/main/"
-SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md")
+SHOWN = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 """Documents beside docs/ that are pages of the site."""
 
 _LINK = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?![a-z]+:|#)([^)\s#]+)", re.MULTILINE)
