@@ -23,7 +23,7 @@ from rdzv_etcd.cli.report import closed_text
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.node.leave import RUNS_REMEMBERED
-from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Closure, Control, Ended, Round

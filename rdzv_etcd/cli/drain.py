@@ -19,8 +19,8 @@ from rdzv_etcd.cli.jobs import connected, read_job, watching
 from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.node.draining import request_drain
 from rdzv_etcd.node.job_watch import JobWatch
+from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.events import Joined, NodeLeft, NodeLost
 from rdzv_etcd.protocol.job_state import JobState, Role

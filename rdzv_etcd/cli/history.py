@@ -27,7 +27,7 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import how_it_ended, report_on
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control
 from rdzv_etcd.protocol.names import display_name

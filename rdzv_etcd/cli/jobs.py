@@ -16,7 +16,7 @@ from rdzv_etcd.errors import EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
 from rdzv_etcd.etcd.port import Etcd, Get, GetResult
 from rdzv_etcd.node.job_watch import JobWatch
-from rdzv_etcd.node.pages import read_pages, with_members
+from rdzv_etcd.node.views import read_pages, with_members
 from rdzv_etcd.protocol import inspect_requests as requests
 from rdzv_etcd.protocol.draining import asked_to_leave
 from rdzv_etcd.protocol.job_state import JobState, is_gone, job_state

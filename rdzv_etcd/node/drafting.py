@@ -6,12 +6,15 @@ Decides nothing, and writes nothing but the leases that its drafts need; see
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from heapq import nlargest
 from itertools import islice
 
+from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.etcd.port import LeaseGrant
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.job_lease import PreparedLease
 from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.losses import MemberLoss
 from rdzv_etcd.protocol.member import Member
@@ -241,3 +244,78 @@ def _why_back(decision: Close, change: Change | None) -> dict[str, str]:
         if node.because and node.node_id not in ended
     }
     return dict(islice({**ended, **others}.items(), _AUDITED))
+
+
+class PreparedLease:
+    """A lease of ``ttl_s`` that the leader grants ahead and gives to the first round it forms."""
+
+    def __init__(self, context: NodeContext, ttl_s: int) -> None:
+        self._context = context
+        self._ttl_s = ttl_s
+        self._granting: asyncio.Task[LeaseGrant] | None = None
+        self._renewed_s = 0.0
+        self._is_in_doubt = False
+
+    def begin(self) -> asyncio.Task[LeaseGrant]:
+        """Begin to grant the lease, unless that is under way or done."""
+        granting = self._granting
+        if granting is None or (granting.done() and granting.exception() is not None):
+            context = self._context
+            self._forget()
+            self._renewed_s = context.clock.now_s()
+            granting = asyncio.ensure_future(
+                context.etcd.grant(self._ttl_s, timeout_s=context.urgent_limit_s)
+            )
+            granting.add_done_callback(_look_at)
+            self._granting = granting
+        return granting
+
+    async def get(self) -> int:
+        """Return its id; renew it first if the wait for the first round was long.
+
+        Raises EtcdError.
+        """
+        lease_id = (await asyncio.shield(self.begin())).lease_id
+        context = self._context
+        now_s = context.clock.now_s()
+        if now_s - self._renewed_s > self._ttl_s / 3:
+            if not await context.etcd.keep_alive(lease_id, timeout_s=context.urgent_limit_s):
+                self._forget()  # it ran out during the wait
+                lease_id = (await asyncio.shield(self.begin())).lease_id
+            self._renewed_s = now_s
+        return lease_id
+
+    def in_doubt(self) -> None:
+        """Note that a round may use it or not: nobody knows what became of the write.
+
+        The next attempt offers it again, so that no second lease is left behind.
+        """
+        self._is_in_doubt = True
+
+    def given_away(self) -> None:
+        """Note that it is a round's now, or is gone."""
+        self._forget()
+
+    async def drop(self) -> None:
+        """Revoke it if no round uses it. If this is cancelled, call it again."""
+        granting = self._granting
+        if granting is None:
+            return
+        limit_s = self._context.farewell_limit_s
+        if not self._is_in_doubt:  # if it is: a round may live on it, and it expires if none does
+            with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
+                # Shielded: of a grant that was cut off nobody would know the id.
+                grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
+                await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
+        if self._granting is granting:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._granting = None
+        self._is_in_doubt = False
+
+
+def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:
+    """Retrieve the error of a grant that nobody may wait for any more."""
+    if not granting.cancelled():
+        granting.exception()

@@ -16,9 +16,8 @@ from typing import cast
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult, WatchBatch
-from rdzv_etcd.node.pages import read_pages, with_members, within
-from rdzv_etcd.node.view_watch import ViewWatch
-from rdzv_etcd.node.wakeup import Wakeup
+from rdzv_etcd.node.views import ViewWatch, read_pages, with_members, within
+from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.events import (
     JobEvent,

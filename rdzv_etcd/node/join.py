@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import math
 from dataclasses import replace
+from functools import partial
 
 from rdzv_etcd.errors import (
     EtcdError,
+    EtcdNoSpaceError,
     EtcdPermissionError,
     EtcdRefusedError,
     EtcdUnavailableError,
     JobClosedError,
+    JobSettingsMismatchError,
     JoinTimeoutError,
     LeaseNotFoundError,
     OutcomeUnknownError,
@@ -20,20 +23,16 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import TxnResult
-from rdzv_etcd.node.backoff import RETRY_S
-from rdzv_etcd.node.conflict import Conflict
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.draining import drained_error
-from rdzv_etcd.node.join_limits import JoinLimits
 from rdzv_etcd.node.lead import Leadership
-from rdzv_etcd.node.leave import say_goodbye, why_interrupted
-from rdzv_etcd.node.pages import read_pages, within
+from rdzv_etcd.node.leave import drained_error, say_goodbye, why_interrupted
 from rdzv_etcd.node.slices import members_in
-from rdzv_etcd.node.wait_lines import WaitLines
+from rdzv_etcd.node.views import read_pages, within
+from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.member import Member, Phase, Seat
-from rdzv_etcd.protocol.model import Closure, Leader, NodeInfo, Round
+from rdzv_etcd.protocol.model import Closure, Control, Leader, NodeInfo, Round
 from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.protocol.steps import (
     Arrive,
@@ -47,10 +46,300 @@ from rdzv_etcd.protocol.steps import (
     joining_step,
 )
 from rdzv_etcd.protocol.views import nodes_from, slice_from
-from rdzv_etcd.protocol.wait_text import is_news, tell_arrived, tell_world
-from rdzv_etcd.settings import AfterEnd
+from rdzv_etcd.protocol.wait_text import (
+    LineTimes,
+    is_news,
+    refused_lately,
+    refused_text,
+    tell_arrived,
+    tell_round,
+    tell_seat,
+    tell_world,
+)
+from rdzv_etcd.settings import AfterEnd, JobSettings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
+
+_HEADWAY_S = 5.0
+"""How long before its own join ends a leader closes what can be closed: the write takes time, and
+so does another try."""
+
+
+class JoinLimits:
+    """Counts a join's time; a spare of a healthy round has as much as it needs."""
+
+    def __init__(self, context: NodeContext, member: Member, timeout_s: float) -> None:
+        self._context = context
+        self._member = member
+        self._backoff = Backoff(context.session.renewal_period_s)
+        self._told: set[type[EtcdError]] = set()
+        self.timeout_s = timeout_s
+        self.began_s = context.clock.now_s()
+        self.belongs = member.epoch > 0
+        """Whether the node was a member, or has arrived in this join: not a newcomer any more."""
+        self.trouble: EtcdError | None = None
+        """Why etcd does not do what it is asked, …"""
+        self.trouble_since_s = 0.0
+        """… and since when."""
+        self.conflict = ""
+        """What stands in the way of an arrival (see :mod:`rdzv_etcd.node.join`)."""
+
+    def is_spare(self) -> bool:
+        """Whether a healthy round is running and this node waits for a seat in the next one."""
+        control, member = self._context.control.view, self._member
+        formed = control.formed
+        return (
+            formed is not None
+            and control.open_change is None
+            and member.rank_in(formed) is None
+            and member.unread(control) is None
+        )
+
+    def ends(self) -> bool:
+        """Whether this join has nothing to wait for any more: the node has left or is drained, or
+        its job is closed."""
+        member = self._member
+        return member.phase is Phase.GONE or member.drain is not None or member.closure is not None
+
+    def deadline_s(self) -> float:
+        """Until when to wait, on the clock.
+
+        It counts from when the round was opened: a spare that has waited for days is still needed
+        in the moment in which its seat becomes free.
+        """
+        if self.is_spare():
+            return math.inf if self.trouble is None else self.trouble_since_s + self.timeout_s
+        return max(self.began_s, self._member.opened_s) + self.timeout_s
+
+    def plan_to_close(self) -> None:
+        """Tell this node's lead when to close what can be closed."""
+        headway_s = min(_HEADWAY_S, self.timeout_s / 10)
+        self._member.plan_to_close(self.deadline_s() - headway_s)
+
+    def limit_s(self) -> float:
+        """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
+        remaining_s = self.deadline_s() - self._context.clock.now_s()
+        if remaining_s <= 0:
+            why = "etcd did not answer" if self.trouble is None else str(self.trouble)
+            raise self._unanswered(why)
+        return min(remaining_s, self._context.settings.connection.request_timeout_s)
+
+    def note_arrival(self) -> None:
+        """Note that the node has arrived: it is no newcomer any more."""
+        self.belongs = True
+
+    def note_unfit(self) -> None:
+        """Note that the node may not do what its place asks of it: it does not belong."""
+        self.belongs = False
+
+    def note_conflict(self, problem: str) -> None:
+        """Note what stands in the way of an arrival; nothing if it is empty."""
+        self.conflict = problem
+
+    def relieved(self) -> None:
+        """Note that etcd did what it was asked."""
+        if self.trouble is not None:
+            self._member.note_trouble(self._context.clock.now_s())
+        self.trouble = None
+        self._told.clear()
+        self._backoff.reset()
+
+    async def sit_out(self, error: EtcdError) -> None:
+        """Wait a little because of ``error``: etcd is away, or refuses.
+
+        Raises ``error`` if etcd refuses a newcomer: that does no harm, and its launcher should hear
+        of it at once. A member that gave up would end a job whose etcd only needs care. Raises an
+        error of the same kind when the time is up.
+        """
+        context = self._context
+        now_s = context.clock.now_s()
+        self._member.note_trouble(now_s)
+        if self.trouble is None:
+            self.trouble_since_s = now_s
+        self.trouble = error
+        wait_s = self._backoff.after(error)
+        if not isinstance(error, EtcdRefusedError):
+            context.log.say(f"cannot reach etcd, trying again: {error}")
+            await context.clock.sleep(wait_s)
+            return
+        if not self.belongs:
+            raise error
+        retry_at_s, deadline_s = now_s + wait_s, self.deadline_s()
+        if retry_at_s >= deadline_s:
+            raise self.last_word(error) from error
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s for etcd: {error}")
+        seen = context.control.view.round_revision
+        await context.wakeup.wait(
+            retry_at_s,
+            when=lambda: self.ends() or context.control.view.round_revision != seen,
+        )
+
+    def last_word(self, error: EtcdError) -> EtcdError:
+        """What to raise when the time is up, ``error`` being the last one.
+
+        That etcd refused all the time says more than that it did not answer in the end; whether
+        what it did not answer was done matters to nobody who has given up.
+        """
+        cause = error if isinstance(error, EtcdRefusedError) else self.trouble
+        if isinstance(cause, EtcdRefusedError):
+            return _too_late(cause, self.timeout_s)
+        return self._unanswered(str(error)) if isinstance(error, OutcomeUnknownError) else error
+
+    def _unanswered(self, why: str) -> EtcdUnavailableError:
+        number = self._context.control.view.next_number
+        return EtcdUnavailableError(
+            f"could not arrive for round {number} within {self.timeout_s:g} s: {why}"
+        )
+
+
+def _too_late(error: EtcdRefusedError, timeout_s: float) -> EtcdRefusedError:
+    text = error.detail if isinstance(error, EtcdNoSpaceError) else str(error)
+    return type(error)(f"the next round was not formed within {timeout_s:g} s: {text}")
+
+
+_EXPIRY_S = 2.0
+"""How much later than its TTL a lease of the dead may vanish: etcd looks twice a second."""
+
+
+class Conflict:
+    """Watches, for one join, whether a job of other settings stands in the way: an error while that
+    job lives; one that has died is outlasted."""
+
+    def __init__(self, context: NodeContext, limits: JoinLimits) -> None:
+        self._context = context
+        self._limits = limits
+        self._since_s = 0.0
+
+    async def outlast(self, theirs: JobSettings, whose: str) -> None:
+        """Wait for a change, because a job of other settings stands in the way.
+
+        A dead job leaves its record until the job lease ends, and its nodes their presences until
+        theirs do. A node that is still there after its TTL is alive, so then this raises
+        JobSettingsMismatchError; and when the time to join is up. Raises EtcdError as well.
+        """
+        context, limits = self._context, self._limits
+        control, now_s = context.control.view, context.clock.now_s()
+        ttls_s = await self._others_ttls_s()
+        somebody = control.leader is not None or bool(ttls_s)
+        problem = (
+            f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
+        )
+        if not limits.conflict:
+            self._since_s = now_s
+        until_s = limits.began_s + limits.timeout_s
+        why = "no node of that job is there: waiting until what it left in etcd expires"
+        if somebody:
+            longest_s = max(context.session.longest_ttl_s, *ttls_s, 0)
+            until_s = min(until_s, self._since_s + longest_s + _EXPIRY_S)
+            why = f"waiting up to {until_s - now_s:.0f} s, because its nodes may be dead"
+        if now_s >= until_s:
+            raise JobSettingsMismatchError(
+                f"job {context.settings.job_id!r}: {problem}; start all nodes of a job with the "
+                "same --nnodes"
+            )
+        if not limits.conflict:
+            context.log.warn(f"{problem}; {why}")
+            if somebody:
+                await context.note_refused()
+        limits.note_conflict(f"for the job id to become free: {problem}")
+        seen = _keys(control)
+        await context.wakeup.wait(
+            until_s, when=lambda: limits.ends() or _keys(context.control.view) != seen
+        )
+
+    async def _others_ttls_s(self) -> list[int]:
+        """The TTLs of the leases of others that are there, or may be: 0 where it is not known."""
+        keys = self._context.keys
+        result = await self._context.etcd.get(requests.read_two_nodes(keys))
+        nodes = nodes_from(keys, result, self._context.clock.now_s())
+        mine = self._context.identity.node_id
+        ttls_s = {keys.node_id(kv.key): 0 for kv in result.kvs}
+        ttls_s |= {node_id: one.info.lease_ttl_s for node_id, one in nodes.present.items()}
+        return [ttl_s for node_id, ttl_s in ttls_s.items() if node_id != mine]
+
+
+def _keys(control: Control) -> tuple[int, int]:
+    return control.round_revision, control.leader_revision
+
+
+_ANSWER_S = 5.0
+"""How long to wait for etcd to say who is there."""
+
+
+class WaitLines:
+    """The lines of one join, logged at WARNING: the level that torchrun shows by default."""
+
+    def __init__(self, context: NodeContext, member: Member, limits: JoinLimits) -> None:
+        self._context = context
+        self._member = member
+        self._limits = limits
+        self._known_refused = {""}
+
+    async def run(self) -> None:
+        """Tell what this join waits for, until cancelled."""
+        context = self._context
+        await context.clock.sleep(LineTimes().next_s)  # most waits are over by then
+        waits_for, lines = self._waits_for(), LineTimes()
+        self._note_refused()
+        while True:
+            due_s = waits_for[1] + lines.next_s
+            if await context.wakeup.wait(due_s, when=partial(self._is_other, waits_for)):
+                waits_for, lines = self._waits_for(), LineTimes()
+                self._note_refused()
+                continue
+            waited_s = context.clock.now_s() - waits_for[1]
+            context.log.warn(f"waiting {waited_s:.0f} s {await self._what()}")
+            lines.note(waited_s)
+
+    def _waits_for(self) -> tuple[bool, float]:
+        """Whether it is for a seat, and since when."""
+        limits = self._limits
+        if limits.is_spare():
+            return True, limits.began_s
+        return False, max(limits.began_s, self._member.opened_s)
+
+    def _is_other(self, known: tuple[bool, float]) -> bool:
+        return self._waits_for() != known or self._refused() not in self._known_refused
+
+    def _refused(self) -> str:
+        """Which node cannot join, which is logged at once: it will not come by itself."""
+        context, limits = self._context, self._limits
+        if limits.conflict or limits.is_spare():
+            return ""
+        refused = refused_lately(context.control.view, context.settings.job)
+        return "" if refused is None else refused_text(refused, [self._member.node_id])
+
+    def _note_refused(self) -> None:
+        self._known_refused.add(self._refused())
+
+    async def _what(self) -> str:
+        context, limits = self._context, self._limits
+        if limits.conflict:
+            return limits.conflict
+        if limits.trouble is not None:
+            return f"for etcd: {limits.trouble}"
+        control = context.control.view
+        if limits.is_spare():
+            return tell_seat(context.settings.job_id, control)
+        formed = control.formed
+        settings = context.settings.job if formed is None else formed.settings
+        size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
+        few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
+        # All nodes ask at the same time: what they read must not grow with the square of the job.
+        request = (requests.read_nodes if few else requests.count_nodes)(context.keys)
+        try:
+            result = await context.etcd.get(request, timeout_s=_ANSWER_S)
+            here = nodes_from(context.keys, result, context.clock.now_s()) if few else None
+        except EtcdError as error:
+            denied = isinstance(error, EtcdPermissionError)
+            more = ", which does not show who is there" if denied else ""
+            return f"for etcd{more}: {error}{context.to_grant if denied else ''}"
+        except RdzvEtcdError as error:
+            return f"for round {control.next_number}: {error}"
+        where = f"{context.settings.connection}, {context.settings.prefix}"
+        return tell_round(control, here, result.count, settings, where)
 
 
 class Joining:

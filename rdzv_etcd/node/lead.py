@@ -19,13 +19,11 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
-from rdzv_etcd.node.backoff import RETRY_S, Backoff
-from rdzv_etcd.node.context import NodeContext
+from rdzv_etcd.node.context import NodeContext, StatusLog
 from rdzv_etcd.node.drafting import Drafting
-from rdzv_etcd.node.pages import read_pages
 from rdzv_etcd.node.slices import Roster
-from rdzv_etcd.node.strangers import Strangers
-from rdzv_etcd.node.view_watch import ViewWatch
+from rdzv_etcd.node.views import ViewWatch, read_pages
+from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.changes import Publish
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
@@ -37,6 +35,35 @@ from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes, left_becaus
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.protocol.views import nodes_after, nodes_from
 from rdzv_etcd.protocol.world_end import change_text
+
+_TOLD = 8
+"""More than this are one mistake, or one attack: they are only counted."""
+
+
+class Strangers:
+    """Remembers what was reported, so that each is reported once."""
+
+    def __init__(self, status_log: StatusLog) -> None:
+        self._log = status_log
+        self._known: dict[str, int] = {}
+        self._told = 0
+
+    def look_at(self, nodes: Nodes) -> None:
+        """Warn of what is new among the unreadable keys."""
+        known = {node_id: it.mod_revision for node_id, it in nodes.unreadable.items()}
+        if known == self._known:
+            return
+        new = [it for node_id, it in nodes.unreadable.items() if node_id not in self._known]
+        self._known = known
+        for stranger in new[: max(0, _TOLD - self._told)]:
+            self._log.warn(f"not counted among the nodes: {stranger.problem}")
+        if self._told < _TOLD < self._told + len(new):
+            self._log.warn(
+                f"there are {len(known)} keys among the nodes that this library did not write; no "
+                "more of them are reported"
+            )
+        self._told += len(new)
+
 
 _RESTS = 3
 """While thousands arrive, deciding at each arrival would take all the time: after a decision the

@@ -16,19 +16,17 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.node import draining, job_lease, presence
 from rdzv_etcd.node import leave as leaving
-from rdzv_etcd.node.context import Identity, NodeContext
+from rdzv_etcd.node.accuse import Reports
+from rdzv_etcd.node.context import Identity, NodeContext, StatusLog
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.join import Joining
 from rdzv_etcd.node.lead import Leadership
-from rdzv_etcd.node.peer_links import PeerLinks
-from rdzv_etcd.node.recover import Repair
-from rdzv_etcd.node.reports import Reports
+from rdzv_etcd.node.peers import PeerLinks
+from rdzv_etcd.node.recover import Repair, keep_job_leases, watch_own
 from rdzv_etcd.node.session import Session
-from rdzv_etcd.node.status_log import StatusLog
-from rdzv_etcd.node.view_watch import ViewWatch
-from rdzv_etcd.node.wakeup import Wakeup
+from rdzv_etcd.node.views import ViewWatch
+from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers.api import PeerNetwork
 from rdzv_etcd.protocol import requests
@@ -230,10 +228,10 @@ class Node:
             self._spawn(context.control.run(), "control"),
             self._spawn(self._leadership.run(), "leadership"),
             self._spawn(self._repair.run(), "repair"),
-            self._spawn(job_lease.keep(context, self._member), "job lease"),
-            self._spawn(presence.watch_own(context, self._member), "presence"),
+            self._spawn(keep_job_leases(context, self._member), "job lease"),
+            self._spawn(watch_own(context, self._member), "presence"),
             self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
-            self._spawn(draining.tell(context, self._member), "drain"),
+            self._spawn(leaving.tell_drain(context, self._member), "drain"),
         ]
         if self._watchdog is not None:
             self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
@@ -342,9 +340,7 @@ class Node:
         """Raise DrainedError if this node is to leave; a run that is over ends it differently."""
         member = self._member
         if member.drain is not None and member.closure is None:
-            raise draining.drained_error(
-                self._context.settings.job_id, member.node_id, member.drain
-            )
+            raise leaving.drained_error(self._context.settings.job_id, member.node_id, member.drain)
 
     async def finish_work(self, seat: Seat) -> None:
         """Note that this member's work in that world is done, though perhaps not the others'; from
@@ -361,7 +357,7 @@ class Node:
     async def be_drained(self, reason: str) -> None:
         """Leave at the next safe point; a join that waits ends at once. Idempotent."""
         member = self._member
-        member.be_drained(draining.own_drain(member.node_id, reason))
+        member.be_drained(leaving.own_drain(member.node_id, reason))
         self._context.wakeup.notify()
 
     async def give_up_seat(self, joined_after: int, reason: str) -> None:

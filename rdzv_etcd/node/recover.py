@@ -1,23 +1,239 @@
-"""Repair: puts back what an outage took from a member – session, presence, round record.
+"""What a member puts back that etcd has lost: session, presence, round record, the job's leases.
 
 Being lost is an act, not a state: a member is out when the leader has published it, not when its
 lease ran out. Until then it comes back without anybody's noticing.
+
+It watches its own presence, because etcd may revoke the lease of a node that has renewed it in
+time: a leader of etcd that was paused believes for a moment after it wakes up that all leases have
+run out (etcd#15247; newer versions, 3.5.30 too, check first, but not whether they were asleep). The
+next keep-alive would tell, up to a third of a TTL later, when the other members have long been told
+that this one is lost. And if only the key is gone (somebody deleted it), no keep-alive tells, and a
+waiting node would wait for ever.
+
+All that belongs to the job as a whole lives on the job lease, and what its epochs count from on the
+epoch lease, which outlives it. No node owns them: whoever is there keeps them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from rdzv_etcd.errors import EtcdError, EtcdRefusedError, LeaseNotFoundError, RdzvEtcdError
-from rdzv_etcd.etcd.port import Txn
-from rdzv_etcd.node import job_lease
-from rdzv_etcd.node.backoff import RETRY_S, Backoff
+from rdzv_etcd.errors import (
+    EtcdError,
+    EtcdPermissionError,
+    EtcdRefusedError,
+    LeaseExistsError,
+    LeaseNotFoundError,
+    RdzvEtcdError,
+    StateCorruptError,
+    WatchLostError,
+)
+from rdzv_etcd.etcd.port import EventKind, KeyValue, Txn, Watch
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.presence import is_own, read_own
+from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Control, NodeInfo, Round
-from rdzv_etcd.protocol.steps import Recovery, WorkingStep, decide_recovery, working_step
+from rdzv_etcd.protocol.codec import encode_node
+from rdzv_etcd.protocol.member import Member, Phase
+from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo, Round
+from rdzv_etcd.protocol.names import names_apart
+from rdzv_etcd.protocol.ring import room_for_a_world_s
+from rdzv_etcd.protocol.steps import (
+    Recovery,
+    WorkingStep,
+    decide_recovery,
+    kept_record,
+    working_step,
+)
+from rdzv_etcd.protocol.views import place_in
+from rdzv_etcd.text import shown
+
+_RETRY_S = 1.0
+
+
+async def watch_own(context: NodeContext, member: Member) -> None:
+    """See to it that the presence of a node that has arrived is there, until cancelled.
+
+    Begins when the node has been there for the time between two keep-alives, or soon after its
+    first world was formed if others will look after it: when it arrives and when a round is formed
+    there are better things to do.
+    """
+    while not _should_be_there(member):
+        await context.wakeup.wait(when=lambda: _should_be_there(member))
+    until_s = context.clock.now_s() + context.session.renewal_period_s
+    if member.watches_early:
+        while member.phase is not Phase.MEMBER and await context.wakeup.wait(
+            until_s, when=lambda: member.phase is Phase.MEMBER
+        ):
+            pass
+        size = 0 if member.record is None else member.record.size
+        until_s = min(until_s, context.clock.now_s() + room_for_a_world_s(size))
+    await context.clock.sleep(max(0.0, until_s - context.clock.now_s()))
+    backoff = Backoff(context.session.renewal_period_s)
+    while True:
+        try:
+            await _follow(context, member, backoff)
+        except WatchLostError:
+            pass  # etcd may have lost the presence, too: it is looked for at once
+        except EtcdError as error:  # if etcd is away, the keep-alives say so
+            if backoff.is_news(error):
+                hint = context.to_grant if isinstance(error, EtcdPermissionError) else ""
+                context.log.warn(
+                    f"cannot check that this node's presence is in etcd: {error}{hint}"
+                )
+            await context.clock.sleep(max(_RETRY_S, backoff.after(error)))
+
+
+async def _follow(context: NodeContext, member: Member, backoff: Backoff) -> None:
+    key = context.keys.node(member.node_id)
+    watch = context.etcd.watch(key, start_revision=0, tell_resumes=True)
+    try:
+        await watch.ready()
+        await _check(context, member, watch)  # it may have gone before
+        backoff.reset()
+        member.hear_accusations()
+        context.wakeup.notify()
+        async for batch in watch:
+            session = context.session.lease_id
+            if not batch.events or any(  # the watch goes on after a break
+                event.kind is EventKind.DELETE or event.kv.lease_id != session  # or overwritten
+                for event in batch.events
+            ):
+                await _check(context, member, watch)
+    finally:
+        await watch.close()
+
+
+async def _check(context: NodeContext, member: Member, watch: Watch) -> None:
+    async with context.presence_lock:  # what this node does to its presence itself is no news
+        session = context.session.lease_id
+        if not session or not _should_be_there(member):
+            return
+        # If etcd went back, what a waiting node said at an earlier arrival may be there again, or
+        # what a member said before it had finished.
+        said = member.info if member.phase is Phase.WAITING else None
+        if member.has_finished:
+            said = member.plan_return()
+        place = await read_own(context, watch)
+        if is_own(place, session, said):
+            return
+        if member.phase is Phase.WAITING or is_own(place, session):
+            member.forget_arrival()  # it is put again, on the same session if that lives
+            context.wakeup.notify()
+        elif place is None or not await _answer(context, member, session, place):
+            context.session.lost(session)
+
+
+async def _answer(context: NodeContext, member: Member, session: int, place: KeyValue) -> bool:
+    """Put the presence back at once if ``place`` is another node's accusation, and nobody has
+    declared this one lost since; tell whether that was so."""
+    record, back = member.record, member.plan_return()
+    if record is None or back is None or member.evicted:
+        return False
+    try:
+        found = place_in(context.keys, place)
+        if not isinstance(found, Accusation):
+            return False
+        for _ in range(2):  # a change that names others may have come first
+            control = context.control.view
+            if decide_recovery(control, record, member.node_id) is not Recovery.PRESENCE:
+                return False
+            txn = requests.restore_presence(
+                context.keys, control, back, session, presence_revision=place.mod_revision
+            )
+            result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
+            if result.succeeded:
+                by, _ = names_apart(found.by, member.node_id)
+                context.log.warn(f"was taken for dead by {by} ({shown(found.how)}), and is not")
+                return True
+            context.take_control(result)
+    except StateCorruptError:  # somebody else has written there
+        pass
+    return False
+
+
+def _should_be_there(member: Member) -> bool:
+    waits = member.phase is Phase.WAITING and member.arrived_with != 0
+    return waits or member.phase is Phase.MEMBER
+
+
+async def read_own(context: NodeContext, watch: Watch | None = None) -> KeyValue | None:
+    """Read what stands in the place of this node's presence, which ``watch`` watches."""
+    read = requests.read_presence(context.keys, context.identity.node_id)
+    found = await context.etcd.get(read)
+    if watch is not None:
+        watch.count_from(found)
+    return next(iter(found.kvs), None)
+
+
+def is_own(place: KeyValue | None, session: int, info: NodeInfo | None = None) -> bool:
+    """Whether it is this node's presence on that session, and as ``info`` says if that is given."""
+    if place is None or place.lease_id != session:
+        return False
+    return info is None or place.value == encode_node(info)
+
+
+async def keep_job_leases(context: NodeContext, member: Member) -> None:
+    """Renew the job's leases at a slow rate while this node is a member, or waits.
+
+    A round that lost a member may wait for a replacement longer than the lease lives. The leader
+    renews at once, because the lease may have aged while the round was being closed; the others
+    have time, and better things to do in the moment a round is formed.
+
+    The epoch lease is the leader's to renew, and may be the shorter one.
+
+    What is not answered is tried again as soon as a node's own lease is: the record can be put
+    back, but what is in the round's store goes with the lease for good. The leases may have been
+    granted by a node that was started with a shorter ``job_lease_ttl`` than this one.
+    """
+    timing = context.settings.timing
+    period_s = timing.job_ttl_s / 3
+    leader_period_s = min(period_s, timing.ended_ttl_s / 3)
+    backoff = Backoff(leader_period_s)
+    renewed = False
+    while True:
+        record = kept_record(member, context.control.view)
+        if record is None:
+            await context.wakeup.wait(
+                when=lambda: kept_record(member, context.control.view) is not None
+            )
+            continue
+        control, leads = context.control.view, _leads(context, member)
+        limit_s = context.session.reply_limit_s()
+        pause_s = leader_period_s if leads else period_s
+        leases = [record.job_lease] if renewed or leads else []
+        if leads and control.epoch_lease:
+            leases.append(control.epoch_lease)
+        try:
+            for lease_id in leases:
+                ttl_s = await context.etcd.keep_alive(lease_id, timeout_s=limit_s)
+                pause_s = min(pause_s, ttl_s / 3) if ttl_s else pause_s
+        except EtcdError as error:
+            await context.clock.sleep(backoff.after(error))
+            continue
+        backoff.reset()
+        renewed = True
+        pause_s += context.clock.jitter(pause_s / 10)
+        if leads:
+            await context.clock.sleep(pause_s)
+        else:  # whoever comes to lead renews at once
+            until_s = context.clock.now_s() + pause_s
+            await context.wakeup.wait(until_s, when=lambda: _leads(context, member))
+
+
+def _leads(context: NodeContext, member: Member) -> bool:
+    leader = context.control.view.leader
+    return leader is not None and leader.node_id == member.node_id
+
+
+async def put_back_job_lease(context: NodeContext, record: Round) -> None:
+    """Grant the record's lease again, under its id. Raises EtcdError."""
+    with contextlib.suppress(LeaseExistsError):  # another member was first
+        await context.etcd.grant(
+            context.settings.timing.job_ttl_s,
+            lease_id=record.job_lease,
+            timeout_s=context.urgent_limit_s,
+        )
 
 
 class Repair:
@@ -95,7 +311,7 @@ class Repair:
         await context.control.refresh()
 
     async def _record(self, control: Control, record: Round, info: NodeInfo, session: int) -> Txn:
-        await job_lease.put_back(self._context, record)
+        await put_back_job_lease(self._context, record)
         return requests.restore_record(
             self._context.keys,
             control,

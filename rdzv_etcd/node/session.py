@@ -13,7 +13,7 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.node.wakeup import Wakeup
+from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.protocol.wait_text import LineTimes
 
 _log = logging.getLogger("rdzv_etcd")

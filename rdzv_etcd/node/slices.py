@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from rdzv_etcd.errors import StateCorruptError
-from rdzv_etcd.node.backoff import RETRY_S
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.pages import read_pages
+from rdzv_etcd.node.views import read_pages
+from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Control, NodeInfo, Round, Slices

@@ -6,7 +6,8 @@ place of the node's presence, as another node would (:mod:`rdzv_etcd.protocol.ac
 the lease go, and answers on no link any more. When the thread is back, it finds that the others
 went on without it, and may join again.
 
-When it is too long is decided in :mod:`rdzv_etcd.protocol.watchdog`.
+What counts is the time in which the library's own thread ran and looked: a process that was stopped
+as a whole (SIGSTOP, a debugger, a paused machine) was not wedged, and its lease says what it was.
 """
 
 from __future__ import annotations
@@ -17,15 +18,65 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.peers.api import PeerNetwork
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Accusation, NodeInfo
+from rdzv_etcd.protocol.member import Member, Phase
+from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
+from rdzv_etcd.protocol.steps import waiting_count
 from rdzv_etcd.protocol.views import place_in
-from rdzv_etcd.protocol.watchdog import Vigil, is_on_duty, look, period_s
+
+_LOOKS = 8
+_LONGEST_PERIOD_S = 1.0
+
+
+def period_s(limit_s: float) -> float:
+    """How often to look whether the thread has called in."""
+    return min(_LONGEST_PERIOD_S, limit_s / _LOOKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Vigil:
+    """What was seen of the thread so far."""
+
+    calls: int = 0
+    """How often it had called in."""
+    silent_s: float = 0.0
+    """For how long it has not, while this process ran."""
+    looked_s: float = 0.0
+    """When somebody looked last, on the clock."""
+
+    def is_wedged(self, limit_s: float) -> bool:
+        return self.silent_s >= limit_s
+
+
+def look(before: Vigil, calls: int, now_s: float, limit_s: float, *, is_excused: bool) -> Vigil:
+    """Look at the thread once more, which has called in ``calls`` times by now.
+
+    A look that comes late counts for nothing: whatever kept the library's thread from running, be
+    it that the process was stopped, kept the other one from running too.
+    """
+    if is_excused or calls != before.calls:
+        return Vigil(calls, 0.0, now_s)
+    passed_s = now_s - before.looked_s
+    if passed_s > 2 * period_s(limit_s):
+        passed_s = 0.0
+    return Vigil(calls, before.silent_s + passed_s, now_s)
+
+
+def is_on_duty(member: Member, control: Control) -> bool:
+    """Whether a member has to call in: it works in a world that is not over.
+
+    When that is over, the others wait for it for ``rejoin_timeout`` and no longer: its workers may
+    have a checkpoint to write.
+    """
+    if member.phase is not Phase.MEMBER or member.closure is not None:
+        return False
+    return waiting_count(control, member.record, member.evicted) == 0
+
 
 _SAY_SO_S = 5.0
 """How long etcd may take to note it; the lease is let go in any case."""

@@ -18,7 +18,7 @@ ANSWER_GRACE_S = 0.03
 
 ABSENCE_GRACE_S = 0.3
 """For a node that is silent, or whose presence is just gone: now and then etcd revokes the lease of
-a node that has renewed it, which then puts its presence back (see ``node/presence.py``)."""
+a node that has renewed it, which then puts its presence back (see ``node/recover.py``)."""
 
 FEW_AT_ONCE = 2
 """If more than this many are accused at about the same time, it may be the network that is at

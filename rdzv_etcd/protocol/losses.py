@@ -27,7 +27,7 @@ _CAUSES = {
     "reported dead": "reported",
     "is wedged": "wedged",
 }
-"""By how they begin: see :mod:`rdzv_etcd.protocol.ring` and :mod:`rdzv_etcd.protocol.watchdog`."""
+"""By how they begin: see :mod:`rdzv_etcd.protocol.ring` and :mod:`rdzv_etcd.node.watchdog`."""
 
 _ENDS: dict[type[WorldChange], str] = {
     Lost: "lost",

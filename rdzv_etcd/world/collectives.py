@@ -41,10 +41,10 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.etcd.reads import PartSize, puts_after, read_range
 from rdzv_etcd.kv.writes import too_large
-from rdzv_etcd.node.backoff import RETRY_S, Backoff
 from rdzv_etcd.node.leave import why_interrupted
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.node.slices import members_of
+from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import collective_requests as requests
 from rdzv_etcd.protocol.collective_requests import Seen
 from rdzv_etcd.protocol.keys import CollectiveKeys

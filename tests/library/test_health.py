@@ -22,7 +22,7 @@ from rdzv_etcd import Arrival, Expelled, Left, Lost
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import DrainedError, GateError, SettingsError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.node.draining import request_drain
+from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
 from rdzv_etcd.settings.fields import gate_words

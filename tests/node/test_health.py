@@ -12,8 +12,8 @@ import pytest
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
 from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.log import JsonLines
-from rdzv_etcd.node.draining import request_drain
 from rdzv_etcd.node.gate import Failure, Gate
+from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.protocol.model import Accusation

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.node.session import Session
-from rdzv_etcd.node.wakeup import Wakeup
+from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.testing import (
     Applied,
     MemoryConnection,

@@ -8,8 +8,8 @@ import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError, StateCorruptError
 from rdzv_etcd.etcd.port import Get, GetResult, Put, Txn
-from rdzv_etcd.node.view_watch import ViewWatch
-from rdzv_etcd.node.wakeup import Wakeup
+from rdzv_etcd.node.views import ViewWatch
+from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 
 KEY = b"/here/key"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from rdzv_etcd.node.watchdog import Vigil, is_on_duty, look, period_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Change, Closure, Control
-from rdzv_etcd.protocol.watchdog import Vigil, is_on_duty, look, period_s
 from tests.protocol.scenes import Scene
 
 LIMIT_S = 8.0

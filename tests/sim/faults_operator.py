@@ -11,7 +11,7 @@ import json
 
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import Delete, Put, Txn, prefix_end
-from rdzv_etcd.node.draining import request_drain
+from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import Lack, SimClock

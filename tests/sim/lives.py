@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.node.draining import REQUEST_TTL_S
+from rdzv_etcd.node.leave import REQUEST_TTL_S
 from rdzv_etcd.testing import Applied, SimulationError, SimulationTimeoutError
 from tests.sim.faults import Life
 from tests.sim.plan import Plan, options, plan

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.etcd.port import Delete, Txn, prefix_end
-from rdzv_etcd.node import job_lease
+from rdzv_etcd.node import drafting
 from rdzv_etcd.protocol import member, requests
 from rdzv_etcd.protocol.codec import decode_place
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
@@ -255,7 +255,7 @@ def test_a_record_put_back_when_its_run_is_over_and_forgotten() -> None:
     )
 
 
-def forgets_the_doubt(original: Any, self: job_lease.PreparedLease) -> None:
+def forgets_the_doubt(original: Any, self: drafting.PreparedLease) -> None:
     """Take a lease that a round may live on for one that nobody uses."""
 
 
@@ -276,7 +276,7 @@ def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it() -> None:
 
     assert_noticed(
         scenario,
-        job_lease.PreparedLease,
+        drafting.PreparedLease,
         "in_doubt",
         forgets_the_doubt,
         Invariant.KEPT,

@@ -20,7 +20,7 @@ from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd import watch_check
 from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.kv import writes
-from rdzv_etcd.node import drafting, job_lease, join_limits, node, presence, session
+from rdzv_etcd.node import drafting, node, session
 from rdzv_etcd.node import join as joining
 from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
@@ -339,7 +339,7 @@ MUTANTS = [
            (I.BARRIER,), two_or_more),
     Mutant("the job is removed under those who are there", requests, "remove_job",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),
-    Mutant("a background task ends", job_lease, "keep", does_nothing, (I.TASKS,)),
+    Mutant("a background task ends", repair, "keep_job_leases", does_nothing, (I.TASKS,)),
     Mutant("a newcomer becomes rank 0", closing, "assign_ranks",
            lambda original, chosen, *rest: tuple(reversed(original(chosen, *rest))),
            (I.SURVIVORS,), lambda p: p.min_nodes < p.max_nodes),
@@ -349,12 +349,12 @@ MUTANTS = [
            lambda original, *args: [*original(*args)[:-1], {}], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.wakeup.wait(), (I.CONVERGENCE,), noticed_by=44),
-    Mutant("a spare gives up", join_limits.JoinLimits, "is_spare", returns(False),
+    Mutant("a spare gives up", joining.JoinLimits, "is_spare", returns(False),
            (I.CONVERGENCE,), noticed_by=8, kinds=("join_timeout",)),
-    Mutant("a join ends early", join_limits.JoinLimits, "deadline_s",
+    Mutant("a join ends early", joining.JoinLimits, "deadline_s",
            lambda original, self: original(self) - 60.0, (I.CONVERGENCE,),
            kinds=("join_timeout",)),
-    Mutant("a member gives up when it is refused", join_limits.JoinLimits, "sit_out",
+    Mutant("a member gives up when it is refused", joining.JoinLimits, "sit_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
     Mutant("who gave up still counts as being there", collective_requests, "take_back",
            lambda original, *args: replace(original(*args), success=original(*args).success[:-1]),
@@ -373,7 +373,7 @@ MUTANTS = [
     Mutant("what is withdrawn may be what its node has said since", requests,
            "withdraw_accusation", without_guard(lambda _: True), (I.KEPT,), two_or_more,
            kinds=("report_dead", "kill_processes"), noticed_by=1),
-    Mutant("who was declared lost answers all the same", presence, "decide_recovery",
+    Mutant("who was declared lost answers all the same", repair, "decide_recovery",
            returns(Recovery.PRESENCE), (I.EVICTED,), two_or_more,
            kinds=("report_dead", "stop_slowly"), noticed_by=43),
     Mutant("nobody compares watches with reads", watch_check.WatchCheck, "_silent", finds_none,
@@ -545,7 +545,7 @@ def test_a_waiter_that_does_not_compare_its_arrival_is_noticed() -> None:
 
     logging.disable(logging.CRITICAL)
     try:
-        with swapped(presence, "is_own", any_of_its_own), pytest.raises(NotReachedError):
+        with swapped(repair, "is_own", any_of_its_own), pytest.raises(NotReachedError):
             simulate(
                 partial(restored.waiters_of_an_older_round, bump_revision=10**9),
                 min_nodes=3,

@@ -17,7 +17,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.node.context import REFUSED_TTL_S
-from rdzv_etcd.node.draining import REQUEST_TTL_S
+from rdzv_etcd.node.leave import REQUEST_TTL_S
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.member import Phase
 from tests.sim.invariants import Invariant, InvariantError
