@@ -24,7 +24,7 @@ class OurClients:
         from rdzv_etcd.protocol.store_values import StoreKeys  # noqa: PLC0415
         from rdzv_etcd.runtime.loop_thread import LoopHold  # noqa: PLC0415
         from rdzv_etcd.settings.connection import Connection, Endpoint  # noqa: PLC0415
-        from rdzv_etcd.torch_plugin.torch_store import EtcdStore  # noqa: PLC0415
+        from rdzv_etcd.torch_plugin.store import EtcdStore  # noqa: PLC0415
         from rdzv_etcd.world.round_store import RoundStore  # noqa: PLC0415
 
         host, _, port = endpoint.rpartition(":")

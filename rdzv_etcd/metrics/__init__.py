@@ -1,6 +1,5 @@
 """What one node is told in numbers, and where they are shown: the options ``metrics_*``.
 
-    recorder.py      what a node tells; the one that does nothing is used without these options
     definitions.py   the table of all metrics, which docs/metrics.md shows
     prometheus.py    records them with prometheus_client, the only package of the extra
     outputs.py       the text file and the port
@@ -14,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.metrics.recorder import Recorder
 from rdzv_etcd.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,6 +23,37 @@ if TYPE_CHECKING:
 PACKAGE = "prometheus_client"
 
 __all__ = ["Recorder", "open_outputs", "recorder_for"]
+
+
+class Recorder:
+    """Does nothing; :class:`rdzv_etcd.metrics.prometheus.PrometheusRecorder` does something."""
+
+    def join_began(self, at_s: float) -> None:
+        """This node waits for a world."""
+
+    def joined(self, number: int, epoch: int, size: int, at_s: float) -> None:
+        """This node has become a member of the world of round ``number``."""
+
+    def join_failed(self, error: str) -> None:
+        """The join under way has ended with an error of that class."""
+
+    def world_over(self, cause: str, at_s: float) -> None:
+        """The world that this node was in last is over; only the first word about it counts."""
+
+    def declared_lost(self, cause: str, after_s: float | None) -> None:
+        """This node, as the leader, has declared a member lost.
+
+        ``after_s``: seconds since the end of its process, if anybody knows.
+        """
+
+    def etcd_answered(self, took_s: float, wall_s: float) -> None:
+        """etcd has answered a keep-alive; ``wall_s``: seconds since 1970."""
+
+    def etcd_silent(self) -> None:
+        """A keep-alive was not answered, or refused."""
+
+    def left(self, at_s: float) -> None:
+        """This node has left the job."""
 
 
 def recorder_for(settings: Settings) -> Recorder:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.metrics import definitions as of
 from rdzv_etcd.metrics.definitions import METRICS, Metric, Type
-from rdzv_etcd.metrics.recorder import Recorder
 from rdzv_etcd.text import shown
 
 _JOB_SHOWN = 200

@@ -28,7 +28,7 @@ from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
-from rdzv_etcd.peers.api import PeerNetwork
+from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.data_loss import control_went_back
 from rdzv_etcd.protocol.draining import should_yield

@@ -19,7 +19,7 @@ from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.node.accuse import SETTLED_S, Place, Witness
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.waiting import Backoff
-from rdzv_etcd.peers.api import Answer, Contact, End, Peer, PeerNetwork
+from rdzv_etcd.peers import Answer, Contact, End, Peer, PeerNetwork
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
 from rdzv_etcd.protocol.names import names_apart

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.peers.api import PeerNetwork
+from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo

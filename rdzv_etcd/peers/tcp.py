@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 from rdzv_etcd.clock import wait_for
-from rdzv_etcd.peers.api import Answer, Contact, End, Peer
+from rdzv_etcd.peers import Answer, Contact, End, Peer
 from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.text import shown
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
+from rdzv_etcd.testing.model import Model
 from rdzv_etcd.testing.network import Link
-from rdzv_etcd.testing.roles import Lack
 from rdzv_etcd.testing.server import Applied, MemoryEtcd
 from rdzv_etcd.testing.simloop import (
     DeadlockError,
@@ -27,7 +27,6 @@ from rdzv_etcd.testing.simloop import (
     SimulationTimeoutError,
     run_simulation,
 )
-from rdzv_etcd.testing.state_machine import Model
 from rdzv_etcd.testing.watch import MemoryWatch
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ __all__ = [
     "Applied",
     "DeadlockError",
     "EtcdContainer",
-    "Lack",
     "Limits",
     "Link",
     "MemoryConnection",

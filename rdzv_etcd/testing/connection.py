@@ -19,8 +19,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import Get, GetResult, LeaseGrant, Txn, TxnResult
 from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.testing.checks import check_types
-from rdzv_etcd.testing.network import Fate, Link, Planned
-from rdzv_etcd.testing.requests import (
+from rdzv_etcd.testing.model import (
     Grant,
     KeepAlive,
     KeptAlive,
@@ -31,6 +30,7 @@ from rdzv_etcd.testing.requests import (
     Revoked,
     TimeToLive,
 )
+from rdzv_etcd.testing.network import Fate, Link, Planned
 from rdzv_etcd.testing.watch import MemoryWatch
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class MemoryConnection:
         if self.link.refusal is not None and not isinstance(request, KeepAlive):
             return self.link.refusal()
         try:
-            self._server.check_role(request)
+            self._server.check_permission(request)
             return self._server.apply(request, self.name)
         except EtcdError as error:
             return error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.testing.requests import Request
+from rdzv_etcd.testing.model import Request
 
 Match = Callable[[Request], bool]
 WatchMatch = Callable[[bytes, "bytes | None"], bool]
@@ -159,7 +159,7 @@ class Link:
 
         As etcd does when a user lost a role, or a password was changed: watches that are there go
         on, and keep-alives, which old versions (3.5.1) do not check. A role that lacks something
-        only: see :meth:`MemoryEtcd.set_lacks`.
+        only: see :attr:`MemoryEtcd.forbidden`.
         """
         self.refusal = why
 

@@ -11,7 +11,7 @@ import contextvars
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,22 +20,19 @@ from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError
 from rdzv_etcd.etcd.port import Get, GetResult, KeyValue, LeaseGrant, prefix_end
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
-from rdzv_etcd.testing.network import Link
-from rdzv_etcd.testing.requests import (
+from rdzv_etcd.testing.model import (
     Compact,
     KeepAlive,
     KeptAlive,
     LeaseLeft,
+    Model,
     Request,
     Response,
     Revision,
     Revoke,
     TimeToLive,
 )
-from rdzv_etcd.testing.roles import Lack
-from rdzv_etcd.testing.state_machine import Model
-
-_DENIED = "etcdserver: permission denied"
+from rdzv_etcd.testing.network import Link, Match
 
 EXPIRY_TICK_S = 0.5
 """etcd looks for expired leases this often (lessor.go)."""
@@ -77,8 +74,11 @@ class MemoryEtcd:
         """Whether the cluster answers; see :meth:`stop`."""
         self.overloaded = False
         """Whether no lease is renewed; see :meth:`set_overloaded`."""
-        self.lacks: tuple[Lack, ...] = ()
-        """What nobody's role has; see :meth:`set_lacks`."""
+        self.forbidden: list[Match] = []
+        """Requests that match one of these fail with
+        :class:`~rdzv_etcd.errors.EtcdPermissionError`, on every connection, as for a user whose
+        role lacks what they need. A new watch counts as the ``Get`` of its keys; open ones stay.
+        For one connection only, and everything: see :meth:`Link.refuse`."""
         self.requests: Counter[str] = Counter()
         """How many requests of each kind arrived, by the request's class name."""
         self.observers: list[Callable[[Applied], None]] = []
@@ -214,30 +214,12 @@ class MemoryEtcd:
         """
         self.overloaded = overloaded
 
-    def set_lacks(self, *lacks: Lack) -> None:
-        """Let every connection's user lack these permissions from now on, and no others.
-
-        Requests and new watches that need one fail with
-        :class:`~rdzv_etcd.errors.EtcdPermissionError`; watches that are there go on. For one
-        connection only, and everything: see :meth:`Link.refuse`.
-        """
-        self.lacks = lacks
-
     # -- for connections --------------------------------------------------------------------------
 
-    def check_role(self, request: Request) -> None:
-        """Raise :class:`~rdzv_etcd.errors.EtcdPermissionError` if the role lacks what it needs."""
-        if any(lack.forbids(request, self._keys_of) for lack in self.lacks):
-            raise EtcdPermissionError(_DENIED)
-
-    def check_watch(self, key: bytes, range_end: bytes | None) -> None:
-        """The same for a new watch."""
-        if any(lack.forbids_watch(key, range_end) for lack in self.lacks):
-            raise EtcdPermissionError(_DENIED)
-
-    def _keys_of(self, lease_id: int) -> Collection[bytes]:
-        lease = self.model.leases.get(lease_id)
-        return () if lease is None else lease.keys
+    def check_permission(self, request: Request) -> None:
+        """Raise :class:`~rdzv_etcd.errors.EtcdPermissionError` for what is :attr:`forbidden`."""
+        if any(matching(request) for matching in self.forbidden):
+            raise EtcdPermissionError("etcdserver: permission denied")
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.Handle:
         """Call on the server's behalf: in no caller's context, so no paused node delays it."""

@@ -23,7 +23,7 @@ from rdzv_etcd.errors import (
     InvalidRequestError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd.port import Event, EventKind, GetResult, WatchBatch
+from rdzv_etcd.etcd.port import Event, EventKind, Get, GetResult, WatchBatch
 from rdzv_etcd.etcd.watch_check import Delivered, Keys
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class MemoryWatch:
             self._send(self._connection.link.refusal())
             return
         try:
-            self._server.check_watch(self._key, self._range_end)
+            self._server.check_permission(Get(self._key, self._range_end))
         except EtcdPermissionError as error:
             self._send(error)
             return

@@ -20,9 +20,9 @@ Importing this imports torch, and registers ``etcd3://`` as an ``init_method``: 
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from rdzv_etcd.torch.init_method import SCHEME, rendezvous
-from rdzv_etcd.torch.newest import Stateful, broadcast_newest, newest_member
 from rdzv_etcd.torch.process_group import destroy_process_group, init_process_group
 from rdzv_etcd.torch.recovery import run
+from rdzv_etcd.torch.state_broadcast import Stateful, broadcast_newest, newest_member
 
 __all__ = [
     "Stateful",

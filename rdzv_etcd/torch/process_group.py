@@ -30,10 +30,15 @@ from rdzv_etcd import Expelled, Left, Lost, MovedOn, World, WorldChange
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.process import SIGNAL_DELAY_S
 from rdzv_etcd.text import named
-from rdzv_etcd.torch.connecting import Connecting, end_made_late
-from rdzv_etcd.torch.connections import Connections
-from rdzv_etcd.torch.stuck import Wait, collectives, end_process
-from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
+from rdzv_etcd.torch.gloo import (
+    Connecting,
+    Connections,
+    Wait,
+    collectives,
+    end_made_late,
+    end_process,
+)
+from rdzv_etcd.torch_plugin.store import serve_tcp_store
 from rdzv_etcd.world.world import when_over
 
 _log = logging.getLogger("rdzv_etcd")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
+import threading
+import time
 
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
@@ -22,26 +26,23 @@ from rdzv_etcd.log import show
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import is_default_job_id, settings_from_config
-from rdzv_etcd.torch_plugin.agent_store import AgentStore
-from rdzv_etcd.torch_plugin.drain import Departure
-from rdzv_etcd.torch_plugin.elastic_events import record
-from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
-from rdzv_etcd.torch_plugin.launches import (
+from rdzv_etcd.torch_plugin.environment import (
     Launch,
+    WorkerEnvironment,
     begin_launch,
     check_log_folder,
+    full_environment,
     note_launch,
 )
-from rdzv_etcd.torch_plugin.logs import follow_torch
-from rdzv_etcd.torch_plugin.signals import AgentSignals
-from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
-from rdzv_etcd.torch_plugin.translate import (
+from rdzv_etcd.torch_plugin.errors import (
     Outcome,
     is_missing_result,
     outcome_of,
     torch_errors,
+    why_workers_failed,
 )
-from rdzv_etcd.torch_plugin.worker_failure import why_workers_failed
+from rdzv_etcd.torch_plugin.signals import AgentSignals
+from rdzv_etcd.torch_plugin.store import AgentStore, serve_tcp_store
 from rdzv_etcd.world.group import Group
 
 BACKEND = "etcd3"
@@ -333,3 +334,79 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
     handler = EtcdRendezvousHandler(settings, launch)
     note_launch(settings, launch, handler._group)
     return handler
+
+
+OTHERS_FIRST_S = 1.0
+"""After so long the drained node stops its workers: the other agents look ten times a second
+whether nodes wait, and have been told by then."""
+
+
+class Departure:
+    """How one agent's node leaves when it is drained."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._left_s: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the node has left, or is about to, because it was drained."""
+        return self._left_s is not None
+
+    def is_due(self) -> bool:
+        """Whether the workers have to stop; the node leaves when this is first asked after it was
+        drained. From memory, does not block."""
+        if self._left_s is None:
+            reason = self._group.drain_reason
+            if reason is None:
+                return False
+            self._left_s = time.monotonic()
+            threading.Thread(
+                target=self._group.leave, args=(reason,), name="rdzv-etcd drain"
+            ).start()
+        return time.monotonic() >= self._left_s + OTHERS_FIRST_S
+
+
+def record(
+    run_id: str,
+    message: str,
+    state: NodeState,
+    *,
+    name: str,
+    hostname: str | None,
+    rank: int | None = None,
+) -> None:
+    """Record one event; never raises, whatever the user's handler does. Does nothing, quickly, as
+    long as there is none. To be called while an error is handled if ``state`` says that it failed:
+    its traceback goes into the event."""
+    try:
+        construct_and_record_rdzv_event(
+            run_id,
+            message,
+            state,
+            name=name,
+            hostname=hostname or socket.gethostname(),  # torch would ask a name server
+            pid=os.getpid(),
+            rank=rank,
+        )
+    except Exception:  # noqa: BLE001 - the handler is somebody else's, and no job fails for it
+        _log.debug("an event could not be recorded: %s", message, exc_info=True)
+
+
+_NAME = "rdzv_etcd"
+
+
+def follow_torch() -> None:
+    """Set the level as torch does (``LOGLEVEL``, by default WARNING) and use torch's handlers.
+
+    Leaves a program alone that has configured logging itself: one that has set the logger's level,
+    or has a handler on it or on the root logger.
+    """
+    logger = logging.getLogger(_NAME)
+    if logger.level == logging.NOTSET:
+        wanted = os.environ.get("LOGLEVEL", "")
+        level = logging.getLevelName(wanted.upper()) if wanted else logging.WARNING
+        logger.setLevel(level if isinstance(level, int) else logging.WARNING)
+    if not logger.hasHandlers():
+        for handler in logging.getLogger("torch.distributed").handlers:
+            logger.addHandler(handler)

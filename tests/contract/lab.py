@@ -30,7 +30,8 @@ from rdzv_etcd.etcd.port import (
     prefix_end,
 )
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint
-from rdzv_etcd.testing import Lack, Link, MemoryEtcd, SimClock, SimLoop, run_simulation
+from rdzv_etcd.testing import Link, MemoryEtcd, SimClock, SimLoop, run_simulation
+from tests.support.roles import Lack, set_lacks
 from tests.support.servers import ROLE, USER, USER_PASSWORD, EtcdServer
 
 T = TypeVar("T")
@@ -159,7 +160,7 @@ class MemoryOperator:
         self._server.restore(self._saved)
 
     def set_lacks(self, *lacks: Lack) -> None:
-        self._server.set_lacks(*lacks)
+        set_lacks(self._server, *lacks)
 
 
 class Lab:

@@ -30,8 +30,7 @@ from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.process import Latch
 from rdzv_etcd.torch import recovery
-from rdzv_etcd.torch.connecting import Connecting
-from rdzv_etcd.torch.stuck import LEFT_BEHIND, end_process
+from rdzv_etcd.torch.gloo import LEFT_BEHIND, Connecting, end_process
 from tests.in_process.processes import LIMIT_S, die_with_parent
 
 _WAIT = Latch.wait.__code__

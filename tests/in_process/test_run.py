@@ -31,9 +31,8 @@ import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd import World
 from rdzv_etcd.errors import MisuseError, SettingsError
-from rdzv_etcd.torch.connections import Connections
+from rdzv_etcd.torch.gloo import Connections, collectives
 from rdzv_etcd.torch.process_group import _meet
-from rdzv_etcd.torch.stuck import collectives
 from tests.in_process import scenes
 from tests.in_process.processes import LIMIT_S, Job, Member, context, running_job
 from tests.library.nodes import wait_until

@@ -13,7 +13,7 @@ import pytest
 from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import Delete, Get, Txn
 from rdzv_etcd.protocol.member import Phase
-from rdzv_etcd.testing.requests import Request
+from rdzv_etcd.testing.model import Request
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
 FOUND_OUT_S = 2 * TTL_S

@@ -20,7 +20,7 @@ from rdzv_etcd.protocol.requests import read_slice
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.testing import Applied
-from rdzv_etcd.testing.requests import Grant
+from rdzv_etcd.testing.model import Grant
 from tests.node.test_refusals import warnings_of
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.runtime.listener import bind_listener, check_local_addr, loopback_problem
 from rdzv_etcd.settings.connection import Endpoint
-from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
+from rdzv_etcd.torch_plugin.store import serve_tcp_store
 
 LOCAL = (Endpoint("127.0.0.1"),)
 

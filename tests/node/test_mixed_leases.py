@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.testing.requests import KeepAlive
+from rdzv_etcd.testing.model import KeepAlive
 from tests.sim.world import TIMING, SimJob, simulate
 
 MIXES = [(30, 5, 5), (5, 30, 30), (5, 5, 30), (30, 30, 5), (5, 5, 5)]

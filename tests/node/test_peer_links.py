@@ -16,7 +16,7 @@ from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import KeyValue, Put, Txn
 from rdzv_etcd.node.accuse import Witness
 from rdzv_etcd.node.peers import Evidence, PeerWatch, Seen, evidence_of
-from rdzv_etcd.peers.api import Answer, Contact
+from rdzv_etcd.peers import Answer, Contact
 from rdzv_etcd.protocol import accusations, requests
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.keys import JobKeys

@@ -18,9 +18,10 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.port import Delete, Get, Put, Txn, prefix_end
 from rdzv_etcd.protocol.keys import KeyRange
-from rdzv_etcd.testing import Applied, Lack
-from rdzv_etcd.testing.requests import Grant, Request
+from rdzv_etcd.testing import Applied
+from rdzv_etcd.testing.model import Grant, Request
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
+from tests.support.roles import Lack, set_lacks
 
 REFUSALS = [EtcdPermissionError, EtcdAuthError, EtcdTlsError]
 
@@ -45,14 +46,14 @@ def test_a_node_that_may_not_read_who_is_there_says_so_while_it_waits(
         caplog.clear()
         job.start("a")
         await job.pass_time(1.0)
-        job.server.set_lacks(Lack(job.keys.nodes.start, job.keys.nodes.end, writes=False))
+        set_lacks(job.server, Lack(job.keys.nodes.start, job.keys.nodes.end, writes=False))
         late = job.start("b")
         await job.pass_time(12.0)
         assert late.error is None
         (line,) = [line for line in warnings_of(caplog, late) if "waiting 1" in line]
         assert "which does not show who is there" in line
         assert f"grant-permission ROLE --prefix=true readwrite {job.keys.root.decode()}" in line
-        job.server.set_lacks()
+        set_lacks(job.server)
         job.start("c")
         await job.until_works("abc", 60.0)
 
@@ -411,9 +412,9 @@ def test_a_role_that_is_edited_restarts_nothing(what: str, lasts_s: float, renew
         job.start_all("abc", delay_s=0.02)
         await job.until_works("abc")
         await job.pass_time(job.loop.rng.uniform(0, TTL_S))
-        job.server.set_lacks(lacking(job, what, renewals=renewals))
+        set_lacks(job.server, lacking(job, what, renewals=renewals))
         await job.pass_time(lasts_s)
-        job.server.set_lacks()
+        set_lacks(job.server)
         await job.pass_time(3 * TTL_S)
         assert [node.joins for node in job.nodes.values()] == [1, 1, 1], job.tell()
         assert job.works("abc"), job.tell()

@@ -22,8 +22,8 @@ from rdzv_etcd.etcd.port import Delete, Put, Txn
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
+from rdzv_etcd.testing.model import Grant
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import Grant
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts, renews
 from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate

@@ -20,7 +20,7 @@ from rdzv_etcd.testing import (
     SimLoop,
     run_simulation,
 )
-from rdzv_etcd.testing.requests import KeepAlive
+from rdzv_etcd.testing.model import KeepAlive
 
 TTL_S = 3
 PERIOD_S = TTL_S / 3

@@ -13,7 +13,7 @@ import pytest
 
 from rdzv_etcd.errors import TaskFailedError
 from rdzv_etcd.etcd.port import Get, Txn
-from rdzv_etcd.testing.requests import KeepAlive, Request
+from rdzv_etcd.testing.model import KeepAlive, Request
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rdzv_etcd import orphans as guard
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.orphans import guard
 from rdzv_etcd.settings.parse import NODE_ID_VARIABLE
 from rdzv_etcd.world.group import Group
 from tests.library.nodes import LIMIT_S, node_settings

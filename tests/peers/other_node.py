@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-from rdzv_etcd.peers.api import Answer, Peer
+from rdzv_etcd.peers import Answer, Peer
 from rdzv_etcd.peers.tcp import TcpPeers
 
 

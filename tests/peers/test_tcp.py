@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rdzv_etcd.peers import tcp
-from rdzv_etcd.peers.api import Answer, Contact, End, Peer
+from rdzv_etcd.peers import Answer, Contact, End, Peer, tcp
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.settings.fields import LONGEST_S
 from tests.support import netns

@@ -13,9 +13,8 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.torch_plugin import environment
-from rdzv_etcd.torch_plugin.environment import WorkerEnvironment, full_environment
+from rdzv_etcd.torch_plugin.environment import Launch, WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.handler import create_handler
-from rdzv_etcd.torch_plugin.launches import Launch
 from tests.library.nodes import LIMIT_S, wait_until
 from tests.plugin.handlers import QUICK, handlers, leave, parameters
 from tests.support.leaks import LeakCheck

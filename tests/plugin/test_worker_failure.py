@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from rdzv_etcd.torch_plugin.worker_failure import why_workers_failed
+from rdzv_etcd.torch_plugin.errors import why_workers_failed
 
 
 def _invoke_run(run_result: object) -> str:

@@ -53,7 +53,7 @@ from rdzv_etcd.protocol.views import (
 )
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import MemoryEtcd, Model
-from rdzv_etcd.testing.requests import Grant, Revoke
+from rdzv_etcd.testing.model import Grant, Revoke
 
 SETTINGS = JobSettings(1, 20)
 JOB_LEASE = 77

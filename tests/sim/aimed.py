@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.port import Op, Put, Txn
-from rdzv_etcd.testing.requests import Request
+from rdzv_etcd.testing.model import Request
 from tests.sim.stage import Part, Stage
 from tests.sim.world import SimNode
 

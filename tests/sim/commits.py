@@ -24,7 +24,7 @@ from rdzv_etcd.protocol.slices import assemble
 from rdzv_etcd.protocol.store_values import StoreKeys, number_of
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
-from rdzv_etcd.testing.requests import Revoke
+from rdzv_etcd.testing.model import Revoke
 from tests.sim.counting import Counting
 from tests.sim.invariants import Invariant
 from tests.sim.promises import Promises

@@ -13,8 +13,8 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.testing import SimClock
+from rdzv_etcd.testing.model import Request
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import Request
 from tests.sim.matching import touches
 from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode

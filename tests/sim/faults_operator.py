@@ -14,10 +14,11 @@ from rdzv_etcd.etcd.port import Delete, Put, Txn, prefix_end
 from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.testing import Lack, SimClock
+from rdzv_etcd.testing import SimClock
 from tests.sim.commits import FOREIGN, OPERATOR
 from tests.sim.stage import Part, Stage
 from tests.sim.world import SimNode
+from tests.support.roles import Lack, forbidding
 
 HOSTILE = (
     b"",
@@ -139,9 +140,11 @@ class OperatorFaults(Part):
 
     async def _without(self, lack: Lack, duration_s: float) -> None:
         server = self._job.server
-        server.set_lacks(*server.lacks, lack)
+        match = forbidding(server, lack)
+        server.forbidden.append(match)
         await asyncio.sleep(duration_s)
-        server.set_lacks(*(each for each in server.lacks if each is not lack))
+        if match in server.forbidden:  # everything was healed meanwhile
+            server.forbidden.remove(match)
 
     def _clear_later(self, key: bytes) -> None:
         self._written.add(key)

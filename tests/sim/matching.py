@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rdzv_etcd.etcd.port import Delete, Op, Put, Txn
 from rdzv_etcd.protocol.keys import KeyRange
+from rdzv_etcd.testing.model import KeepAlive, Request
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import KeepAlive, Request
 
 
 def puts(key: bytes) -> Match:

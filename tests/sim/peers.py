@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rdzv_etcd.peers.api import Answer, Contact, End, Peer
+from rdzv_etcd.peers import Answer, Contact, End, Peer
 
 Place = tuple[str, int]
 """An address and a port."""

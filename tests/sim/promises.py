@@ -11,7 +11,7 @@ from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
-from rdzv_etcd.testing.requests import Revoke
+from rdzv_etcd.testing.model import Revoke
 from tests.sim.invariants import Invariant
 from tests.sim.state import State
 from tests.sim.verdicts import Verdicts

@@ -20,8 +20,8 @@ from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.codec import decode_place
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import NodeInfo
+from rdzv_etcd.testing.model import Request
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import Request
 from tests.node import test_scenarios
 from tests.sim.invariants import Invariant, InvariantError
 from tests.sim.matching import puts

@@ -17,8 +17,8 @@ from rdzv_etcd.protocol.codec import decode_place
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.model import Control, NodeInfo
 from rdzv_etcd.testing import Applied
+from rdzv_etcd.testing.model import Request, Revoke
 from rdzv_etcd.testing.network import Match
-from rdzv_etcd.testing.requests import Request, Revoke
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
 from tests.sim.matching import noted, puts

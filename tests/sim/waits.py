@@ -53,7 +53,7 @@ class Afterwards(Part):
             await job.until(lambda: job.server.up, "etcd is back", 40)
         job.server.set_no_space(False)
         job.server.set_overloaded(False)
-        job.server.set_lacks()
+        job.server.forbidden.clear()
         if job.switch is not None:
             job.switch.heal()
         for node in self._stage.alive():

@@ -29,8 +29,7 @@ from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
-from rdzv_etcd.testing.requests import Revoke
-from rdzv_etcd.testing.state_machine import Model
+from rdzv_etcd.testing.model import Model, Revoke
 from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
 from tests.sim.interruptions import INTERRUPTED_AFTER_S

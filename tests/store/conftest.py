@@ -16,7 +16,7 @@ from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
-from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.world.round_store import RoundStore
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdBinary, EtcdServer

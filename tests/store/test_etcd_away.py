@@ -15,7 +15,7 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings.connection import Connection, Endpoint
-from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.world.round_store import RoundStore
 from tests.store.conftest import GENEROUS
 from tests.support.leaks import LeakCheck

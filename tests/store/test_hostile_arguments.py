@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistStoreError
 
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.world.round_store import RoundStore
 from tests.store.conftest import Place
 

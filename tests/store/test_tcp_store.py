@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from rdzv_etcd.runtime.listener import Listener, LocalAddr, bind_listener
 from rdzv_etcd.settings.connection import Endpoint
-from rdzv_etcd.torch_plugin.tcp_store import serve_tcp_store
+from rdzv_etcd.torch_plugin.store import serve_tcp_store
 
 LIMIT = timedelta(seconds=60)
 

@@ -22,7 +22,7 @@ from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.protocol.store_values import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
-from rdzv_etcd.torch_plugin.torch_store import EtcdStore
+from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.world.round_store import RoundStore
 from tests.store.conftest import BRIEF, GENEROUS, Place
 from tests.support.signals import handling

@@ -17,7 +17,7 @@ import torch
 import rdzv_etcd
 import rdzv_etcd.torch
 from rdzv_etcd.errors import MisuseError
-from rdzv_etcd.torch.newest import _check, _packed, _unpack
+from rdzv_etcd.torch.state_broadcast import _check, _packed, _unpack
 from tests.support.servers import EtcdServer
 
 

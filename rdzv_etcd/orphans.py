@@ -1,13 +1,14 @@
-"""The guard: a small process that ends an agent's workers when the agent is gone without a word.
+"""The guard: a small process that ends a node's workers if the node's process dies without leaving.
 
-Run as a program, by its path, with the standard library only: it costs some megabytes and no time
-of the agent. Knows processes and one environment variable; knows nothing of jobs or of etcd.
+:class:`Guard` starts it. It runs this file as a program, with the standard library only: it costs
+some megabytes, and no time of the node. Knows processes and one environment variable; knows nothing
+of jobs or of etcd.
 
-    guard.py PID START_TIME VARIABLE NODE_ID < pipe
+    orphans.py PID START_TIME VARIABLE NODE_ID < pipe
 
-PID and START_TIME (of /proc/PID/stat) name the agent. Its workers are the processes that were
-started with VARIABLE=NODE_ID in their environment, which their children inherit. The agent writes
-to the pipe before it ends in order.
+PID and START_TIME (of /proc/PID/stat) name the node's process. Its workers are the processes that
+were started with VARIABLE=NODE_ID in their environment, which their children inherit. The node
+writes to the pipe before it ends in order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,50 @@ _KILL_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.1
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Whoever ends a whole group of processes with these ends the agent, and the guard follows it."""
+_START_LIMIT_S = 60.0
+
+
+class Guard:
+    """A guard of this process, for what was started with one node's id in its environment."""
+
+    def __init__(self, node_id: str) -> None:
+        """Start it; blocks for some 20 ms. Raises SettingsError where it cannot be had."""
+        # The program has none of these, and starts without them.
+        import subprocess  # noqa: PLC0415
+
+        from rdzv_etcd.errors import SettingsError  # noqa: PLC0415
+        from rdzv_etcd.settings.parse import NODE_ID_VARIABLE  # noqa: PLC0415
+
+        me = os.getpid()
+        reading, self._writing = os.pipe()  # closed in whatever is executed
+        command = [sys.executable, "-I", "-S", __file__, str(me)]
+        command += [str(start_time_of(me)), NODE_ID_VARIABLE, node_id]
+        try:
+            if not start_time_of(me):
+                raise SettingsError("orphans=kill needs Linux's /proc; use orphans=leave")
+            subprocess.run(
+                command,
+                check=True,
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.defpath},  # none of what workers are known by
+                timeout=_START_LIMIT_S,
+            )
+        except BaseException as error:
+            os.close(self._writing)
+            if isinstance(error, OSError | subprocess.SubprocessError):
+                raise SettingsError(f"orphans=kill: the guard did not start: {error}") from error
+            raise
+        finally:
+            os.close(reading)
+
+    def end(self) -> None:
+        """Say good-bye: the guard ends, and ends nobody. Idempotent, does not block."""
+        writing, self._writing = self._writing, -1
+        if writing >= 0:
+            with contextlib.suppress(OSError):  # somebody has ended the guard
+                os.write(writing, b"bye")
+            os.close(writing)
 
 
 def main(agent: int, start_time: int, variable: str, node_id: str) -> None:

@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from rdzv_etcd.errors import (
     CompactedError,
@@ -42,20 +43,6 @@ from rdzv_etcd.etcd.port import (
     WriteResult,
 )
 from rdzv_etcd.testing.checks import Limits, check_get, check_txn
-from rdzv_etcd.testing.requests import (
-    Compact,
-    Compacted,
-    Grant,
-    KeepAlive,
-    KeptAlive,
-    LeaseLeft,
-    Request,
-    Response,
-    Revision,
-    Revoke,
-    Revoked,
-    TimeToLive,
-)
 
 MAX_LEASE_TTL_S = 9_000_000_000
 """etcd's largest TTL (``MaxLeaseTTL`` in lessor.go)."""
@@ -348,3 +335,80 @@ def _related(left: int | bytes, relation: Relation, right: int | bytes) -> bool:
     if isinstance(left, int) and isinstance(right, int):
         return left > right if relation is Relation.GREATER else left < right
     raise TypeError(f"cannot compare {type(left).__name__} with {type(right).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Grant a lease; id 0: the server chooses."""
+
+    ttl_s: int
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Revoke a lease and delete its keys in one revision (an expiry does the same)."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Renew a lease once."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLive:
+    """Ask how long a lease has left; changes nothing."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLeft:
+    """The seconds that a lease has left, -1 if there is no such lease."""
+
+    left_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Forget the history before ``revision``."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Whether the lease existed."""
+
+    existed: bool
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAlive:
+    """The lease's TTL, 0 if there is no such lease."""
+
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    revision: int
+
+
+Request: TypeAlias = "Get | Txn | Grant | Revoke | KeepAlive | TimeToLive | Compact"
+Response: TypeAlias = (
+    "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | LeaseLeft | Compacted"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """All changes of one revision, in the order they were made."""
+
+    number: int
+    events: tuple[Event, ...]

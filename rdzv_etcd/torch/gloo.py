@@ -10,10 +10,18 @@ Knows sockets and ``/proc/self/fd``; knows nothing of torch or of worlds.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import logging
 import os
 import socket
+import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Generic, NoReturn, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from rdzv_etcd.process import Latch
 
@@ -168,3 +176,149 @@ def _sockets(without: Collection[int]) -> Iterator[tuple[int, socket.socket]]:
         with one:
             if status.st_ino == inode:
                 yield inode, one
+
+
+T = TypeVar("T")
+
+
+class _Work(Generic[T]):
+    """What is done in the other thread, and what has come of it."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self.made: list[T] = []
+        self._error: BaseException | None = None
+
+    def do(self) -> None:
+        try:
+            self.made.append(self._make())
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._error = error
+
+    def result(self) -> T:
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return self.made.pop()
+        finally:
+            del error  # its traceback would keep this frame, and with it all callers' values
+
+
+class Connecting:
+    """One such wait."""
+
+    def __init__(self, if_late: Callable[[], object] = lambda: None) -> None:
+        """``if_late`` is called in the thread that was left behind if this was given up and all
+        went well after all."""
+        self._if_late = if_late
+        self._given_up: list[bool] = []
+        """Whether it was that, or else has ended by itself: the first one counts. What came of it
+        is not here: whoever may give it up keeps this for long."""
+        self._decided = Latch()
+
+    def run(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns. Blocks until it does, or is given up; signal handlers run
+        meanwhile. If it is given up already, nothing is begun.
+
+        Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
+        """
+        work = _Work(make)
+        if not self._decided.is_open:
+            threading.Thread(target=self._run, args=(work,), name=LEFT_BEHIND, daemon=True).start()
+        self._decided.wait(None)
+        if self._given_up[0]:
+            raise dist.DistNetworkError("a member was lost while it was connected to")
+        return work.result()
+
+    def give_up(self) -> None:
+        """Let :meth:`run` raise. Does nothing if it has returned."""
+        self._decide(given_up=True)
+
+    def _run(self, work: _Work[object]) -> None:
+        work.do()
+        self._decide(given_up=False)
+        if self._given_up[0] and work.made:
+            self._if_late()
+
+    def _decide(self, *, given_up: bool) -> None:
+        self._given_up.append(given_up)
+        self._decided.open()
+
+
+def end_made_late() -> None:
+    """For a process group: it is torch's default one now, in place of one that may be in use."""
+    end_process(
+        "a process group that was given up while gloo connected was made after all, by a member "
+        "that was silent"
+    )
+
+
+_log = logging.getLogger("rdzv_etcd")
+
+LEFT_BEHIND = "rdzv-etcd-connecting"
+"""The name of threads that do not count: nobody waits for them any more."""
+
+_GLOO = "pt_gloo_runloop"
+"""The name of the threads in which gloo's collectives run."""
+
+_COLLECTIVES = distributed_c10d.__file__
+"""Where in Python torch's are, and wait."""
+
+_TASKS = Path("/proc/self/task")
+
+_LIMIT = 4
+"""Where the pointer to its limit stands in a line of a thread that waits in futex(2)."""
+
+Wait = tuple[int, str]
+"""A thread, and how often it has slept before. The same one twice: it has not woken meanwhile."""
+
+
+def collectives() -> frozenset[Wait]:
+    """Return the threads that are in a collective, each with the wait that it is in.
+
+    Looks at what gloo's threads do, and where in Python each of the others is: a ``send`` waits in
+    the caller's own thread, and a backward pass with DistributedDataParallel only for gloo's.
+    """
+    frames = sys._current_frames()
+    waiting = {
+        str(thread.native_id)
+        for thread in threading.enumerate()
+        if thread.name != LEFT_BEHIND
+        and (frame := frames.get(thread.ident or 0)) is not None
+        and frame.f_code.co_filename == _COLLECTIVES
+    }
+    found = set()
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or this system does not tell
+            if task.name in waiting or _waits_for_a_peer(task):
+                found.add((int(task.name), _sleeps(task)))
+    return frozenset(found)
+
+
+def _waits_for_a_peer(task: Path) -> bool:
+    """Whether it is a thread of gloo's that does. For work, these wait without a limit."""
+    if (task / "comm").read_text().strip() != _GLOO:
+        return False
+    # The number of the call and its arguments. These threads sleep in no other call; of one that
+    # does not sleep it is only "running".
+    call = (task / "syscall").read_text().split()
+    return len(call) > _LIMIT and int(call[_LIMIT], 16) != 0
+
+
+def _sleeps(task: Path) -> str:
+    return next(
+        line
+        for line in (task / "status").read_text().splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    )
+
+
+def end_process(why: str) -> NoReturn:
+    """End this process at once, for its supervisor to start it again; say why at ERROR."""
+    try:
+        _log.error("%s: this process ends, with exit code %d. Start it again", why, os.EX_TEMPFAIL)
+        faulthandler.dump_traceback()
+        sys.stdout.flush()
+    finally:  # whatever has become of the streams
+        os._exit(os.EX_TEMPFAIL)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rdzv_etcd.etcd.port import Delete, Get, Op, Txn
-from rdzv_etcd.testing.requests import KeepAlive, Request, Revoke
+from rdzv_etcd.testing import MemoryEtcd
+from rdzv_etcd.testing.model import KeepAlive, Request, Revoke
+from rdzv_etcd.testing.network import Match
 
 _FROM_KEY = b"\x00"
 
@@ -35,10 +37,6 @@ class Lack:
         """Whether a key, or some key of a range, is meant."""
         mine, theirs = _end(self.key, self.range_end), _end(key, range_end)
         return (theirs is None or self.key < theirs) and (mine is None or key < mine)
-
-    def forbids_watch(self, key: bytes, range_end: bytes | None) -> bool:
-        """Whether a new watch is refused; one that is there goes on."""
-        return self.reads and self.touches(key, range_end)
 
     def forbids(self, request: Request, keys_of: KeysOf) -> bool:
         """Whether etcd refuses a request: both branches of a transaction count, and all that is on
@@ -72,3 +70,18 @@ def _end(key: bytes, range_end: bytes | None) -> bytes | None:
     if not range_end:
         return key + b"\x00"
     return None if range_end == _FROM_KEY else range_end
+
+
+def forbidding(server: MemoryEtcd, lack: Lack) -> Match:
+    """Return what to put into ``server.forbidden``, for every connection to lack this."""
+
+    def keys_of(lease_id: int) -> Collection[bytes]:
+        lease = server.model.leases.get(lease_id)
+        return () if lease is None else lease.keys
+
+    return lambda request: lack.forbids(request, keys_of)
+
+
+def set_lacks(server: MemoryEtcd, *lacks: Lack) -> None:
+    """Let every connection's user lack these permissions from now on, and no others."""
+    server.forbidden[:] = [forbidding(server, lack) for lack in lacks]

@@ -11,17 +11,29 @@ on a ``PrefixStore`` reaches only the base class, so ``self.timeout`` is read fo
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 
 from rdzv_etcd.arguments import encoded_key, int64
-from rdzv_etcd.errors import MisuseError, NotANumberError, RdzvEtcdError, StoreTimeoutError
-from rdzv_etcd.world.round_store import RoundStore
+from rdzv_etcd.errors import (
+    JobClosedError,
+    MisuseError,
+    NotANumberError,
+    RdzvEtcdError,
+    StoreLostError,
+    StoreTimeoutError,
+    WorldOverError,
+)
+from rdzv_etcd.runtime.listener import Listener
+from rdzv_etcd.world.round_store import TIMEOUT_S, RoundStore
+from rdzv_etcd.world.world import World, note_finished, wait_until_closed
 
 T = TypeVar("T")
 
@@ -191,3 +203,130 @@ def _bytes(value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"a store value must be str or bytes, not {type(value).__name__}")
+
+
+_ROLE_INFO = "torchelastic/role_info/"
+_ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
+_FINISHED = "torchelastic/agent/terminal_state/num_members"
+_ALL_FINISHED = "torchelastic/agent/terminal_state/last_member"
+
+_log = logging.getLogger("rdzv_etcd")
+
+
+class AgentStore(EtcdStore):
+    """An :class:`EtcdStore` in which no agent waits for a member that is known to be lost, and that
+    tells the others when this agent's workers have finished."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store)
+        self._world = world
+        self._own_info: dict[str, Any] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        if key == f"{_ROLE_INFO}{self._world.rank}":
+            self._own_info = json.loads(value)
+        super().set(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        if key != _FINISHED:
+            return super().add(key, amount)
+        note_finished(self._world)
+        return self._do(lambda limit_s: self._count(amount, limit_s))
+
+    def _count(self, amount: int, limit_s: float | None) -> int:
+        try:
+            return self._world.store.add(_FINISHED, amount, limit_s)
+        except StoreLostError:
+            return 0  # nobody is the last one; the wait that follows makes up for it
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """As :meth:`EtcdStore.wait`; torch's exit barrier also ends when the job is closed."""
+        if texts_of(keys) == [_ALL_FINISHED]:
+            self._do(self._wait_for_the_others, timeout)
+        else:
+            super().wait(keys, timeout)
+
+    def _wait_for_the_others(self, limit_s: float | None) -> None:
+        try:
+            try:
+                self._world.store.wait([_ALL_FINISHED], limit_s, even_if_over=True)
+            except StoreLostError:
+                self._meet_the_others(TIMEOUT_S if limit_s is None else limit_s)
+        except JobClosedError:
+            pass  # nobody else will finish; how it was closed is in the log
+        except StoreTimeoutError:
+            if not self._world.over:
+                raise
+            _log.warning(
+                "this node's workers finished %g s ago, and the other nodes are in another world, "
+                "or wait for one: this agent waits no longer",
+                limit_s,
+            )
+
+    def _meet_the_others(self, limit_s: float) -> None:
+        """Meet all members of this world at a barrier; if they are in another one by now, wait for
+        the end of the job."""
+        try:
+            self._world.barrier(_ALL_FINISHED, limit_s)
+        except JobClosedError:
+            raise
+        except WorldOverError:
+            wait_until_closed(self._world, limit_s)
+
+    def get(self, key: str) -> bytes:
+        """As :meth:`EtcdStore.get`; see the module for the exception."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """As :meth:`EtcdStore.multi_get`; see the module for the exception."""
+        wanted = texts_of(keys)
+        if not (self._own_info and wanted and all(map(self._has_stand_in, wanted))):
+            return super().multi_get(wanted)
+        return self._do(lambda limit_s: self._get_or_stand_in(wanted, limit_s))
+
+    def _get_or_stand_in(self, keys: Sequence[str], limit_s: float | None) -> list[bytes]:
+        try:
+            return self._world.store.multi_get(keys, limit_s)
+        except WorldOverError:
+            return [self._stand_in(key) for key in keys]
+
+    def _has_stand_in(self, key: str) -> bool:
+        return key.startswith((_ROLE_INFO, _ASSIGNED_RANKS))
+
+    def _stand_in(self, key: str) -> bytes:
+        """What a member like this one would have written."""
+        if key.startswith(_ROLE_INFO):
+            return json.dumps({**self._own_info, "rank": int(key[len(_ROLE_INFO) :])}).encode()
+        workers = int(self._own_info["local_world_size"])
+        first, total = self._world.rank * workers, self._world.size * workers
+        return json.dumps([first, total, first, total]).encode()
+
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+def serve_tcp_store(listener: Listener, *, use_libuv: bool = True) -> TCPStore:
+    """Serve a fresh, empty ``TCPStore`` on the socket; clients that connected before are served.
+
+    The descriptor belongs to torch from now on: it closes it, and with it gives the port back, when
+    the last reference to the store is gone. ``use_libuv`` asks for torch's newer server, which in
+    torch 2.6 cannot be given a socket; there it is the older one, as without it. Raises
+    ``torch.distributed.DistError``.
+    """
+    descriptor = listener.detach()
+    try:
+        return _serve(listener, descriptor, use_libuv=use_libuv)
+    except NotImplementedError:  # torch 2.6; it has not touched the socket yet
+        return _serve(listener, descriptor, use_libuv=False)
+
+
+def _serve(listener: Listener, descriptor: int, *, use_libuv: bool) -> TCPStore:
+    return TCPStore(
+        host_name=listener.own_address,  # for the store's own client
+        port=listener.port,
+        is_master=True,
+        timeout=_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+        use_libuv=use_libuv,
+    )
