@@ -1,7 +1,8 @@
 """What the site needs beyond the files in docs/, which are written for GitHub: a hook of MkDocs.
 
-Links that lead out of docs/ become links to the repository, or to the few files from outside that
-the site shows, too. The reference of the library's names is a page that exists in the site only.
+The front page is the README's first part. Links that lead out of docs/ become links to the
+repository, or to the few files outside that are pages of the site as well. The reference of the
+library's names is a page that exists in the site only.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ ROOT = Path(__file__).parents[1]
 HOME = "https://github.com/rdzv-etcd/rdzv-etcd/blob/main/"
 SHOWN = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 """Documents beside docs/ that are pages of the site."""
+FRONT, FRONT_ENDS = "index.md", "<!-- the front page of the site ends here -->"
 
-_LINK = re.compile(r"(\]\(|^\[[^\]\n]+\]: )(?![a-z]+:|#)([^)\s#]+)", re.MULTILINE)
+_LINK = re.compile(
+    rf"(\]\(|^\[[^\]\n]+\]: )(?:({re.escape(HOME)})|(?![a-z]+:|#))([^)\s#]+)", re.MULTILINE
+)
+_DEFINITION = re.compile(r"^\[[^\]\n]+\]: \S+\n", re.MULTILINE)
 _ROLE = re.compile(r":(?:class|func|meth|attr|mod|data|exc):(<code[^>]*>)(?:~[\w.]*\.)?")
 _TITLE = "# The library, name by name\n\nWhat `import rdzv_etcd` brings, from the docstrings.\n"
 
@@ -30,6 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in [ROOT / name for name in SHOWN] + _plots():
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    files.append(File.generated(config, FRONT, content=_front()))
     files.append(File.generated(config, "api.md", content=_reference()))
     return files
 
@@ -39,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_others: object)
     folder = PurePosixPath() if source.name in SHOWN else PurePosixPath("docs") / source.parent
 
     def link(found: re.Match[str]) -> str:
-        name = os.path.normpath(folder / found[2])
+        name = found[3] if found[2] else os.path.normpath(folder / found[3])
         here = name.removeprefix("docs/")
         if name.startswith("docs/") or files.get_file_from_path(here) is not None:
             return found[1] + os.path.relpath(here, source.parent)
@@ -52,6 +58,13 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_others: object)
 def on_page_content(html: str, page: Page, **_others: object) -> str:
     """Docstrings mark names as Sphinx does; what is left of that is the name."""
     return _ROLE.sub(r"\1", html) if page.file.src_uri == "api.md" else html
+
+
+def _front() -> str:
+    front, end, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(FRONT_ENDS)
+    if not end:
+        raise ValueError(f"README.md has no {FRONT_ENDS}")
+    return front + "".join(_DEFINITION.findall(rest))
 
 
 def _plots() -> list[Path]:
