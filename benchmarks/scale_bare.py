@@ -22,7 +22,7 @@ from benchmarks.plan import FIRST_SIMULATED_PROCESS, LEADER_PROCESS, Plan
 from benchmarks.scale_nodes import ScaleProcess
 from benchmarks.shared_streams import SharedWatch
 from rdzv_etcd.etcd import messages
-from rdzv_etcd.protocol.slices import slices_for
+from rdzv_etcd.protocol.ranks import slices_for
 
 _PRESENCE_BYTES = 250
 _SLICES_PER_TXN = 100

@@ -21,7 +21,7 @@ class OurClients:
         from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415
         from rdzv_etcd.etcd.port import Txn  # noqa: PLC0415 - only who uses it pays
         from rdzv_etcd.protocol.keys import JobKeys  # noqa: PLC0415
-        from rdzv_etcd.protocol.store_values import StoreKeys  # noqa: PLC0415
+        from rdzv_etcd.protocol.store import StoreKeys  # noqa: PLC0415
         from rdzv_etcd.runtime.loop_thread import LoopHold  # noqa: PLC0415
         from rdzv_etcd.settings.connection import Connection, Endpoint  # noqa: PLC0415
         from rdzv_etcd.torch_plugin.store import EtcdStore  # noqa: PLC0415

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     )
     from rdzv_etcd.protocol.job_state import JobState, NodeState, Role, Stage
     from rdzv_etcd.protocol.model import Closure
-    from rdzv_etcd.protocol.world_end import (
-        Expelled,
-        Failed,
-        Finished,
-        Left,
-        Lost,
-        MovedOn,
-        Waiting,
-        WorldChange,
-    )
     from rdzv_etcd.runtime.listener import Listener
     from rdzv_etcd.settings import (
         Connection,
@@ -55,6 +45,16 @@ if TYPE_CHECKING:
     from rdzv_etcd.world.observer import Observer
     from rdzv_etcd.world.round_store import RoundStore
     from rdzv_etcd.world.world import Master, World, WorldMember
+    from rdzv_etcd.world_change import (
+        Expelled,
+        Failed,
+        Finished,
+        Left,
+        Lost,
+        MovedOn,
+        Waiting,
+        WorldChange,
+    )
 
 __version__ = "0.1.0"
 
@@ -126,7 +126,7 @@ _HOMES = {
     ),
     "rdzv_etcd.protocol.job_state": ("JobState", "NodeState", "Role", "Stage"),
     "rdzv_etcd.protocol.model": ("Closure",),
-    "rdzv_etcd.protocol.world_end": (
+    "rdzv_etcd.world_change": (
         "Expelled",
         "Failed",
         "Finished",

@@ -8,12 +8,10 @@ plugin translates these into torch's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rdzv_etcd.text import LINE, shown
-
-if TYPE_CHECKING:
-    from rdzv_etcd.protocol.world_end import WorldChange
+from rdzv_etcd.world_change import WorldChange
 
 E = TypeVar("E", bound="RdzvEtcdError")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv_etcd.errors import EtcdUnavailableError, JobClosedError
-from rdzv_etcd.protocol.names import display_name, display_names
+from rdzv_etcd.names import display_name, display_names
 from rdzv_etcd.text import LINE, SHOWN, shown
 
 

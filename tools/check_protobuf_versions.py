@@ -61,7 +61,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.settings.connection import Connection, Endpoint
 assert dict(os.environ) == environment, "the environment was changed"
 

@@ -8,10 +8,10 @@ from functools import cached_property
 from rdzv_etcd.aio.round_store import RoundStore
 from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError
-from rdzv_etcd.protocol.world_end import WorldChange
 from rdzv_etcd.runtime.listener import Listener
 from rdzv_etcd.world import world as blocking_world
 from rdzv_etcd.world.world import Master, WorldMember
+from rdzv_etcd.world_change import WorldChange
 
 
 class World:

@@ -22,12 +22,12 @@ from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.cli.report import closed_text
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
+from rdzv_etcd.names import display_name, display_names
 from rdzv_etcd.node.leave import RUNS_REMEMBERED
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Closure, Control, Ended, Round
-from rdzv_etcd.protocol.names import display_name, display_names
 from rdzv_etcd.protocol.requests import close_job, count_nodes, read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings

@@ -28,10 +28,10 @@ from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.inspection import InspectingClient
 from rdzv_etcd.etcd.port import Etcd
+from rdzv_etcd.names import display_name
 from rdzv_etcd.protocol.job_state import Role, settings_of
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import NodeInfo
-from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.protocol.wait_text import needed
 from rdzv_etcd.settings import JobSettings, Settings, is_default_job_id
 from rdzv_etcd.settings.hosts import is_loopback_address, resolve

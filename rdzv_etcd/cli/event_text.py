@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rdzv_etcd.cli.output import duration
+from rdzv_etcd.names import display_name, names_apart
 from rdzv_etcd.protocol.events import (
     JobEnded,
     JobEvent,
@@ -19,9 +20,8 @@ from rdzv_etcd.protocol.events import (
     WorldOver,
 )
 from rdzv_etcd.protocol.job_state import JobState
-from rdzv_etcd.protocol.names import display_name, names_apart
-from rdzv_etcd.protocol.world_end import WorldChange
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import WorldChange
 
 _RANKS = 8
 _REMEMBERED = 50_000

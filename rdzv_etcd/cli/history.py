@@ -27,13 +27,14 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import how_it_ended, report_on
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import KeyValue
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control
-from rdzv_etcd.protocol.names import display_name
-from rdzv_etcd.protocol.world_end import Left, Lost, lost_and_left
+from rdzv_etcd.protocol.world_end import lost_and_left
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
+from rdzv_etcd.world_change import Left, Lost
 
 _FORMATS = (".svg", ".png", ".pdf")
 _NUMBERED = 40

@@ -9,14 +9,15 @@ from enum import Enum
 from rdzv_etcd.cli.jobs import Job
 from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
 from rdzv_etcd.etcd.inspection import LeaseLeft
+from rdzv_etcd.names import display_name, is_unknown
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.job_state import JobState, NodeState, Role, Stage, settings_of
-from rdzv_etcd.protocol.model import Control, Round, reason_to_leave
-from rdzv_etcd.protocol.names import display_name, is_unknown
+from rdzv_etcd.protocol.model import Control, Round
 from rdzv_etcd.protocol.wait_text import needed, refused_help, refused_lately, refused_text
 from rdzv_etcd.protocol.world_end import change_text
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import reason_to_leave
 
 _NAMED_IN_LINE = 4
 

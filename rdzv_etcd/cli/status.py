@@ -15,8 +15,8 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.port import Etcd
+from rdzv_etcd.names import names_apart
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.names import names_apart
 from rdzv_etcd.protocol.world_end import lost_and_left
 from rdzv_etcd.settings import Settings
 

@@ -22,7 +22,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import OPS_PER_TXN, Etcd, EventKind, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.reads import PartSize, puts_after, read_range
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, store_lost
-from rdzv_etcd.protocol import store_requests as requests
+from rdzv_etcd.protocol import store as requests
 from rdzv_etcd.protocol.keys import KeyRange, span
 from rdzv_etcd.text import shown as shown_text
 

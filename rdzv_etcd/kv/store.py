@@ -4,7 +4,7 @@ Knows what each operation promises and how to keep that in as few requests as po
 torch and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business,
 how waiting works :mod:`rdzv_etcd.kv.reads`'.
 
-``add`` counts without compare-and-set: :mod:`rdzv_etcd.protocol.store_values` says how a counter is
+``add`` counts without compare-and-set: :mod:`rdzv_etcd.protocol.store` says how a counter is
 kept in a key's version. Adding the amount that a counter was made with never conflicts with
 anybody. Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by
 its number; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
@@ -36,10 +36,10 @@ from rdzv_etcd.etcd.port import OPS_PER_TXN, Etcd, KeyValue
 from rdzv_etcd.etcd.reads import PART_BYTES, PartSize
 from rdzv_etcd.kv.reads import Reader, side_by_side
 from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
-from rdzv_etcd.protocol import store_requests as requests
+from rdzv_etcd.protocol import store as requests
 from rdzv_etcd.protocol.keys import KeyRange
-from rdzv_etcd.protocol.store_requests import Body
-from rdzv_etcd.protocol.store_values import (
+from rdzv_etcd.protocol.store import (
+    Body,
     Counter,
     StoreKeys,
     content_of,

@@ -33,8 +33,7 @@ from rdzv_etcd.errors import (
     StoreTimeoutError,
 )
 from rdzv_etcd.etcd.port import Etcd, GetResult, KeyValue, OpResult, TxnResult
-from rdzv_etcd.protocol.store_requests import WROTE, Body, declare_lost, once
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import WROTE, Body, StoreKeys, declare_lost, once
 
 LEAST_REQUEST_S = 1.0
 """Even a wait of a millisecond gets one answer from a healthy etcd."""

@@ -15,14 +15,13 @@ from functools import partial
 
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, MisuseError, StateCorruptError
 from rdzv_etcd.etcd.port import KeyValue
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.accusations import answer_grace_s
+from rdzv_etcd.protocol.liveness import Mistakes, answer_grace_s, how_reported
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
-from rdzv_etcd.protocol.names import display_name
-from rdzv_etcd.protocol.ring import Mistakes, how_reported
 from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.text import shown
 

@@ -15,7 +15,7 @@ from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import Wakeup
-from rdzv_etcd.protocol import health_requests
+from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control, Refused
 from rdzv_etcd.protocol.views import control_from
@@ -146,7 +146,7 @@ class NodeContext:
         limit_s = self.farewell_limit_s
         with contextlib.suppress(EtcdError):  # best effort
             lease = (await self.etcd.grant(REFUSED_TTL_S, timeout_s=limit_s)).lease_id
-            txn = health_requests.note_refused(self.keys, refused, lease)
+            txn = requests.note_refused(self.keys, refused, lease)
             if not (await self.etcd.txn(txn, timeout_s=limit_s)).succeeded:
                 await self.etcd.revoke(lease, timeout_s=limit_s)
 

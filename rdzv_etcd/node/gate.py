@@ -18,14 +18,14 @@ from typing import IO, TypeAlias
 
 from rdzv_etcd.arguments import has_run, runs_later
 from rdzv_etcd.errors import GateError, SettingsError
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.process import Latch
-from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.protocol.wait_text import LineTimes
-from rdzv_etcd.protocol.world_end import WorldChange
 from rdzv_etcd.settings.fields import MAX_ID, gate_words
 from rdzv_etcd.settings.parse import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import WorldChange
 
 JOB_ID_VARIABLE = "RDZV_ETCD_JOB_ID"
 ROUND_VARIABLE = "RDZV_ETCD_ROUND"

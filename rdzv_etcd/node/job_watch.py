@@ -16,6 +16,7 @@ from typing import cast
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdPermissionError, RdzvEtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult, WatchBatch
+from rdzv_etcd.names import is_unknown
 from rdzv_etcd.node.views import ViewWatch, read_pages, with_members, within
 from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.protocol import requests
@@ -30,7 +31,6 @@ from rdzv_etcd.protocol.events import (
 from rdzv_etcd.protocol.job_state import JobState, job_state
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control, Nodes, Round
-from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.protocol.views import control_after, control_from, nodes_after, nodes_from
 from rdzv_etcd.text import LINE, shown
 

@@ -23,6 +23,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import TxnResult
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.leave import drained_error, say_goodbye, why_interrupted
@@ -33,7 +34,6 @@ from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Leader, NodeInfo, Round
-from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.protocol.steps import (
     Arrive,
     End,

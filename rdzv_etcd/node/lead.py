@@ -25,16 +25,14 @@ from rdzv_etcd.node.slices import Roster
 from rdzv_etcd.node.views import ViewWatch, read_pages
 from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.changes import Publish
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
-from rdzv_etcd.protocol.data_loss import nodes_went_back
-from rdzv_etcd.protocol.lead import Times, is_unfit_to_lead, leader_step
-from rdzv_etcd.protocol.losses import MemberLoss, losses
+from rdzv_etcd.protocol.lead import Publish, Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes, left_because
+from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
-from rdzv_etcd.protocol.views import nodes_after, nodes_from
-from rdzv_etcd.protocol.world_end import change_text
+from rdzv_etcd.protocol.views import nodes_after, nodes_from, nodes_went_back
+from rdzv_etcd.protocol.world_end import MemberLoss, change_text, losses
+from rdzv_etcd.world_change import left_because
 
 _TOLD = 8
 """More than this are one mistake, or one attack: they are only counted."""

@@ -24,11 +24,11 @@ from rdzv_etcd.etcd.port import Etcd, KeyValue, Op
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.waiting import RETRY_S, Backoff
-from rdzv_etcd.protocol import health_requests, requests
-from rdzv_etcd.protocol.accusations import answer_grace_s
+from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import decode_drain, decode_key
 from rdzv_etcd.protocol.draining import drain_to_tell, why_drained
 from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.liveness import answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Closure, Control, Drain, Ended, NodeInfo, Round
 from rdzv_etcd.protocol.steps import WorkingStep, working_step
@@ -83,7 +83,7 @@ async def request_drain(
             accused_at = presence.mod_revision
             await clock.sleep(min(answer_grace_s(round_trip_s, place), _LONGEST_ANSWER_S))
             continue
-        there = next(iter((await etcd.get(health_requests.read_drain(keys, node_id))).kvs), None)
+        there = next(iter((await etcd.get(requests.read_drain(keys, node_id))).kvs), None)
         if there is not None and _is_drain(there):
             if there.lease_id == lease:
                 return True
@@ -91,7 +91,7 @@ async def request_drain(
             break
         lease = lease or (await etcd.grant(REQUEST_TTL_S)).lease_id
         revision = 0 if there is None else there.mod_revision
-        txn = health_requests.ask_to_drain(keys, node_id, drain, lease, revision=revision)
+        txn = requests.ask_to_drain(keys, node_id, drain, lease, revision=revision)
         try:
             if (await etcd.txn(txn, repeatable=True)).succeeded:
                 return True
@@ -129,7 +129,7 @@ async def tell_drain(context: NodeContext, member: Member) -> None:
             told = True
             why = why_drained(drain, member.node_id)
             context.log.warn(f"leaves at its next safe point ({why})")
-        txn = health_requests.tell_drain(context.keys, member.node_id, drain, session)
+        txn = requests.tell_drain(context.keys, member.node_id, drain, session)
         try:
             result = await context.etcd.txn(txn, repeatable=True)
         except LeaseNotFoundError:
@@ -141,9 +141,9 @@ async def tell_drain(context: NodeContext, member: Member) -> None:
         else:
             backoff.reset()
             if result.succeeded:
-                if health_requests.lease_before(result) not in (0, session):  # nothing is on it now
+                if requests.lease_before(result) not in (0, session):  # nothing is on it now
                     with contextlib.suppress(EtcdError):
-                        await context.etcd.revoke(health_requests.lease_before(result))
+                        await context.etcd.revoke(requests.lease_before(result))
                 drains = {**context.control.view.drains, member.node_id: drain}
                 context.show_written(result.revision, drains=drains)
             if untold() is not None:  # the watch will show it, or the presence is put back first

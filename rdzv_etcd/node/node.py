@@ -30,25 +30,17 @@ from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.data_loss import control_went_back
 from rdzv_etcd.protocol.draining import should_yield
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.losses import cause_of_end
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Drain
 from rdzv_etcd.protocol.steps import waiting_count
-from rdzv_etcd.protocol.views import control_after, control_from
-from rdzv_etcd.protocol.world_end import (
-    Left,
-    MovedOn,
-    Waiting,
-    WorldChange,
-    others_reason,
-    why_over,
-)
+from rdzv_etcd.protocol.views import control_after, control_from, control_went_back
+from rdzv_etcd.protocol.world_end import cause_of_end, others_reason, why_over
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import Left, MovedOn, Waiting, WorldChange
 
 _FINISH_TOGETHER_S = 1.0
 """Members usually finish within this time of each other; then that need not be written."""

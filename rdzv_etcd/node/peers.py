@@ -1,6 +1,6 @@
 """Watches the next member over a link, and reports in etcd when it is gone.
 
-:mod:`~rdzv_etcd.protocol.ring` decides who watches whom; :mod:`~rdzv_etcd.protocol.accusations`
+:mod:`~rdzv_etcd.protocol.liveness` decides who watches whom; :mod:`~rdzv_etcd.protocol.liveness`
 decides when an accused node counts as lost. No round waits for a link: without one, the lease
 reveals a death.
 """
@@ -16,14 +16,12 @@ from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.names import names_apart
 from rdzv_etcd.node.accuse import SETTLED_S, Place, Witness
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.waiting import Backoff
 from rdzv_etcd.peers import Answer, Contact, End, Peer, PeerNetwork
-from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Accusation, NodeInfo
-from rdzv_etcd.protocol.names import names_apart
-from rdzv_etcd.protocol.ring import (
+from rdzv_etcd.protocol.liveness import (
     LONGEST_ROOM_S,
     follows_loss,
     how_gone,
@@ -33,6 +31,8 @@ from rdzv_etcd.protocol.ring import (
     ring_in_slice,
     room_for_a_world_s,
 )
+from rdzv_etcd.protocol.member import Member
+from rdzv_etcd.protocol.model import Accusation, NodeInfo
 
 _CONTACT_S = 5.0
 """How long a first contact may take: the other node may be about to begin to answer."""

@@ -30,14 +30,14 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.port import EventKind, KeyValue, Txn, Watch
+from rdzv_etcd.names import names_apart
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import encode_node
+from rdzv_etcd.protocol.liveness import room_for_a_world_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo, Round
-from rdzv_etcd.protocol.names import names_apart
-from rdzv_etcd.protocol.ring import room_for_a_world_s
 from rdzv_etcd.protocol.steps import (
     Recovery,
     WorkingStep,

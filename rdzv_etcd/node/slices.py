@@ -14,7 +14,7 @@ from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Control, NodeInfo, Round, Slices
-from rdzv_etcd.protocol.slices import assemble, cut
+from rdzv_etcd.protocol.ranks import assemble, cut
 from rdzv_etcd.protocol.views import place_in, slices_from
 
 

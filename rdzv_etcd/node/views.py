@@ -32,7 +32,7 @@ from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.node.waiting import RETRY_S, Wakeup
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.model import Control
-from rdzv_etcd.protocol.slices import assemble
+from rdzv_etcd.protocol.ranks import assemble
 from rdzv_etcd.protocol.views import slices_from
 
 V = TypeVar("V")

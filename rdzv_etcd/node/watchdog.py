@@ -2,7 +2,7 @@
 
 The library's thread would renew the lease and answer on the links for as long as the process lives,
 whatever became of the thread that works. When that has not called in for too long, this says so in
-place of the node's presence, as another node would (:mod:`rdzv_etcd.protocol.accusations`), lets
+place of the node's presence, as another node would (:mod:`rdzv_etcd.protocol.liveness`), lets
 the lease go, and answers on no link any more. When the thread is back, it finds that the others
 went on without it, and may join again.
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.model import Control, Nodes, Presence
-from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.settings import JobSettings
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rdzv_etcd.protocol.accusations import may_answer_until_s
+from rdzv_etcd.names import display_names
 from rdzv_etcd.protocol.census import Census, take_census
-from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence, left_because
-from rdzv_etcd.protocol.names import display_names
+from rdzv_etcd.protocol.liveness import may_answer_until_s
+from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.protocol.wait_text import finished_text, needed, no_successor
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import left_because
 
 _HEIRS = 32
 """One of them is enough, and every node reads their names."""

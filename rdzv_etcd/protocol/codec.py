@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.fields import (
     MAX_EPOCH,
     VERSION,
@@ -32,7 +33,6 @@ from rdzv_etcd.protocol.model import (
     Round,
     Slices,
 )
-from rdzv_etcd.protocol.names import is_unknown
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_DATA, MAX_EPOCH_CLAIM, MAX_NODES, MAX_ROUND
 from rdzv_etcd.text import shown

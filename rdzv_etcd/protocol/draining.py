@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rdzv_etcd.names import display_name
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Control, Drain, Nodes
-from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.text import shown
 
 _REASON = 500

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
+from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.job_state import JobState
-from rdzv_etcd.protocol.model import Change, Control, Ended, Nodes, reason_to_leave
-from rdzv_etcd.protocol.names import is_unknown
-from rdzv_etcd.protocol.world_end import WorldChange, change_of, end_of
+from rdzv_etcd.protocol.model import Change, Control, Ended, Nodes
+from rdzv_etcd.protocol.world_end import change_of, end_of
+from rdzv_etcd.world_change import WorldChange, reason_to_leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

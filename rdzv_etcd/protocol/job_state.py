@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from rdzv_etcd.names import display_name, is_unknown
 from rdzv_etcd.protocol.census import Census, take_census
 from rdzv_etcd.protocol.model import Closure, Control, NodeInfo, Nodes, Presence
-from rdzv_etcd.protocol.names import display_name, is_unknown
-from rdzv_etcd.protocol.world_end import WorldChange, change_of
+from rdzv_etcd.protocol.world_end import change_of
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world_change import WorldChange
 
 
 class Stage(Enum):

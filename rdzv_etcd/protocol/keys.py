@@ -1,4 +1,4 @@
-"""Key paths of one job. Below ``store`` :mod:`rdzv_etcd.protocol.store_values` builds some as well.
+"""Key paths of one job. Below ``store`` :mod:`rdzv_etcd.protocol.store` builds some as well.
 
     <prefix>/<job>/audit/<round>/<run>         what happened in a round            as ctl/epoch
     <prefix>/<job>/barrier/<round>/<name>/…    barriers and exchanges              job lease

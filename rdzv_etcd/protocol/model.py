@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from zlib import crc32
 
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +180,6 @@ class Round:
     def epoch(self, revision: int) -> int:
         """The fencing token of the round; ``revision`` is the record's mod revision."""
         return self.epoch_fixed if self.epoch_fixed is not None else self.epoch_base + revision
-
-
-class Loss(Enum):
-    """How a member was lost."""
-
-    EXPIRED = "lease expired"
-    LEFT = "left"
-    """Followed by the reason, if it gave one: see :func:`left_because`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,26 +379,8 @@ class Nodes:
     def how_absent(self, node_id: str) -> str:
         """How a node without presence was lost."""
         accused = self.accused.get(node_id)
-        return Loss.EXPIRED.value if accused is None else shown(accused.accusation.how, _SHOWN_HOW)
+        return Loss.EXPIRED.value if accused is None else shown(accused.accusation.how)
 
     def absent_since_s(self, node_id: str) -> float:
         """Since when a node without presence has been seen to have none."""
         return self.gone.get(node_id, self.since_s)
-
-
-_SHOWN_REASON = 100
-_SHOWN_HOW = 200
-_LEFT = f"{Loss.LEFT.value}: "
-
-
-def left_because(reason: str) -> str:
-    """How a member was lost that said why it leaves."""
-    reason = shown(reason, _SHOWN_REASON)
-    return Loss.LEFT.value if reason in ("", Loss.LEFT.value) else _LEFT + reason
-
-
-def reason_to_leave(how: str) -> str | None:
-    """The reason in :func:`left_because`; ``None`` if the member was lost in another way."""
-    if how == Loss.LEFT.value:
-        return how
-    return how.removeprefix(_LEFT) if how.startswith(_LEFT) else None

@@ -1,11 +1,12 @@
-"""Assigns ranks 0..n-1. Pure."""
+"""Assigns ranks 0..n-1, and cuts those of a large world into slices."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from rdzv_etcd.protocol.model import NodeInfo
+from rdzv_etcd.names import unknown_member
+from rdzv_etcd.protocol.model import NodeInfo, Slices
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -75,3 +76,42 @@ def _by_rank_key(chosen: Sequence[NodeInfo], previous: Mapping[str, int]) -> tup
         )
 
     return tuple(sorted(chosen, key=key))
+
+
+# --- the ranks of a large world, in slices -------------------------------------------------------
+
+
+def slices_for(size: int, slice_nodes: int, edition: str) -> Slices | None:
+    """Say how a world of ``size`` is published: whole up to ``slice_nodes``, else in slices.
+
+    A slice is a quarter of that, on average: smaller ones would save a node less than its own
+    requests cost, larger ones are what it mostly reads (benchmarks/NOTES.md).
+    """
+    if size <= slice_nodes:
+        return None
+    return Slices(size, -(-size // max(1, slice_nodes // 4)), edition)
+
+
+def cut(members: Sequence[str], slices: Slices) -> tuple[Mapping[str, int], ...]:
+    """Return the ranks by slice; a node's slice follows from its id alone."""
+    ranks: list[dict[str, int]] = [{} for _ in range(slices.count)]
+    for rank, node_id in enumerate(members):
+        ranks[slices.index_of(node_id)][node_id] = rank
+    return tuple(ranks)
+
+
+def assemble(found: Iterable[Mapping[str, int]], size: int) -> tuple[tuple[str, ...], bool]:
+    """Return the members by rank, and whether all are known.
+
+    After a loss of data, a slice is missing until one of the members in it has put it back. Who is
+    unknown gets a name that no node has: for the leader, a member that is absent.
+    """
+    members: list[str | None] = [None] * size
+    for ranks in found:
+        for node_id, rank in ranks.items():
+            if rank < size:
+                members[rank] = node_id
+    complete = all(node_id is not None for node_id in members)
+    return tuple(
+        unknown_member(rank) if node_id is None else node_id for rank, node_id in enumerate(members)
+    ), complete

@@ -1,7 +1,7 @@
 """Every transaction of the protocol. One action, one guarded transaction; no I/O here.
 
 Those of barriers and exchanges are in :mod:`rdzv_etcd.protocol.collective_requests`, those of the
-round's store in :mod:`rdzv_etcd.protocol.store_requests`.
+round's store in :mod:`rdzv_etcd.protocol.store`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from rdzv_etcd.protocol.model import (
     Accusation,
     Change,
     Control,
+    Drain,
     Ended,
     Leader,
     NodeInfo,
     Nodes,
+    Refused,
     Round,
     Slice,
     Slices,
-    reason_to_leave,
 )
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
+from rdzv_etcd.world_change import reason_to_leave
 
 BYTES_PER_TXN = 512 * 1024
 """etcd allows 1.5 MiB (``--max-request-bytes``) by default."""
@@ -481,3 +483,57 @@ def _audit(fields: Mapping[str, object]) -> bytes:
         if len(value) <= AUDIT_BYTES:
             break
     return value
+
+
+# --- drains, and nodes that could not join -------------------------------------------------------
+
+
+def read_drain(keys: JobKeys, node_id: str) -> Get:
+    return Get(keys.drain(node_id))
+
+
+def ask_to_drain(
+    keys: JobKeys, node_id: str, drain: Drain, lease: int, *, revision: int = 0
+) -> Txn:
+    """Ask a node to leave, if one of that id is there.
+
+    The request is on ``lease``, a lease of its own: the node is meant, whichever session it has by
+    the time it hears of it. ``revision`` is that of what is there and is no drain (0: nothing); an
+    earlier request stands.
+    """
+    key = keys.drain(node_id)
+    return Txn(
+        (
+            Compare(keys.node(node_id), Target.CREATE, Relation.GREATER, 0),
+            Compare(key, Target.MOD, Relation.EQUAL, revision),
+        ),
+        (Put(key, values.encode_drain(drain), lease),),
+    )
+
+
+def tell_drain(keys: JobKeys, node_id: str, drain: Drain, session: int) -> Txn:
+    """Tell the others that this node is to leave, if its presence is there on that session.
+
+    From then on the request is on the session: the node renews it, and it goes with the node. On
+    success :func:`lease_before` returns the lease that the request was on.
+    """
+    key = keys.drain(node_id)
+    return Txn(
+        (Compare(keys.node(node_id), Target.LEASE, Relation.EQUAL, session),),
+        (Get(key), Put(key, values.encode_drain(drain), session)),
+    )
+
+
+def lease_before(result: TxnResult) -> int:
+    """Return the lease that a request was on before :func:`tell_drain`, 0 if there was none."""
+    before = result.results[0]
+    return before.kvs[0].lease_id if isinstance(before, GetResult) and before.kvs else 0
+
+
+def note_refused(keys: JobKeys, refused: Refused, lease: int) -> Txn:
+    """Show the job's nodes one that could not join. The first one stands: thousands may fail in the
+    same way, and every node of the job hears of each write."""
+    return Txn(
+        (Compare(keys.refused, Target.MOD, Relation.EQUAL, 0),),
+        (Put(keys.refused, values.encode_refused(refused), lease),),
+    )

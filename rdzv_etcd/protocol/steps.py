@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from rdzv_etcd.names import display_name
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Closure, Control, Drain, Round
-from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.settings import JobSettings
 
 # --- the join under way ---------------------------------------------------------------------------

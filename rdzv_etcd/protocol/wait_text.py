@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rdzv_etcd.names import display_name, display_names, is_unknown, names_apart
 from rdzv_etcd.protocol.census import Census, take_census
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Control, Nodes, Presence, Refused
-from rdzv_etcd.protocol.names import display_name, display_names, is_unknown, names_apart
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.text import shown

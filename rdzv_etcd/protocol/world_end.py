@@ -1,123 +1,25 @@
-"""Why a world is over, as its member sees it: one frozen value per kind, and which it is. Pure."""
+"""Decides why a world is over for its member, and what kind of end and loss that was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Change, Closure, Control, left_because, reason_to_leave
-from rdzv_etcd.protocol.names import display_name, display_names
+from rdzv_etcd.protocol.model import Change, Closure, Control, Nodes
 from rdzv_etcd.protocol.steps import waiting_count
-from rdzv_etcd.text import shown
-
-_NAMED = 8
-"""Members that were lost, or left, of which a line says how or why."""
-_TOLD = 3
-"""Of how many nodes a line says why they came back."""
-
-
-def _first(parts: Iterable[str]) -> str:
-    named = list(parts)
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return ", ".join(named[:_NAMED]) + more
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Members were lost."""
-
-    members: Mapping[str, str]
-    """Node ids, and how each was lost; the first 32."""
-    waiting: tuple[str, ...] = ()
-    """The nodes that wait for the next round as well."""
-
-    def __str__(self) -> str:
-        return _first(
-            f"{display_name(one)} lost ({shown(how)})" for one, how in self.members.items()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Members left, and said so."""
-
-    members: Mapping[str, str]
-    """Node ids, and the reason that each gave; the first 32."""
-    waiting: tuple[str, ...] = ()
-    """The nodes that wait for the next round as well."""
-
-    def __str__(self) -> str:
-        return _first(
-            f"{display_name(one)} {left_because(why)}" for one, why in self.members.items()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Nodes wait for the next round: newcomers, or members that came back."""
-
-    nodes: tuple[str, ...]
-    """Node ids; the first 32."""
-    because: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Why members came back, by their node ids, as far as they said so: how a worker failed."""
-
-    def __str__(self) -> str:
-        told = [node for node in self.nodes if node in self.because][:_TOLD]
-        parts = [f"{display_name(node)} came back ({shown(self.because[node])})" for node in told]
-        others = [node for node in self.nodes if node not in told]
-        if others:
-            parts.append(f"{display_names(others)} waiting")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Expelled:
-    """The others went on without this node, which did not come back in time."""
-
-    def __str__(self) -> str:
-        return "the others went on without this node"
-
-
-@dataclass(frozen=True, slots=True)
-class MovedOn:
-    """This node itself has joined again, or has left; or this process is a forked child."""
-
-    because: str = ""
-    """Why it had to, if a call of its own was interrupted."""
-
-    def __str__(self) -> str:
-        if self.because:
-            return f"this node {self.because}, which ended its part in this world"
-        return "this node has joined again, or has left"
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The job's work is done."""
-
-    by: str
-    """The node that said so, its id."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{display_name(self.by)} finished the job: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The job has failed, or this node cannot go on."""
-
-    by: str
-    """The node that said so, its id."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{display_name(self.by)} gave the job up: {self.reason}"
-
-
-WorldChange: TypeAlias = "Lost | Left | Waiting | Expelled | MovedOn | Finished | Failed"
+from rdzv_etcd.world_change import (
+    Expelled,
+    Failed,
+    Finished,
+    Left,
+    Loss,
+    Lost,
+    MovedOn,
+    Waiting,
+    WorldChange,
+    reason_to_leave,
+)
 
 
 def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None:
@@ -177,3 +79,60 @@ def change_text(change: Change) -> str:
     return ", ".join(
         part for part in (str(Lost(lost)), str(Left(left)), str(waiting), more) if part
     )
+
+
+# --- kinds, for who counts them ------------------------------------------------------------------
+
+_CAUSES = {
+    Loss.EXPIRED.value: "lease_expired",
+    "its process is gone": "process_gone",
+    "its host is silent": "host_silent",
+    "reported dead": "reported",
+    "is wedged": "wedged",
+}
+"""By how they begin: see the words of :mod:`rdzv_etcd.protocol.liveness`."""
+
+_ENDS: dict[type[WorldChange], str] = {
+    Lost: "lost",
+    Left: "left",
+    Waiting: "waiting",
+    Expelled: "expelled",
+    Finished: "finished",
+    Failed: "failed",
+    MovedOn: "moved_on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLoss:
+    """One member that was declared lost."""
+
+    node_id: str
+    cause: str
+    after_s: float | None
+    """How many seconds after the end of its process; ``None`` if nobody has seen that."""
+
+
+def losses(change: Change, nodes: Nodes, at_s: float) -> Iterator[MemberLoss]:
+    """Tell the losses of a change that is published at ``at_s``, by the clock of ``nodes``.
+
+    Who has left is not lost. A change names the first 32 only.
+    """
+    for node_id, how in change.lost.items():
+        if reason_to_leave(how) is not None:
+            continue
+        accused = nodes.accused.get(node_id)
+        after_s = None
+        if accused is not None and accused.accusation.after_ms is not None:
+            after_s = max(0.0, at_s - accused.seen_s) + accused.accusation.after_ms / 1000
+        yield MemberLoss(node_id, cause_of_loss(how), after_s)
+
+
+def cause_of_loss(how: str) -> str:
+    """Name the kind of a loss; ``how`` is what a change says of it."""
+    return next((cause for words, cause in _CAUSES.items() if how.startswith(words)), "other")
+
+
+def cause_of_end(change: WorldChange) -> str:
+    """Name the kind of a world's end."""
+    return _ENDS[type(change)]

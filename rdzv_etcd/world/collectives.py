@@ -41,6 +41,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.etcd.reads import PartSize, puts_after, read_range
 from rdzv_etcd.kv.writes import too_large
+from rdzv_etcd.names import display_names
 from rdzv_etcd.node.leave import why_interrupted
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.node.slices import members_of
@@ -49,10 +50,9 @@ from rdzv_etcd.protocol import collective_requests as requests
 from rdzv_etcd.protocol.collective_requests import Seen
 from rdzv_etcd.protocol.keys import CollectiveKeys
 from rdzv_etcd.protocol.member import Seat
-from rdzv_etcd.protocol.names import display_names
 from rdzv_etcd.protocol.requests import record_is
-from rdzv_etcd.protocol.world_end import MovedOn
 from rdzv_etcd.world.world_over import unless_over, until_over
+from rdzv_etcd.world_change import MovedOn
 
 _LAST_WORD_S = 5.0
 """How long etcd may take to say who is missing, or that all have given after all."""

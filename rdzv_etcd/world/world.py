@@ -7,24 +7,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rdzv_etcd.arguments import Bytes, seconds_or_none
 from rdzv_etcd.errors import MisuseError, RdzvEtcdError, RendezvousFailedError, StoreTimeoutError
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.leave import why_interrupted
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.node.slices import members_of, presences_of
 from rdzv_etcd.protocol.member import Seat
-from rdzv_etcd.protocol.names import display_name
-from rdzv_etcd.protocol.world_end import MovedOn, WorldChange
 from rdzv_etcd.runtime.listener import Listener
 from rdzv_etcd.world.collectives import Collectives
 from rdzv_etcd.world.participation import Participation
 from rdzv_etcd.world.round_store import RoundStore
 from rdzv_etcd.world.world_over import unless_over, until_closed
-
-if TYPE_CHECKING:
-    from rdzv_etcd.world.group import Group
+from rdzv_etcd.world_change import MovedOn, WorldChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class World:
     All methods may be called from any thread.
     """
 
-    def __init__(self, group: Group, part: Participation, seat: Seat) -> None:
+    def __init__(self, group: object, part: Participation, seat: Seat) -> None:
         """Made by :meth:`rdzv_etcd.Group.join`."""
         self._master = Master(seat.master_address, seat.master_port)
         self._group = group  # whoever works in a world takes part, also without the group

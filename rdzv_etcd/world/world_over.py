@@ -14,12 +14,13 @@ from rdzv_etcd.errors import (
     WorldClosedError,
     WorldOverError,
 )
+from rdzv_etcd.names import display_name
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Closure
-from rdzv_etcd.protocol.names import display_name
 from rdzv_etcd.protocol.wait_text import LineTimes
-from rdzv_etcd.protocol.world_end import WorldChange, end_of
+from rdzv_etcd.protocol.world_end import end_of
+from rdzv_etcd.world_change import WorldChange
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from rdzv_etcd.cli.evict import Fate, accuse_and_wait, judge
 from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Change, Control, Round
-from rdzv_etcd.protocol.world_end import Failed, Finished
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world_change import Failed, Finished
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
     LIMIT_S,

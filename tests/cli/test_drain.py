@@ -28,11 +28,11 @@ from rdzv_etcd.protocol.codec import (
 from rdzv_etcd.protocol.job_state import job_state
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Drain, NodeInfo
+from rdzv_etcd.protocol.ranks import cut, slices_for
 from rdzv_etcd.protocol.requests import say_goodbye
-from rdzv_etcd.protocol.slices import cut, slices_for
-from rdzv_etcd.protocol.world_end import Left
 from rdzv_etcd.settings import JobSettings, Settings
 from rdzv_etcd.testing import Applied, MemoryEtcd
+from rdzv_etcd.world_change import Left
 from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
 from tests.cli.tools import LIMIT_S, PREFIX, Done, Run, lease, plant_node, plant_round, run_alone

@@ -20,7 +20,7 @@ from rdzv_etcd.protocol.codec import (
 )
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Change, NodeInfo, Refused
-from rdzv_etcd.protocol.slices import cut, slices_for
+from rdzv_etcd.protocol.ranks import cut, slices_for
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world.group import Group
 from tests.cli.terminal import Terminal

@@ -26,7 +26,7 @@ from rdzv_etcd.protocol.model import (
     Round,
     Slices,
 )
-from rdzv_etcd.protocol.store_values import StoreKeys, content_of, number_of
+from rdzv_etcd.protocol.store import StoreKeys, content_of, number_of
 from rdzv_etcd.protocol.views import control_after, control_from, nodes_from
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.connection import Tls, parse_endpoints

@@ -11,10 +11,10 @@ import yaml
 
 from rdzv_etcd.metrics.definitions import CHANGES, JOB, LOSSES, METRICS, Type, metrics_table
 from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
-from rdzv_etcd.protocol.losses import cause_of_end, cause_of_loss, losses
-from rdzv_etcd.protocol.model import Accusation, Accused, Change, Nodes, left_because
-from rdzv_etcd.protocol.ring import how_gone, how_reported, how_silent
-from rdzv_etcd.protocol.world_end import (
+from rdzv_etcd.protocol.liveness import how_gone, how_reported, how_silent
+from rdzv_etcd.protocol.model import Accusation, Accused, Change, Nodes
+from rdzv_etcd.protocol.world_end import cause_of_end, cause_of_loss, losses
+from rdzv_etcd.world_change import (
     Expelled,
     Failed,
     Finished,
@@ -23,6 +23,7 @@ from rdzv_etcd.protocol.world_end import (
     MovedOn,
     Waiting,
     WorldChange,
+    left_because,
 )
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
 from tests.support.markdown import ROOT, Document

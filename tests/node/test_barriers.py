@@ -17,10 +17,10 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.port import Compare, Delete, Put, Txn
 from rdzv_etcd.protocol import collective_requests
-from rdzv_etcd.protocol.world_end import MovedOn
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Request
 from rdzv_etcd.world.collectives import Collective, Collectives
+from rdzv_etcd.world_change import MovedOn
 from tests.sim import world
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import noted

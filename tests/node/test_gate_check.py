@@ -25,7 +25,7 @@ from rdzv_etcd.node.gate import (
     FunctionCheck,
     GateFunction,
 )
-from rdzv_etcd.protocol.world_end import Left
+from rdzv_etcd.world_change import Left
 
 LIMIT_S = 60.0
 ARRIVAL = Arrival("a job", "host~7~x", 3, Left({"b~1~y": "SIGTERM"}))

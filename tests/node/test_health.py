@@ -17,9 +17,9 @@ from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.protocol.model import Accusation
-from rdzv_etcd.protocol.world_end import Expelled, Left, Lost
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
+from rdzv_etcd.world_change import Expelled, Left, Lost
 from tests.node.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts

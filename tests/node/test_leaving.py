@@ -10,8 +10,8 @@ import pytest
 from rdzv_etcd.errors import DrainedError, EtcdError, EtcdNoSpaceError, EtcdPermissionError
 from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.events import NodeLeft, NodeLost, NodeMissing
-from rdzv_etcd.protocol.world_end import Left, Waiting, WorldChange
 from rdzv_etcd.testing.model import Revoke
+from rdzv_etcd.world_change import Left, Waiting, WorldChange
 from tests.node.test_job_watch import Reader
 from tests.sim.matching import puts
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate

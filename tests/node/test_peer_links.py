@@ -17,11 +17,12 @@ from rdzv_etcd.etcd.port import KeyValue, Put, Txn
 from rdzv_etcd.node.accuse import Witness
 from rdzv_etcd.node.peers import Evidence, PeerWatch, Seen, evidence_of
 from rdzv_etcd.peers import Answer, Contact
-from rdzv_etcd.protocol import accusations, requests
 from rdzv_etcd.protocol import codec as values
+from rdzv_etcd.protocol import liveness as accusations
+from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.protocol.liveness import MOST_MISTAKES, Mistakes
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
-from rdzv_etcd.protocol.ring import MOST_MISTAKES, Mistakes
 from tests.sim.invariants import InvariantError
 from tests.sim.matching import deletes, noted, puts
 from tests.sim.world import TIMING, TTL_S, SimJob, simulate

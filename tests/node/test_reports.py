@@ -9,9 +9,9 @@ import pytest
 
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError, TaskFailedError
 from rdzv_etcd.node.accuse import Witness
+from rdzv_etcd.protocol.liveness import MOST_MISTAKES, QUIET_S
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, Closure, NodeInfo
-from rdzv_etcd.protocol.ring import MOST_MISTAKES, QUIET_S
 from rdzv_etcd.protocol.views import place_in
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
 

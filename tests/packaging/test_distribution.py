@@ -109,7 +109,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
 def test_the_sdist_can_be_tested_and_read(built: Built) -> None:
     """Everything that is kept in the repository, so that its tests can be run from it."""
     names = built.sdist_names()
-    assert _kept() - names - {".gitignore"} == set()
+    assert _kept() - names - {".gitignore", ".git-blame-ignore-revs"} == set()
     for name in ("README.md", "docs/protocol.md", "examples/digits.py", "tools/test.sh"):
         assert name in names
     assert Path(__file__).relative_to(ROOT).as_posix() in names

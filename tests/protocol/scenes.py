@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rdzv_etcd.protocol.changes import Healthy, Publish, decide_change
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, RoundLimits, decide_close
+from rdzv_etcd.protocol.lead import Healthy, Publish, decide_change
 from rdzv_etcd.protocol.model import (
     Accusation,
     Accused,

@@ -6,26 +6,24 @@ import math
 
 import pytest
 
-from rdzv_etcd.protocol.accusations import (
+from rdzv_etcd.protocol.closing import Close, KeepWaiting
+from rdzv_etcd.protocol.lead import Healthy, Publish
+from rdzv_etcd.protocol.liveness import (
     ABSENCE_GRACE_S,
     ANSWER_GRACE_S,
     FEW_AT_ONCE,
-    doubted,
-    lost_from_s,
-    may_answer_until_s,
-)
-from rdzv_etcd.protocol.changes import Healthy, Publish
-from rdzv_etcd.protocol.closing import Close, KeepWaiting
-from rdzv_etcd.protocol.model import Accusation, Accused, Nodes
-from rdzv_etcd.protocol.ring import (
     MOST_MISTAKES,
     QUIET_S,
     Mistakes,
+    doubted,
     how_gone,
     how_silent,
+    lost_from_s,
+    may_answer_until_s,
     ring_after,
     ring_in_slice,
 )
+from rdzv_etcd.protocol.model import Accusation, Accused, Nodes
 from tests.protocol.scenes import NOW_S, Scene
 
 GONE = Accusation("b~1~x", how_gone("b", "refused by its host", 0.0031), is_certain=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv_etcd.protocol.accusations import ABSENCE_GRACE_S
-from rdzv_etcd.protocol.changes import NAMES_IN_CHANGE, Healthy, Publish
+from rdzv_etcd.protocol.lead import NAMES_IN_CHANGE, Healthy, Publish
+from rdzv_etcd.protocol.liveness import ABSENCE_GRACE_S
 from rdzv_etcd.settings import JobSettings
 from tests.protocol.scenes import NOW_S, Scene
 

@@ -21,7 +21,7 @@ from rdzv_etcd.protocol.events import (
     view_after,
 )
 from rdzv_etcd.protocol.model import Accusation, Change, Closure, Control, Ended, Nodes
-from rdzv_etcd.protocol.world_end import Finished, Left, Lost
+from rdzv_etcd.world_change import Finished, Left, Lost
 from tests.protocol.scenes import NOW_S, Scene
 
 GONE = Accusation("b", "its process is gone", is_certain=True, after_ms=4)

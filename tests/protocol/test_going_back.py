@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.protocol.data_loss import control_went_back, nodes_went_back
 from rdzv_etcd.protocol.model import Accusation, Accused, Control, NodeInfo, Nodes, Presence
+from rdzv_etcd.protocol.views import control_went_back, nodes_went_back
 from rdzv_etcd.settings import JobSettings
 
 INFO = NodeInfo("a", "host-a", 2000, 1, JobSettings(1, 2))

@@ -9,8 +9,8 @@ import pytest
 
 from rdzv_etcd.protocol.job_state import JobState, Role, Stage, is_gone, job_state
 from rdzv_etcd.protocol.model import Accusation, Closure, Control, Ended, Leader, Nodes, Unreadable
-from rdzv_etcd.protocol.world_end import Lost
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world_change import Lost
 from tests.protocol.scenes import Scene
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Change
-from rdzv_etcd.protocol.world_end import (
+from rdzv_etcd.protocol.world_end import change_text, lost_and_left, why_over
+from rdzv_etcd.world_change import (
     Expelled,
     Failed,
     Finished,
@@ -17,9 +18,6 @@ from rdzv_etcd.protocol.world_end import (
     MovedOn,
     Waiting,
     WorldChange,
-    change_text,
-    lost_and_left,
-    why_over,
 )
 from tests.protocol.scenes import Scene
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rdzv_etcd.protocol.changes import Healthy, Publish, decide_change
 from rdzv_etcd.protocol.closing import Close, KeepWaiting, RoundLimits, decide_close
+from rdzv_etcd.protocol.lead import Healthy, Publish, decide_change
 from rdzv_etcd.protocol.model import Change, Closure, Control, NodeInfo, Nodes, Presence, Round
 from rdzv_etcd.protocol.ranks import assign_ranks
 from rdzv_etcd.settings import JobSettings
@@ -97,6 +97,7 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
         for node_id in record.members
         if node_id in nodes.present
         and nodes.present[node_id].info.leaving is None
+        and not nodes.present[node_id].info.finished
         and nodes.present[node_id].info.arrived_for > record.number
     ]
     newcomers = [node_id for node_id in ids if node_id not in record.members]
@@ -107,6 +108,7 @@ def test_a_closed_round_keeps_the_jobs_limits_and_prefers_members(
         for node_id in record.members
         if node_id in nodes.present
         and nodes.present[node_id].info.leaving is None
+        and not nodes.present[node_id].info.finished
         and node_id not in back
     }
     assert working <= set(decision.expelled)

@@ -35,14 +35,13 @@ from rdzv_etcd.protocol.model import (
     Control,
     Ended,
     Leader,
-    Loss,
     NodeInfo,
     Nodes,
     Round,
     Slice,
     Slices,
 )
-from rdzv_etcd.protocol.slices import assemble, cut
+from rdzv_etcd.protocol.ranks import assemble, cut
 from rdzv_etcd.protocol.views import (
     control_after,
     control_from,
@@ -54,6 +53,7 @@ from rdzv_etcd.protocol.views import (
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import MemoryEtcd, Model
 from rdzv_etcd.testing.model import Grant, Revoke
+from rdzv_etcd.world_change import Loss
 
 SETTINGS = JobSettings(1, 20)
 JOB_LEASE = 77

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.census import take_census
 from rdzv_etcd.protocol.model import Slices
-from rdzv_etcd.protocol.names import is_unknown
-from rdzv_etcd.protocol.slices import assemble, cut, slices_for
+from rdzv_etcd.protocol.ranks import assemble, cut, slices_for
 from tests.protocol.scenes import NOW_S, Scene
 
 MEMBERS = st.lists(st.text(min_size=1, max_size=12), unique=True, min_size=1, max_size=60).map(

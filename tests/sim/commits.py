@@ -20,8 +20,8 @@ from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Accusation, Change, Closure, Leader, Round
-from rdzv_etcd.protocol.slices import assemble
-from rdzv_etcd.protocol.store_values import StoreKeys, number_of
+from rdzv_etcd.protocol.ranks import assemble
+from rdzv_etcd.protocol.store import StoreKeys, number_of
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Change, Loss, NodeInfo, Round
-from rdzv_etcd.protocol.names import is_unknown
+from rdzv_etcd.protocol.model import Change, NodeInfo, Round
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke
+from rdzv_etcd.world_change import Loss
 from tests.sim.invariants import Invariant
 from tests.sim.state import State
 from tests.sim.verdicts import Verdicts

@@ -15,7 +15,8 @@ import pytest
 from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.node import drafting, recover, session
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.protocol import accusations, closing, requests
+from rdzv_etcd.protocol import closing, requests
+from rdzv_etcd.protocol import liveness as accusations
 from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.codec import decode_place
 from rdzv_etcd.protocol.member import Member

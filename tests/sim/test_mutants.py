@@ -26,17 +26,18 @@ from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover as repair
 from rdzv_etcd.node import slices as roster
-from rdzv_etcd.protocol import closing, collective_requests, health_requests, member, requests
+from rdzv_etcd.protocol import closing, collective_requests, member, requests
 from rdzv_etcd.protocol import lead as leading
-from rdzv_etcd.protocol.changes import Publish
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
-from rdzv_etcd.protocol.model import Change, Drain, Loss
+from rdzv_etcd.protocol.lead import Publish
+from rdzv_etcd.protocol.model import Change, Drain
 from rdzv_etcd.protocol.steps import Recovery
 from rdzv_etcd.runtime import ending
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import SimClock, SimulationError
 from rdzv_etcd.world import collectives
+from rdzv_etcd.world_change import Loss
 from tests.node import test_epochs as epochs
 from tests.node import test_restored_etcd as restored
 from tests.sim import faults_operator, work
@@ -280,7 +281,7 @@ async def asks_its_session(
 ) -> bool:
     """Put what a node is asked onto its session, as if that were the node."""
     for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
-        txn = health_requests.ask_to_drain(keys, node_id, Drain("an operator", reason), kv.lease_id)
+        txn = requests.ask_to_drain(keys, node_id, Drain("an operator", reason), kv.lease_id)
         with contextlib.suppress(LeaseNotFoundError):
             return bool((await etcd.txn(txn)).succeeded)
     return False

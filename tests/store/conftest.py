@@ -12,7 +12,7 @@ import pytest
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd, Get, Txn
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd

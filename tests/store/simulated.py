@@ -9,7 +9,7 @@ from typing import Any
 from rdzv_etcd.etcd.port import Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
 
 KEYS = JobKeys("/rdzv_etcd", "job").store(1, "run")

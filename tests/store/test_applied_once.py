@@ -12,7 +12,7 @@ import pytest
 from rdzv_etcd.errors import EtcdError, OutcomeUnknownError, StateCorruptError, StoreLostError
 from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.kv.store import KeyValueStore
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.testing import Link, MemoryConnection, MemoryEtcd
 from tests.store.simulated import KEYS, LIMIT_S, next_request, open_store, simulate
 

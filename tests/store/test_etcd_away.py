@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Txn
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from rdzv_etcd.torch_plugin.store import EtcdStore

@@ -6,7 +6,7 @@ import pytest
 
 from rdzv_etcd.etcd.port import Get, GetResult, Txn, TxnResult
 from rdzv_etcd.etcd.reads import PART_BYTES
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.testing import Applied, MemoryEtcd
 from tests.store.simulated import KEYS, LIMIT_S, open_store, simulate
 

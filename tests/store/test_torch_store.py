@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.keys import KeyRange
-from rdzv_etcd.protocol.store_values import StoreKeys
+from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.torch_plugin.store import EtcdStore
 from rdzv_etcd.world.round_store import RoundStore
