@@ -37,7 +37,8 @@ def _row(kind: type[RdzvEtcdError]) -> str:
     # Exception is no news, and the base of all is that of each.
     bases = [f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception]
     meaning = _ROLE.sub(r"`\1`", inspect.getdoc(kind) or "").replace("``", "`").replace("|", "\\|")
-    return f"| `{kind.__name__}` | {', '.join(bases)} | {' '.join(meaning.split())} |\n"
+    first, end, _ = " ".join(meaning.split()).partition(". ")
+    return f"| `{kind.__name__}` | {', '.join(bases)} | {first}{end.strip()} |\n"
 
 
 def messages(text: str) -> list[tuple[str, str]]:
