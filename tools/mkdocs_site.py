@@ -51,8 +51,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_others: object)
             return found[1] + os.path.relpath(here, source.parent)
         return f"{found[1]}{HOME}{name}"
 
-    # GitHub renders Markdown in it as it is; here it has to be asked for.
-    return _LINK.sub(link, markdown).replace("<details>", "<details markdown>")
+    return _LINK.sub(link, markdown)
 
 
 def on_page_content(html: str, page: Page, **_others: object) -> str:
