@@ -21,6 +21,7 @@ import pytest
 
 # First of all that loads gRPC, so that it is set up as in an agent: tests fork, too.
 import rdzv_etcd.etcd.grpc_start  # noqa: F401
+from tests.library.nodes import Job
 from tests.support import late_starts, suite, versions
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck
@@ -207,6 +208,11 @@ def leak_check(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
             check.watch_job(server.gateway, request.getfixturevalue("job_id"))
     yield check
     check.check()
+
+
+@pytest.fixture
+def job(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Job:
+    return Job(etcd_server, job_id, leak_check)
 
 
 @pytest.fixture(autouse=True)

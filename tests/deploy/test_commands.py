@@ -2,7 +2,8 @@
 
 ``tests/deploy/commands`` has their shapes, met in public scripts, manifests and reports. The
 programs around torchrun (srun, mpirun, ssh, singularity, ...) are stand-ins that start what they
-are given, once for each node where the real ones do. torchrun and etcd are real.
+are given, once for each node where the real ones do. torchrun and etcd are real; a command that
+names ``torchrun`` gets one that is forked from a process that has torch (see tests/torchrun).
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import socketserver
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,8 @@ import pytest
 from tests.deploy.examples import Launch, launch
 from tests.support.processes import spawn
 from tests.support.servers import EtcdBinary, EtcdServer
+from tests.support.suite import COLD_STARTS_VARIABLE
+from tests.torchrun.fork_server import HERE, Forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchrun]
 
@@ -43,6 +49,16 @@ names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 30).close()
 with open(os.path.join(os.environ["RAN"], uuid.uuid4().hex), "x") as file:
     json.dump({name: os.environ[name] for name in names}, file)
+"""
+# Asks this test's process for a torchrun, waits for its end, and ends as it did.
+_TORCHRUN = f"""#!{sys.executable} -SE
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as test:
+    test.connect(os.environ["FORKS"])
+    asked = {{"arguments": sys.argv[1:], "output": f"/proc/{{os.getpid()}}/fd/1"}}
+    asked |= {{"environ": dict(os.environ), "cwd": os.getcwd()}}
+    test.sendall(json.dumps(asked).encode() + b"\\n")
+    sys.exit(int(test.recv(16)))
 """
 _FOR_EACH_NODE = r"""
 pids=()
@@ -125,6 +141,47 @@ class Shape:
         return changed
 
 
+class Forks(socketserver.ThreadingUnixStreamServer):
+    """Forks the torchrun that a command starts from a process that has torch."""
+
+    def __init__(self, at: Path) -> None:
+        super().__init__(str(at), Answer)
+        self.started: list[Forked] = []
+        self.lock = threading.Lock()
+
+
+class Answer(socketserver.StreamRequestHandler):
+    server: Forks
+
+    def handle(self) -> None:
+        asked = json.loads(self.rfile.readline())
+        output, cwd = Path(asked.pop("output")), Path(asked.pop("cwd"))
+        with self.server.lock:
+            torchrun = HERE.start((), **asked, output=output, cwd=cwd)
+            self.server.started.append(torchrun)
+        while (code := self._poll(torchrun)) is None:
+            time.sleep(0.02)
+        self.wfile.write(str(code).encode())
+
+    def _poll(self, torchrun: Forked) -> int | None:
+        with self.server.lock:
+            return torchrun.poll()
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[Forks | None]:
+    """None before a release: then the command finds this environment's own torchrun."""
+    if COLD_STARTS_VARIABLE in os.environ:
+        yield None
+        return
+    with Forks(tmp_path / "forks") as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+        serving.start()
+        yield server
+        server.shutdown()
+        serving.join()
+
+
 SHAPES = [Shape.of(path) for path in COMMANDS]
 
 
@@ -136,10 +193,10 @@ def test_there_are_scripts_manifests_and_plain_lines() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.path.name)
 def test_a_command_runs_with_backend_and_endpoint_changed(
-    shape: Shape, etcd: EtcdServer, tmp_path: Path
+    shape: Shape, etcd: EtcdServer, tmp_path: Path, forks: Forks | None
 ) -> None:
     here, ran = tmp_path / "here", tmp_path / "ran"
-    environment = _prepare(here, ran, tmp_path / "programs")
+    environment = _prepare(here, ran, tmp_path / "programs", forks)
     changed = shape.with_ours(etcd, tmp_path)
     logs = [tmp_path / f"node{node}.log" for node in range(1 if shape.once else shape.nodes)]
     mark = str(tmp_path)
@@ -153,6 +210,8 @@ def test_a_command_runs_with_backend_and_endpoint_changed(
             )
         codes = [process.wait(PATIENCE_S) for process in processes]
     finally:
+        for torchrun in forks.started if forks else ():  # these do not carry the mark
+            torchrun.kill()
         _kill(mark)
     said = "\n".join(file.read_text() for file in [*logs, *here.glob("*.log*")])
     assert codes == [0] * len(logs), said
@@ -172,7 +231,7 @@ def etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
     server.stop()
 
 
-def _prepare(here: Path, ran: Path, programs: Path) -> dict[str, str]:
+def _prepare(here: Path, ran: Path, programs: Path, forks: Forks | None) -> dict[str, str]:
     """Lay out what a command finds in its folder and on its path; return its environment."""
     for folder in (here, ran, programs):
         folder.mkdir()
@@ -181,10 +240,14 @@ def _prepare(here: Path, ran: Path, programs: Path) -> dict[str, str]:
     (here / "train.sh").chmod(0o755)
     for name, lines in _PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/bash\n{lines}\n")
-        (programs / name).chmod(0o755)
+    if forks is not None:
+        (programs / "torchrun").write_text(_TORCHRUN)
+    for program in programs.iterdir():
+        program.chmod(0o755)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     inherited = {name: os.environ[name] for name in os.environ if not name.startswith("PET_")}
-    return {**inherited, **_ALLOCATION, "PATH": path, _RAN: str(ran), "MASTER_IP": "10.0.0.4"}
+    ours = {"PATH": path, _RAN: str(ran), "MASTER_IP": "10.0.0.4", "OMP_NUM_THREADS": "1"}
+    return {**inherited, **_ALLOCATION, **ours, "FORKS": str(forks and forks.server_address)}
 
 
 def _started(changed: Path, node: int, folder: Path) -> Launch:

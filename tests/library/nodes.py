@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.world import World
+from tests.support.leaks import LeakCheck, job_root, left_of_job
+from tests.support.servers import EtcdServer
 
 LIMIT_S = 60.0
 """For what must happen, on whatever machine."""
@@ -73,6 +76,12 @@ def join_all(nodes: Sequence[Group]) -> list[World]:
     return at_once([node.join for node in nodes])
 
 
+def joined(nodes: Sequence[Group]) -> tuple[list[Group], list[World]]:
+    """Let all join at the same time; return groups and worlds in the order of their ranks."""
+    pairs = sorted(zip(join_all(nodes), nodes, strict=True), key=lambda pair: pair[0].rank)
+    return [group for _, group in pairs], [world for world, _ in pairs]
+
+
 @contextmanager
 def when_entered(node: Node, call: Callable[[], object]) -> Iterator[None]:
     """Call it once on the library's thread, when that node has just become a member of a world and
@@ -96,6 +105,52 @@ def when_entered(node: Node, call: Callable[[], object]) -> Iterator[None]:
         log.setLevel(level)
 
 
+class Job:
+    """A job that is one test's own, on an etcd that others use as well. What the test leaves of it,
+    of its threads and sockets is a failure (the fixture ``job``)."""
+
+    def __init__(self, server: EtcdServer, job_id: str, leaks: LeakCheck) -> None:
+        self.server = server
+        self.id = job_id
+        self.leaks = leaks
+        self.root = job_root(job_id)
+        self.leases_before = server.leases()
+
+    def options(self, nodes: str = "1", **config: object) -> dict[str, Any]:
+        return node_options(self.server, self.id, nodes, **config)
+
+    def settings(self, nodes: str = "1", **config: Any) -> Settings:
+        return node_settings(self.server, self.id, nodes, **config)
+
+    def group(self, nodes: str = "1", **config: Any) -> Group:
+        return Group(self.settings(nodes, **config))
+
+    @contextmanager
+    def groups(self, count: int, nodes: str = "", **config: Any) -> Iterator[list[Group]]:
+        """So many nodes in this process, as many as the job wants; they leave in the end."""
+        with groups(self.settings(nodes or str(count), **config), count) as made:
+            yield made
+
+    @contextmanager
+    def worlds(
+        self, count: int, nodes: str = "", **config: Any
+    ) -> Iterator[tuple[list[Group], list[World]]]:
+        """The same, and they have joined: groups and worlds in the order of their ranks."""
+        with self.groups(count, nodes, **config) as made:
+            yield joined(made)
+
+    def remote(self, nodes: str = "1", log: int | None = None, **config: object) -> RemoteNode:
+        return RemoteNode(self.options(nodes, **config), log)
+
+    def keys(self, part: bytes = b"") -> dict[bytes, bytes]:
+        """The job's keys under that part of its own, with their values."""
+        return self.server.keys(self.root + part)
+
+    def left(self) -> list[str]:
+        """The job's keys, and the leases that have come since the test began."""
+        return left_of_job(self.server.gateway, self.id, self.leases_before)
+
+
 def at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:
     """Do each in a thread of its own; return what they return, or raise the first error."""
     with ThreadPoolExecutor(len(works)) as pool:
@@ -111,6 +166,19 @@ async def notified_of_nothing(*_: object, **__: object) -> AsyncIterator[tuple[A
         yield
 
     yield nothing(), False
+
+
+def run_program(program: str, *arguments: str) -> str:
+    """Return what a Python program printed that ended well, without a word on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=5 * LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 class RemoteError(Exception):

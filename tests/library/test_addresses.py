@@ -9,9 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import join_all, node_settings
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import Job, join_all
 
 
 def own_address() -> str:
@@ -25,14 +23,11 @@ def own_address() -> str:
 
 
 def test_a_loopback_master_of_nodes_on_several_hosts_is_warned_of(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever sees both kinds of addresses says so."""
     here = own_address()
-    settings = node_settings(etcd_server, job_id, "2")
+    settings = job.settings("2")
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(Group(replace(settings, local_addr=address)))
@@ -47,12 +42,9 @@ def test_a_loopback_master_of_nodes_on_several_hosts_is_warned_of(
 
 
 def test_nodes_that_are_all_on_one_host_are_not_warned(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "2")
+    settings = job.settings("2")
     with ExitStack() as stack:
         join_all([stack.enter_context(Group(settings)) for _ in range(2)])
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []

@@ -29,8 +29,8 @@ from rdzv_etcd.errors import (
     StoreTimeoutError,
 )
 from rdzv_etcd.runtime.loop_thread import THREAD_NAME
-from tests.library.nodes import LIMIT_S, wait_until, when_entered
-from tests.support.leaks import LeakCheck, job_root
+from tests.library.nodes import LIMIT_S, Job, wait_until, when_entered
+from tests.support.leaks import job_root
 from tests.support.servers import EtcdServer
 
 
@@ -88,8 +88,8 @@ def loop_policy(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def nodes(loop_policy: None, leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Nodes:
-    return Nodes(etcd_server, job_id)
+def nodes(loop_policy: None, job: Job) -> Nodes:
+    return Nodes(job.server, job.id)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

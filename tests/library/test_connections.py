@@ -22,6 +22,7 @@ from rdzv_etcd.world.group import Group
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,
+    Job,
     RemoteNode,
     at_once,
     groups,
@@ -37,8 +38,8 @@ from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
 
 
-def test_an_async_connect(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    settings = node_settings(etcd_server, job_id, "1")
+def test_an_async_connect(job: Job) -> None:
+    settings = job.settings()
 
     async def connect() -> EtcdClient:
         client = EtcdClient(settings.connection)
@@ -49,26 +50,24 @@ def test_an_async_connect(leak_check: LeakCheck, etcd_server: EtcdServer, job_id
         assert node.join().size == 1
 
 
-def test_any_job_id_works(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_any_job_id_works(job: Job) -> None:
     """And holds its own keys only."""
     for suffix in ("a/b", "two words ", "größe-日本", "../other", "%2F", "/", "a~b", "*", "-"):
-        odd = f"{job_id}{suffix}"
-        leak_check.watch_job(etcd_server.gateway, odd)
-        before = etcd_server.keys()
-        with groups(node_settings(etcd_server, odd, "2"), 2) as nodes:
+        odd = f"{job.id}{suffix}"
+        job.leaks.watch_job(job.server.gateway, odd)
+        before = job.server.keys()
+        with groups(node_settings(job.server, odd, "2"), 2) as nodes:
             join_all(nodes)
-            new = sorted(set(etcd_server.keys()) - set(before))
+            new = sorted(set(job.server.keys()) - set(before))
             assert new, odd
             assert [key for key in new if not key.startswith(job_root(odd))] == []
 
 
-def test_jobs_whose_ids_look_like_each_others_keys_stay_apart(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    names = [job_id, f"{job_id}/nodes", f"{job_id}/ctl/round", f"{job_id}%2Fnodes"]
+def test_jobs_whose_ids_look_like_each_others_keys_stay_apart(job: Job) -> None:
+    names = [job.id, f"{job.id}/nodes", f"{job.id}/ctl/round", f"{job.id}%2Fnodes"]
     for name in names[1:]:
-        leak_check.watch_job(etcd_server.gateway, name)
-    nodes = [Group(node_settings(etcd_server, name, "1:2", **ALONE)) for name in names]
+        job.leaks.watch_job(job.server.gateway, name)
+    nodes = [Group(node_settings(job.server, name, "1:2", **ALONE)) for name in names]
     try:
         assert [(world.rank, world.size) for world in join_all(nodes)] == [(0, 1)] * len(names)
         assert not any(node.waiting_count() for node in nodes)
@@ -76,14 +75,11 @@ def test_jobs_whose_ids_look_like_each_others_keys_stay_apart(
         at_once([node.leave for node in nodes])
 
 
-def test_another_prefix(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    leak_check.watch_job(etcd_server.gateway, job_id, prefix="/team/rdzv")
-    with (
-        Group(node_settings(etcd_server, job_id, "1", etcd_prefix="/team/rdzv")) as there,
-        Group(node_settings(etcd_server, job_id, "1")) as here,
-    ):
+def test_another_prefix(job: Job) -> None:
+    job.leaks.watch_job(job.server.gateway, job.id, prefix="/team/rdzv")
+    with job.group(etcd_prefix="/team/rdzv") as there, job.group() as here:
         assert there.join().size == here.join().size == 1
-        assert etcd_server.keys(job_root(job_id, "/team/rdzv"))
+        assert job.server.keys(job_root(job.id, "/team/rdzv"))
 
 
 # -- TLS, users, several endpoints ---------------------------------------------------------------
@@ -104,10 +100,7 @@ def _files(certificates: Certificates) -> dict[str, Any]:
 
 
 def test_tls_and_a_user_who_may_touch_the_prefix_only(
-    guarded_etcd: EtcdServer,
-    certificates: Certificates,
-    job_id: str,
-    tmp_path: Path,
+    guarded_etcd: EtcdServer, certificates: Certificates, job_id: str, tmp_path: Path
 ) -> None:
     """Round, barrier, change and end, in threads and in a process, beyond a token's life."""
     check = LeakCheck()
@@ -149,10 +142,7 @@ def test_a_prefix_the_user_may_not_touch(
 
 
 def test_a_role_without_a_part_of_the_jobs_keys(
-    leak_check: LeakCheck,
-    auth_etcd: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever arrives first would lead, and cannot; so in turn each is told what to grant: the next
     one waits for some time, as the role may just be edited."""
@@ -168,10 +158,7 @@ def test_a_role_without_a_part_of_the_jobs_keys(
     settings = node_settings(
         auth_etcd, job_id, "2", environ=environ, lease_ttl=3, join_timeout=10 * LIMIT_S
     )
-    with (
-        groups(settings, 2) as nodes,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with groups(settings, 2) as nodes, ThreadPoolExecutor(2) as pool:
         for joining in [pool.submit(node.join) for node in nodes]:
             with pytest.raises(EtcdPermissionError) as refused:
                 joining.result(LIMIT_S)
@@ -201,11 +188,9 @@ def test_a_foreign_ca(
         Group(node_settings(tls_etcd, job_id, "1", ca_cert=str(certificates.foreign_ca)))
 
 
-def test_the_first_endpoint_is_dead(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    endpoints = f"127.0.0.1:{free_port()},{etcd_server.target}"
-    with groups(node_settings(endpoints, job_id, "3"), 3) as nodes:
+def test_the_first_endpoint_is_dead(job: Job) -> None:
+    endpoints = f"127.0.0.1:{free_port()},{job.server.target}"
+    with groups(node_settings(endpoints, job.id, "3"), 3) as nodes:
         assert {world.size for world in join_all(nodes)} == {3}
 
 
@@ -218,14 +203,11 @@ def test_no_endpoint_answers(leak_check: LeakCheck, job_id: str) -> None:
     assert all(str(port) in str(caught.value) for port in ports)
 
 
-def test_a_failed_start_leaves_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_failed_start_leaves_nothing(job: Job) -> None:
     """A foreign value among the job's keys: the session that was just opened is ended again."""
-    before = etcd_server.leases()
-    key = job_root(job_id) + b"ctl/round"
-    etcd_server.gateway.put(key, json.dumps({"v": 99}).encode())
+    key = job.root + b"ctl/round"
+    job.server.gateway.put(key, json.dumps({"v": 99}).encode())
     with pytest.raises(StateCorruptError, match="ctl/round"):
-        Group(node_settings(etcd_server, job_id, "1", lease_ttl=600))
-    assert etcd_server.leases() <= before
-    etcd_server.gateway.delete_prefix(key)
+        job.group(lease_ttl=600)
+    assert job.server.leases() <= job.leases_before
+    job.server.gateway.delete_prefix(key)

@@ -12,22 +12,20 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd import aio
-from tests.library.nodes import LIMIT_S
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job
 
 
 @pytest.fixture
-def things(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Iterator[list[Any]]:
+def things(job: Job) -> Iterator[list[Any]]:
     """One of each, and its twin for asyncio."""
     local: dict[str, Any] = {"local_addr": "127.0.0.1", "ended_ttl": 5}
-    endpoint = etcd_server.endpoint
+    endpoint = job.server.endpoint
     with ExitStack() as stack:
         group = stack.enter_context(
-            rdzv_etcd.connect(endpoint, job=job_id, nodes=1, data={"gpus": 8}, **local)
+            rdzv_etcd.connect(endpoint, job=job.id, nodes=1, data={"gpus": 8}, **local)
         )
         world = group.join()
-        observer = stack.enter_context(rdzv_etcd.observe(endpoint, job=job_id))
+        observer = stack.enter_context(rdzv_etcd.observe(endpoint, job=job.id))
         events = stack.enter_context(observer.events())
         yield [
             *(group, world, world.store, observer, events),

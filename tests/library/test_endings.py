@@ -14,19 +14,8 @@ import pytest
 from rdzv_etcd import Failed, Finished, MovedOn, observe
 from rdzv_etcd.errors import JobClosedError, RendezvousFailedError
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import (
-    LIMIT_S,
-    RemoteNode,
-    at_once,
-    groups,
-    join_all,
-    node_options,
-    node_settings,
-    wait_until,
-)
+from tests.library.nodes import LIMIT_S, Job, at_once, groups, join_all, node_settings, wait_until
 from tests.support.bridge import Direction, FaultBridge
-from tests.support.leaks import LeakCheck, job_root, left_of_job
-from tests.support.servers import EtcdServer
 
 LONG_S = 600
 """A lease that will not end by itself while a test runs."""
@@ -38,29 +27,21 @@ LONG_S = 600
     ids=["returns", "sys.exit", "raises"],
 )
 def test_a_process_that_just_ends_leaves_at_once(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    ending: tuple[object, ...] | None,
-    status: int,
+    job: Job, ending: tuple[object, ...] | None, status: int
 ) -> None:
     """When it is gone, its keys and its lease are gone."""
-    before = etcd_server.leases()
-    with RemoteNode(node_options(etcd_server, job_id, "1", lease_ttl=LONG_S)) as node:
+    with job.remote(lease_ttl=LONG_S) as node:
         node.call("join")
-        assert etcd_server.keys(job_root(job_id))
+        assert job.keys()
         if ending is not None:
             with pytest.raises(EOFError):
                 node.call(*ending)  # type: ignore[arg-type]
         assert node.finish() == status
-        assert not left_of_job(etcd_server.gateway, job_id, before)
+        assert not job.left()
 
 
-def test_a_process_that_ends_while_it_joins_leaves_at_once(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_process_that_ends_while_it_joins_leaves_at_once(job: Job) -> None:
     """The main thread ends while another one waits for a round."""
-    before = etcd_server.leases()
     program = (
         "import json, sys, threading\n"
         "from rdzv_etcd.world.group import Group\n"
@@ -69,29 +50,25 @@ def test_a_process_that_ends_while_it_joins_leaves_at_once(
         "threading.Thread(target=group.join, daemon=True).start()\n"
         "sys.stdin.read(1)\n"
     )
-    options = json.dumps(node_options(etcd_server, job_id, "2", lease_ttl=LONG_S))
+    options = json.dumps(job.options("2", lease_ttl=LONG_S))
     with subprocess.Popen([sys.executable, "-c", program, options], stdin=subprocess.PIPE) as node:
-        wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id) + b"nodes/"))
+        wait_until("its arrival", lambda: job.keys(b"nodes/"))
         node.communicate(timeout=LIMIT_S)
-    assert not left_of_job(etcd_server.gateway, job_id, before)
+    assert not job.left()
 
 
-def test_leaving_the_block_leaves_the_group(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_leaving_the_block_leaves_the_group(job: Job) -> None:
     """With an error as well; leaving again does nothing."""
-    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
+    settings = job.settings(lease_ttl=LONG_S)
     with pytest.raises(ZeroDivisionError), Group(settings) as node:
         assert node.join().size / 0
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()
     node.leave()
     node.leave()
 
 
-def test_what_a_group_that_has_left_says(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    node = Group(node_settings(etcd_server, job_id, "1"))
+def test_what_a_group_that_has_left_says(job: Job) -> None:
+    node = job.group()
     world = node.join()
     assert not world.over
     node.leave()
@@ -113,22 +90,18 @@ def test_what_a_group_that_has_left_says(
         node.finish()
 
 
-def test_leaving_while_another_thread_joins_ends_the_join(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    node = Group(node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S))
+def test_leaving_while_another_thread_joins_ends_the_join(job: Job) -> None:
+    node = job.group("2", lease_ttl=LONG_S)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(node.join)
-        wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id) + b"nodes/"))
+        wait_until("its arrival", lambda: job.keys(b"nodes/"))
         node.leave()
         with pytest.raises(RendezvousFailedError, match="left"):
             joining.result(LIMIT_S)
 
 
-def test_leaving_while_another_thread_waits_for_a_change_ends_the_wait(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+def test_leaving_while_another_thread_waits_for_a_change_ends_the_wait(job: Job) -> None:
+    node = job.group(lease_ttl=LONG_S)
     world = node.join()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.wait_over)
@@ -137,11 +110,8 @@ def test_leaving_while_another_thread_waits_for_a_change_ends_the_wait(
         assert waiting.result(LIMIT_S)
 
 
-def test_closing_tells_everybody_by_whom_and_why(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        worlds = join_all(nodes)
+def test_closing_tells_everybody_by_whom_and_why(job: Job) -> None:
+    with job.worlds(2) as (nodes, worlds):
         assert nodes[0].fail("the data is unusable")
         assert worlds[1].wait_over(LIMIT_S)
         assert worlds[1].change == Failed(nodes[0].node_id, "the data is unusable")
@@ -155,11 +125,8 @@ def test_closing_tells_everybody_by_whom_and_why(
             assert caught.value.was_member
 
 
-def test_success_asks_nobody_to_join_again(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        worlds = join_all(nodes)
+def test_success_asks_nobody_to_join_again(job: Job) -> None:
+    with job.worlds(2) as (nodes, worlds):
         assert at_once([partial(node.finish, "done") for node in nodes]) == [True, True]
         first, second = (world.change for world in worlds)
         assert first == second
@@ -169,10 +136,8 @@ def test_success_asks_nobody_to_join_again(
         assert [closure is not None and closure.succeeded for closure in closures] == [True, True]
 
 
-def test_closing_by_a_node_that_is_no_member_does_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1")
+def test_closing_by_a_node_that_is_no_member_does_nothing(job: Job) -> None:
+    settings = job.settings()
     with Group(settings) as member, Group(settings) as bystander:
         world = member.join()
         assert not bystander.finish("not mine to say")
@@ -181,10 +146,8 @@ def test_closing_by_a_node_that_is_no_member_does_nothing(
         assert not world.wait_over(0.3)
 
 
-def test_whoever_knows_that_all_is_lost_may_fail_the_job_without_being_a_member(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1")
+def test_whoever_knows_that_all_is_lost_may_fail_the_job_without_being_a_member(job: Job) -> None:
+    settings = job.settings()
     with Group(settings) as member, Group(settings) as bystander:
         assert not bystander.fail("too early", force=True)
         world = member.join()
@@ -193,15 +156,13 @@ def test_whoever_knows_that_all_is_lost_may_fail_the_job_without_being_a_member(
         assert world.change == Failed(bystander.node_id, "the disk is full")
 
 
-def test_a_spare_hears_that_the_job_is_done(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1")
+def test_a_spare_hears_that_the_job_is_done(job: Job) -> None:
+    settings = job.settings()
     with Group(settings) as member, Group(settings) as spare, ThreadPoolExecutor(1) as pool:
         member.join()
         waiting = pool.submit(spare.join)
-        nodes = job_root(job_id) + b"nodes/"
-        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        nodes = job.root + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
         member.finish("done")
         with pytest.raises(JobClosedError, match="done") as caught:
             waiting.result(LIMIT_S)
@@ -209,11 +170,9 @@ def test_a_spare_hears_that_the_job_is_done(
         assert not caught.value.was_member
 
 
-def test_the_same_id_works_again_after_a_close(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_the_same_id_works_again_after_a_close(job: Job) -> None:
     """While the marker of the closed run still stands; the epoch goes on growing."""
-    settings = node_settings(etcd_server, job_id, "2")
+    settings = job.settings("2")
     epochs = []
     for reason in ("first", "second"):
         with groups(settings, 2) as nodes:
@@ -226,17 +185,14 @@ def test_the_same_id_works_again_after_a_close(
 
 @pytest.mark.parametrize("direction", [Direction.BOTH, Direction.TO_CLIENT])
 def test_every_call_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, direction: Direction
+    job: Job, direction: Direction
 ) -> None:
     """Not what its requests met when the connection was closed under them."""
-    leak_check.timeout_s = 30.0  # etcd hears of no good-bye, so nobody removes the job
-    leak_check.keys_allowed += (b"store/", b"barrier/", b"ctl/change")
-    with FaultBridge((etcd_server.host, etcd_server.port)) as bridge:
-        settings = node_settings(bridge.target, job_id, "2", peer_links=False)
-        with (
-            groups(settings, 1) as (here,),
-            groups(node_settings(etcd_server, job_id, "2", peer_links=False), 1) as (other,),
-        ):
+    job.leaks.timeout_s = 30.0  # etcd hears of no good-bye, so nobody removes the job
+    job.leaks.keys_allowed += (b"store/", b"barrier/", b"ctl/change")
+    with FaultBridge(job.server.address) as bridge:
+        settings = node_settings(bridge.target, job.id, "2", peer_links=False)
+        with groups(settings, 1) as (here,), job.groups(1, "2", peer_links=False) as (other,):
             world, _ = at_once([here.join, other.join])
             calls: dict[str, Callable[[], object]] = {
                 "finish": here.finish,
@@ -266,13 +222,11 @@ def test_every_call_says_that_the_node_has_left_if_another_thread_leaves_meanwhi
     assert {name: said[name] for name in said if said[name] != left} == {}
 
 
-def test_a_join_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    leak_check.timeout_s = 30.0  # etcd hears of no good-bye
+def test_a_join_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(job: Job) -> None:
+    job.leaks.timeout_s = 30.0  # etcd hears of no good-bye
     with (
-        FaultBridge((etcd_server.host, etcd_server.port)) as bridge,
-        groups(node_settings(bridge.target, job_id, "2"), 1) as (here,),
+        FaultBridge(job.server.address) as bridge,
+        groups(node_settings(bridge.target, job.id, "2"), 1) as (here,),
         ThreadPoolExecutor(1) as pool,
     ):
         bridge.black_hole()
@@ -286,11 +240,11 @@ def test_a_join_says_that_the_node_has_left_if_another_thread_leaves_meanwhile(
 
 @pytest.mark.parametrize("direction", [Direction.BOTH, Direction.TO_CLIENT])
 def test_an_observer_s_calls_say_that_it_was_closed_meanwhile(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, direction: Direction
+    job: Job, direction: Direction
 ) -> None:
     with (
-        FaultBridge((etcd_server.host, etcd_server.port)) as bridge,
-        observe(bridge.target, job=job_id) as observer,
+        FaultBridge(job.server.address) as bridge,
+        observe(bridge.target, job=job.id) as observer,
         ThreadPoolExecutor(1) as pool,
     ):
         bridge.black_hole(direction)

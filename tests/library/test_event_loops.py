@@ -11,10 +11,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from tests.library.nodes import LIMIT_S, groups, join_all, node_settings, wait_until
+from tests.library.nodes import LIMIT_S, Job, wait_until
 from tests.library.test_peer_links import watched_by
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
 
 
 @pytest.fixture
@@ -28,14 +26,9 @@ def uvloop_policy() -> Iterator[None]:
 
 
 def test_members_watch_each_other_whatever_event_loop_the_program_has(
-    leak_check: LeakCheck,
-    uvloop_policy: None,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, uvloop_policy: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:3", peer_links=True), 3) as nodes:
-        worlds = join_all(nodes)
+    with job.worlds(3, "1:3", peer_links=True) as (nodes, worlds):
         wait_until("all are watched", lambda: all(watched_by(node) for node in nodes))
         nodes[1].leave("has to go")
         assert all(world.wait_over(LIMIT_S) for world in worlds)
@@ -92,9 +85,9 @@ EVENTLET = "import eventlet; eventlet.monkey_patch({arguments})"
     ],
 )
 def test_where_threads_were_replaced_it_says_what_not_to_replace(
-    etcd_server: EtcdServer, job_id: str, patch: str, advice: str
+    job: Job, patch: str, advice: str
 ) -> None:
-    lines = run_patched(patch, etcd_server.endpoint, job_id, "awaited, observing")
+    lines = run_patched(patch, job.server.endpoint, job.id, "awaited, observing")
     assert len(lines) == 3
     assert all(advice in line for line in lines), lines
 
@@ -107,7 +100,5 @@ def test_where_threads_were_replaced_it_says_what_not_to_replace(
         "import gevent, eventlet",
     ],
 )
-def test_it_works_where_that_advice_was_taken(
-    etcd_server: EtcdServer, job_id: str, patch: str
-) -> None:
-    assert run_patched(patch, etcd_server.endpoint, job_id) == ["works"]
+def test_it_works_where_that_advice_was_taken(job: Job, patch: str) -> None:
+    assert run_patched(patch, job.server.endpoint, job.id) == ["works"]

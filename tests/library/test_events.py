@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -45,12 +43,12 @@ from rdzv_etcd.etcd import reads
 from rdzv_etcd.settings.parse import PASSWORD_VARIABLE, USER_VARIABLE
 from tests.library.nodes import (
     LIMIT_S,
-    RemoteNode,
+    Job,
     at_once,
     groups,
     join_all,
-    node_options,
     node_settings,
+    run_program,
     wait_until,
 )
 from tests.library.test_peer_links import watched_by
@@ -69,22 +67,19 @@ def until(events: JobEvents, kind: type[Any]) -> list[JobEvent]:
 
 
 @pytest.fixture
-def observer(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Iterator[Observer]:
-    with rdzv_etcd.observe(etcd_server.endpoint, job=job_id) as observer:
+def observer(job: Job) -> Iterator[Observer]:
+    with rdzv_etcd.observe(job.server.endpoint, job=job.id) as observer:
         yield observer
 
 
-def test_a_job_s_life_from_outside(
-    observer: Observer, etcd_server: EtcdServer, job_id: str
-) -> None:
-    assert observer.job == job_id
+def test_a_job_s_life_from_outside(observer: Observer, job: Job) -> None:
+    assert observer.job == job.id
     assert observer.state().stage is Stage.ABSENT
     with observer.events() as events:
         (first,) = until(events, Snapshot)
         assert isinstance(first, Snapshot)
         assert first.state.stage is Stage.ABSENT
-        with groups(node_settings(etcd_server, job_id, "2:3"), 3) as nodes:
-            worlds = join_all(nodes)
+        with job.worlds(3, "2:3") as (nodes, worlds):
             *joined, formed = until(events, WorldFormed)
             assert {event for event in joined if isinstance(event, Joined)} == {
                 Joined(node.node_id) for node in nodes
@@ -115,10 +110,8 @@ def test_a_job_s_life_from_outside(
         }
 
 
-def test_the_job_as_its_own_nodes_are_told(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+def test_the_job_as_its_own_nodes_are_told(job: Job) -> None:
+    with job.groups(2) as nodes:
         events = nodes[0].events()
         join_all(nodes)
         told = until(events, WorldFormed)
@@ -136,16 +129,11 @@ def test_the_job_as_its_own_nodes_are_told(
             nodes[0].events()
 
 
-def test_a_killed_member_is_lost_and_for_how_long_it_had_been_gone_is_told(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    leak_check.timeout_s = 30.0  # the lease of who was killed
+def test_a_killed_member_is_lost_and_for_how_long_it_had_been_gone_is_told(job: Job) -> None:
+    job.leaks.timeout_s = 30.0  # the lease of who was killed
     quick: dict[str, Any] = {"lease_ttl": 10, "peer_links": True}
-    settings = node_settings(etcd_server, job_id, "2:3", **quick)
-    with (
-        RemoteNode(node_options(etcd_server, job_id, "2:3", **quick)) as remote,
-        groups(settings, 2) as nodes,
-    ):
+    settings = job.settings("2:3", **quick)
+    with job.remote("2:3", **quick) as remote, groups(settings, 2) as nodes:
         assert remote.node_id
         at_once([partial(remote.call, "join"), *[node.join for node in nodes]])
         events = nodes[0].events()
@@ -160,12 +148,12 @@ def test_a_killed_member_is_lost_and_for_how_long_it_had_been_gone_is_told(
 
 
 def test_a_slow_reader_is_told_how_much_it_missed_and_what_the_job_is(
-    observer: Observer, etcd_server: EtcdServer, job_id: str
+    observer: Observer, job: Job
 ) -> None:
     events = observer.events()
     events._watch._events_kept = 2
     until(events, Snapshot)
-    with groups(node_settings(etcd_server, job_id, "3"), 3) as nodes:
+    with job.groups(3) as nodes:
         join_all(nodes)
         wait_until("events were dropped", lambda: events._watch._missed == 4)
         missed, snapshot = events.next(LIMIT_S), events.next(LIMIT_S)
@@ -178,14 +166,13 @@ def test_a_slow_reader_is_told_how_much_it_missed_and_what_the_job_is(
 
 
 def test_a_large_job_is_read_page_by_page(
-    observer: Observer, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+    observer: Observer, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ranks are in slices, which are read as well."""
     monkeypatch.setattr(reads, "_FIRST_KEYS", 2)
     monkeypatch.setattr(reads, "PART_BYTES", 1000)
     events = observer.events()
-    with groups(node_settings(etcd_server, job_id, "5", slice_nodes=4), 5) as nodes:
-        worlds = join_all(nodes)
+    with job.worlds(5, slice_nodes=4) as (_, worlds):
         formed = until(events, WorldFormed)[-1]
         assert isinstance(formed, WorldFormed)
         assert formed.members == observer.state().members == worlds[0].node_ids
@@ -232,33 +219,29 @@ def test_whoever_may_only_read_may_observe(
             rdzv_etcd.observe(auth_etcd.endpoint, job=job_id, etcd_prefix="/elsewhere")
 
 
-def test_what_is_no_job_of_this_library_is_named(
-    observer: Observer, etcd_server: EtcdServer, job_id: str
-) -> None:
-    key = job_root(job_id) + b"ctl/round"
-    etcd_server.gateway.put(key, b"mine")
+def test_what_is_no_job_of_this_library_is_named(observer: Observer, job: Job) -> None:
+    key = job.root + b"ctl/round"
+    job.server.gateway.put(key, b"mine")
     try:
         with pytest.raises(StateCorruptError, match="ctl/round"):
             observer.state()
         with pytest.raises(StateCorruptError, match="ctl/round"):
             observer.events()
     finally:
-        etcd_server.gateway.delete_prefix(key)
+        job.server.gateway.delete_prefix(key)
 
 
-def test_an_observer_writes_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    before = etcd_server.gateway.leases()
-    with rdzv_etcd.observe(etcd_server.endpoint, job=job_id) as observer:
+def test_an_observer_writes_nothing(job: Job) -> None:
+    before = job.server.gateway.leases()
+    with rdzv_etcd.observe(job.server.endpoint, job=job.id) as observer:
         observer.state()
         assert isinstance(observer.events().next(LIMIT_S), Snapshot)
-        assert etcd_server.gateway.keys(job_root(job_id)) == {}
-        assert etcd_server.gateway.leases() <= before
+        assert job.server.gateway.keys(job.root) == {}
+        assert job.server.gateway.leases() <= before
 
 
-def test_after_its_end(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    observer = rdzv_etcd.observe(etcd_server.endpoint, job=job_id)
+def test_after_its_end(job: Job) -> None:
+    observer = rdzv_etcd.observe(job.server.endpoint, job=job.id)
     events = observer.events()
     until(events, Snapshot)
     observer.close()
@@ -269,11 +252,9 @@ def test_after_its_end(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: s
         observer.state()
 
 
-def test_one_that_is_dropped_closes(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_one_that_is_dropped_closes(job: Job) -> None:
     threads = set(threading.enumerate())
-    observer = rdzv_etcd.observe(etcd_server.endpoint, job=job_id)
+    observer = rdzv_etcd.observe(job.server.endpoint, job=job.id)
     watch = observer.events()._watch
     wait_until("the dropped events end", lambda: gc.collect() is not None and watch.is_closed)
     del observer
@@ -291,11 +272,11 @@ def test_what_is_no_observer() -> None:
         rdzv_etcd.observe("127.0.0.1:9", job="a", connect_timeout=0.3)
 
 
-def test_on_asyncio(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_on_asyncio(job: Job) -> None:
     async def work() -> None:
-        settings = node_settings(etcd_server, job_id, "1")
-        async with await rdzv_etcd.aio.observe(etcd_server.endpoint, job=job_id) as observer:
-            assert observer.job == job_id
+        settings = job.settings()
+        async with await rdzv_etcd.aio.observe(job.server.endpoint, job=job.id) as observer:
+            assert observer.job == job.id
             assert (await observer.state()).stage is Stage.ABSENT
             async with observer.events() as events:
                 assert isinstance(await events.next(LIMIT_S), Snapshot)
@@ -321,14 +302,12 @@ def test_on_asyncio(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str)
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
 
 
-def test_a_call_that_is_cancelled_has_taken_no_event(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_call_that_is_cancelled_has_taken_no_event(job: Job) -> None:
     """Not even if the event was on its way to it."""
 
     async def work() -> None:
         async with (
-            await rdzv_etcd.aio.observe(etcd_server.endpoint, job=job_id) as observer,
+            await rdzv_etcd.aio.observe(job.server.endpoint, job=job.id) as observer,
             observer.events() as events,
         ):
             waits = asyncio.ensure_future(events.next())
@@ -381,14 +360,5 @@ reader.start()
 
 
 @pytest.mark.parametrize("who", ["group", "observer"])
-def test_the_events_end_with_the_process(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, who: str
-) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", READER, who, etcd_server.endpoint, job_id],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert (process.stdout, process.stderr) == ("ended\n", "")
+def test_the_events_end_with_the_process(job: Job, who: str) -> None:
+    assert run_program(READER, who, job.server.endpoint, job.id) == "ended\n"

@@ -14,18 +14,14 @@ from rdzv_etcd import Failed
 from rdzv_etcd.errors import TaskFailedError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import LIMIT_S, node_options, node_settings
+from tests.library.nodes import LIMIT_S, Job, node_options, node_settings
 from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
 
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
 def test_a_task_that_would_end_a_program_fails_its_own_node_and_no_other(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
-    raised: type[BaseException],
+    job: Job, caplog: pytest.LogCaptureFixture, raised: type[BaseException]
 ) -> None:
     class Rude(EtcdClient):
         async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
@@ -34,11 +30,11 @@ def test_a_task_that_would_end_a_program_fails_its_own_node_and_no_other(
             return await super().keep_alive(lease_id, timeout_s=timeout_s)
 
     has_joined = threading.Event()
-    other_job = f"{job_id}-other"
-    leak_check.watch_job(etcd_server.gateway, other_job)
-    settings = node_settings(etcd_server, job_id, "1")
+    other_job = f"{job.id}-other"
+    job.leaks.watch_job(job.server.gateway, other_job)
+    settings = job.settings()
     with (
-        Group(node_settings(etcd_server, other_job, "1")) as other,
+        Group(node_settings(job.server, other_job, "1")) as other,
         Group(settings, connect=lambda: Rude(settings.connection)) as group,
     ):
         others_world = other.join()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from tests.library.nodes import LIMIT_S, node_options
-from tests.support.leaks import LeakCheck, left_of_job
-from tests.support.servers import EtcdServer
+from tests.library.nodes import Job, run_program
 
 _BEGINNING = """
 import json, multiprocessing, os, sys, warnings
@@ -48,24 +44,15 @@ async def with_a_group(main):
 """
 
 
-def run(program: str, server: EtcdServer, job_id: str, nodes: str = "1", *arguments: str) -> str:
-    """Return what a program printed that ended well, without a word on stderr."""
-    options = json.dumps(node_options(server, job_id, nodes, lease_ttl=600))
-    done = subprocess.run(
-        [sys.executable, "-c", _BEGINNING + textwrap.dedent(program), options, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=5 * LIMIT_S,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+def run(job: Job, program: str, nodes: str = "1", *arguments: str) -> str:
+    """Return what a program printed, after what all begin with."""
+    options = json.dumps(job.options(nodes, lease_ttl=600))
+    return run_program(_BEGINNING + textwrap.dedent(program), options, *arguments)
 
 
-def test_a_child_that_ends_says_nothing_and_leaves_the_parents_node_alone(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_child_that_ends_says_nothing_and_leaves_the_parents_node_alone(job: Job) -> None:
     printed = run(
+        job,
         """
         group = make()
         group.join()
@@ -74,19 +61,16 @@ def test_a_child_that_ends_says_nothing_and_leaves_the_parents_node_alone(
         in_fork(lambda: globals().pop("group"))
         print(group.waiting_count(), group.join().round)
         """,
-        etcd_server,
-        job_id,
     )
     assert printed.split() == ["0", "0", "0", "0", "2"]
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()
 
 
 @pytest.mark.parametrize("works", ["(make, group.join, lambda: world.barrier('b'))", "(make,)"])
-def test_a_node_in_a_child_is_refused_at_once_with_the_way_out(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, works: str
-) -> None:
+def test_a_node_in_a_child_is_refused_at_once_with_the_way_out(job: Job, works: str) -> None:
     """What gRPC has set up in the parent would crash, also if the parent's node has left."""
     printed = run(
+        job,
         f"""
         group = make()
         world = group.join()
@@ -107,17 +91,14 @@ def test_a_node_in_a_child_is_refused_at_once_with_the_way_out(
         child.join()
         print(child.exitcode)
         """,
-        etcd_server,
-        job_id,
     )
     refusals = ["True"] * 2 * (3 if "join" in works else 1)
     assert printed.split() == [*refusals, "0", *refusals, "0"]
 
 
-def test_a_child_forked_before_the_first_use_is_a_node_of_its_own(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_child_forked_before_the_first_use_is_a_node_of_its_own(job: Job) -> None:
     printed = run(
+        job,
         """
         import rdzv_etcd.etcd.client
 
@@ -130,18 +111,15 @@ def test_a_child_forked_before_the_first_use_is_a_node_of_its_own(
         if child:
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
-        etcd_server,
-        job_id,
         "2",
     )
     assert sorted(printed.split()) == ["0", "2", "2", "size", "size"]
 
 
 @pytest.mark.slow
-def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_handler_and_a_store_in_a_child_tell_the_way_out(job: Job) -> None:
     printed = run(
+        job,
         """
         import logging
         import torch.distributed as dist
@@ -170,8 +148,6 @@ def test_a_handler_and_a_store_in_a_child_tell_the_way_out(
         print(store.get("key").decode())
         handler.shutdown()
         """,
-        etcd_server,
-        job_id,
     )
     assert printed.split() == [*["True"] * 5, "0", "value"]
 
@@ -196,7 +172,7 @@ def look_and_leave():
 _SEEN = ["True", "True", "MovedOn", "True", "refused", "refused"]
 
 
-def test_a_child_has_no_world(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_a_child_has_no_world(job: Job) -> None:
     """Nothing of its parent's is answered from what the child has copied of its memory."""
     program = """
     group = make()
@@ -206,14 +182,12 @@ def test_a_child_has_no_world(leak_check: LeakCheck, etcd_server: EtcdServer, jo
     group.leave()
     in_fork(look)
     """
-    printed = run(_LOOKS + textwrap.dedent(program), etcd_server, job_id)
+    printed = run(job, _LOOKS + textwrap.dedent(program))
     here = ["False", "False", "None"]
     assert printed.split() == [*_SEEN, *_SEEN, "0", *here, *_SEEN, "0"]
 
 
-def test_a_child_of_coroutines_has_no_world(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_child_of_coroutines_has_no_world(job: Job) -> None:
     program = """
         async def main(group):
             world = await group.join()
@@ -235,13 +209,11 @@ def test_a_child_of_coroutines_has_no_world(
 
         asyncio.run(with_a_group(main))
     """
-    printed = run(_COROUTINES + textwrap.dedent(program), etcd_server, job_id)
+    printed = run(job, _COROUTINES + textwrap.dedent(program))
     assert printed.split() == ["True", "True", "refused", "0", "False"]
 
 
-def test_a_child_of_a_program_of_coroutines_is_refused(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_child_of_a_program_of_coroutines_is_refused(job: Job) -> None:
     program = """
         async def main(group):
             world = await group.join()
@@ -268,14 +240,13 @@ def test_a_child_of_a_program_of_coroutines_is_refused(
 
         asyncio.run(with_a_group(main))
     """
-    printed = run(_COROUTINES + textwrap.dedent(program), etcd_server, job_id)
+    printed = run(job, _COROUTINES + textwrap.dedent(program))
     assert printed.split() == ["True"] * 4 + ["left", "0"]
 
 
-def test_what_looks_at_the_job_is_the_parents(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_what_looks_at_the_job_is_the_parents(job: Job) -> None:
     printed = run(
+        job,
         """
         import rdzv_etcd
 
@@ -301,8 +272,6 @@ def test_what_looks_at_the_job_is_the_parents(
         observer.close()
         group.leave()
         """,
-        etcd_server,
-        job_id,
     )
     assert printed.split() == ["0", "0", "False", "Snapshot", "working"]
 
@@ -423,11 +392,10 @@ def _as_json(given: object) -> object:
 
 
 @pytest.mark.slow
-def test_a_child_of_an_agent_does_not_handle_its_drain_signal(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_child_of_an_agent_does_not_handle_its_drain_signal(job: Job) -> None:
     """It has inherited the handler, but no node that could be drained: the signal ends it."""
     printed = run(
+        job,
         """
         import logging, signal
         from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
@@ -440,19 +408,15 @@ def test_a_child_of_an_agent_does_not_handle_its_drain_signal(
         print(handler.num_nodes_waiting())
         handler.shutdown()
         """,
-        etcd_server,
-        job_id,
     )
     assert printed.split() == [str(-signal.SIGUSR1), "0"]
 
 
-def test_everything_that_is_public_is_refused_in_a_child_or_known_to_be_no_lie(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_everything_that_is_public_is_refused_in_a_child_or_known_to_be_no_lie(job: Job) -> None:
     """Every public name of every object, found by looking: a new one is refused, or stands in one
     of the tables above."""
     given = [json.dumps(_as_json(_ARGUMENTS)), json.dumps(_FACTS, default=sorted)]
-    lines = run(_EVERYTHING, etcd_server, job_id, "1", *given).splitlines()
+    lines = run(job, _EVERYTHING, "1", *given).splitlines()
     assert [line for line in lines if line == "0"] == ["0", "0"]
     blocking, twins = (json.loads(line) for line in lines if line != "0")
     for told in (blocking, twins):

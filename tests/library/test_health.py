@@ -27,17 +27,7 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
 from rdzv_etcd.settings.fields import gate_words
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import (
-    ALONE,
-    LIMIT_S,
-    at_once,
-    groups,
-    join_all,
-    node_settings,
-    wait_until,
-)
-from tests.support.leaks import LeakCheck, job_root, left_of_job
-from tests.support.servers import EtcdServer
+from tests.library.nodes import ALONE, LIMIT_S, Job, at_once, groups, join_all, wait_until
 
 LONG_S = 600
 """A lease that will not end by itself while a test runs."""
@@ -56,17 +46,14 @@ def work(group: Group, stops: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("who", ["itself", "an operator"])
-def test_a_drained_node_s_loop_ends_and_the_others_go_on(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, who: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2:3", lease_ttl=LONG_S), 3) as nodes:
-        worlds = join_all(nodes)
+def test_a_drained_node_s_loop_ends_and_the_others_go_on(job: Job, who: str) -> None:
+    with job.worlds(3, "2:3", lease_ttl=LONG_S) as (nodes, worlds):
         drained, others = nodes[0], nodes[1:]
         if who == "itself":
             drained.drain("its fan is loud")
             drained.drain("again")
         else:
-            assert asyncio.run(_ask(etcd_server, job_id, drained.node_id))
+            assert asyncio.run(_ask(job, drained.node_id))
         wait_until("all may stop", lambda: all(world.should_yield for world in worlds))
         assert not any(world.over for world in worlds)
         by = "" if who == "itself" else " by an operator"
@@ -82,28 +69,26 @@ def test_a_drained_node_s_loop_ends_and_the_others_go_on(
         again = join_all(others)
         assert [world.size for world in again] == [2, 2]
         assert not any(world.should_yield for world in again)
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()
 
 
-async def _ask(server: EtcdServer, job_id: str, node_id: str) -> bool:
-    etcd = EtcdClient(Connection(parse_endpoints(server.endpoint).endpoints))
+async def _ask(job: Job, node_id: str) -> bool:
+    etcd = EtcdClient(Connection(parse_endpoints(job.server.endpoint).endpoints))
     try:
-        keys = JobKeys("/rdzv_etcd", job_id)
+        keys = JobKeys("/rdzv_etcd", job.id)
         return await request_drain(etcd, keys, SystemClock(), node_id, "its fan is loud")
     finally:
         await etcd.close()
 
 
-def test_a_join_that_waits_ends_when_its_node_is_drained(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_join_that_waits_ends_when_its_node_is_drained(job: Job) -> None:
     """By a signal handler of the program's own, in the thread that waits."""
-    with Group(node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S)) as group:
+    with job.group("2", lease_ttl=LONG_S) as group:
         before = signal.signal(signal.SIGUSR1, lambda *_: group.drain("SIGUSR1"))
         try:
 
             def signal_it() -> None:
-                wait_until("its arrival", lambda: etcd_server.keys(job_root(job_id)))
+                wait_until("its arrival", job.keys)
                 os.kill(os.getpid(), signal.SIGUSR1)
 
             arrived = threading.Thread(target=signal_it)
@@ -113,12 +98,12 @@ def test_a_join_that_waits_ends_when_its_node_is_drained(
             arrived.join()
         finally:
             signal.signal(signal.SIGUSR1, before)
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()
 
 
-def test_drained_on_asyncio(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_drained_on_asyncio(job: Job) -> None:
     async def main() -> list[int]:
-        settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S)
+        settings = job.settings("1:2", lease_ttl=LONG_S)
         one, two = (rdzv_etcd.aio.Group(Group(settings)) for _ in range(2))
         async with one, two:
             sizes: list[int] = []
@@ -150,14 +135,9 @@ def _may_stop(world: rdzv_etcd.aio.World) -> bool:
 
 
 def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = node_settings(
-        etcd_server, job_id, "1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE
-    )
+    settings = job.settings("1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE)
     wedge, is_wedged = threading.Event(), threading.Event()
 
     def hang_in_a_file_system(group: Group) -> str:
@@ -186,9 +166,7 @@ def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
     assert "hang_in_a_file_system" in record.getMessage()
 
 
-def test_threads_that_call_in_now_and_then_are_left_alone(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_threads_that_call_in_now_and_then_are_left_alone(job: Job) -> None:
     def calls(group: Group) -> None:
         world = group.join()
         world.barrier("all are there", LIMIT_S)
@@ -201,19 +179,14 @@ def test_threads_that_call_in_now_and_then_are_left_alone(
         world.barrier("all are done", LIMIT_S)
         assert not world.over
 
-    settings = node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S, watchdog=WATCHDOG_S)
-    with groups(settings, 2) as nodes:
+    with job.groups(2, lease_ttl=LONG_S, watchdog=WATCHDOG_S) as nodes:
         at_once([lambda node=node: calls(node) for node in nodes])  # type: ignore[misc]
 
 
 @pytest.mark.slow
-def test_an_event_loop_that_turns_while_something_is_awaited_is_at_work(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_an_event_loop_that_turns_while_something_is_awaited_is_at_work(job: Job) -> None:
     async def main() -> None:
-        settings = node_settings(
-            etcd_server, job_id, "1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE
-        )
+        settings = job.settings("1:2", lease_ttl=LONG_S, watchdog=WATCHDOG_S, **ALONE)
         async with rdzv_etcd.aio.Group(Group(settings)) as group:
             world = await group.join()
             assert not await world.wait_over(2 * WATCHDOG_S)
@@ -229,9 +202,7 @@ def test_an_event_loop_that_turns_while_something_is_awaited_is_at_work(
 # --- gates ----------------------------------------------------------------------------------------
 
 
-def test_a_gate_is_asked_before_each_arrival_and_told_why(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_gate_is_asked_before_each_arrival_and_told_why(job: Job) -> None:
     asked: list[Arrival] = []
 
     def gate(arrival: Arrival) -> None:
@@ -240,7 +211,7 @@ def test_a_gate_is_asked_before_each_arrival_and_told_why(
         if len(asked) == 2:
             raise OSError("2 of 8 GPUs answer")
 
-    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S, **ALONE)
+    settings = job.settings("1:2", lease_ttl=LONG_S, **ALONE)
     with Group(settings, gate=gate) as group, Group(settings) as other:
         worlds = at_once([group.join, other.join])
         with pytest.raises(GateError, match="raised OSError: 2 of 8 GPUs answer") as raised:
@@ -258,22 +229,18 @@ def test_a_gate_is_asked_before_each_arrival_and_told_why(
     assert all(arrival.node_id == group.node_id for arrival in asked)
 
 
-def test_a_gate_that_takes_too_long_keeps_the_node_out(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_gate_that_takes_too_long_keeps_the_node_out(job: Job) -> None:
     command = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(600)'"
-    settings = node_settings(etcd_server, job_id, "1", gate_command=command, gate_timeout=1.0)
+    settings = job.settings(gate_command=command, gate_timeout=1.0)
     with Group(settings) as group:
         with pytest.raises(GateError, match="was not done within 1 s") as raised:
             group.join()
         assert raised.value.exit_code is None
-    (left,) = left_of_job(etcd_server.gateway, job_id)
+    left, _ = job.left()
     assert "ctl/stranger" in left  # why it could not join
 
 
-def test_a_signal_is_handled_while_a_gate_is_asked(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_signal_is_handled_while_a_gate_is_asked(job: Job) -> None:
     """Also one that does not interrupt the wait for the gate; else the next line of the log would
     be the next occasion, ten seconds later."""
     handled = threading.Event()
@@ -291,7 +258,7 @@ def test_a_signal_is_handled_while_a_gate_is_asked(
     main = threading.get_ident()
     before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
     try:
-        with Group(node_settings(etcd_server, job_id, "1", gate_timeout=8), gate=gate) as group:
+        with Group(job.settings(gate_timeout=8), gate=gate) as group:
             assert group.join().size == 1
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -303,15 +270,13 @@ def test_what_cannot_be_a_command_is_refused(command: str) -> None:
         gate_words(command)
 
 
-def test_a_gate_on_asyncio_that_is_cancelled_ends(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
+def test_a_gate_on_asyncio_that_is_cancelled_ends(job: Job, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     command = f"sh -c 'touch {begun}; exec sleep 600'"
     asked: list[Arrival] = []
 
     async def main() -> None:
-        settings = node_settings(etcd_server, job_id, "1", gate_command=command)
+        settings = job.settings(gate_command=command)
         async with rdzv_etcd.aio.Group(Group(settings, gate=asked.append)) as group:
             joining = asyncio.ensure_future(group.join())
             await asyncio.to_thread(wait_until, "its gate is asked", begun.exists)

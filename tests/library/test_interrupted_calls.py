@@ -19,9 +19,7 @@ import rdzv_etcd
 from rdzv_etcd.aio.world import World as AioWorld
 from rdzv_etcd.errors import WorldOverError
 from rdzv_etcd.world.world import World
-from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all
 
 _PACKAGE = str(Path(rdzv_etcd.__file__).parent)
 _LAST_LINES = 12
@@ -70,15 +68,10 @@ CALLS: dict[str, Callable[[World, bytes], object]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_member_that_is_interrupted_has_left_the_world(
-    name: str, leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_member_that_is_interrupted_has_left_the_world(name: str, job: Job) -> None:
     """Wherever that is: also when all is done but its result, which the others have got."""
     call = CALLS[name]
-    with (
-        groups(node_settings(etcd_server, job_id, "2"), 2) as nodes,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with job.groups(2) as nodes, ThreadPoolExecutor(1) as pool:
         mine, other = join_all(nodes)
 
         def interrupted(line: int) -> tuple[int, bool]:
@@ -107,9 +100,9 @@ def test_a_member_that_is_interrupted_has_left_the_world(
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_member_whose_call_was_cancelled_when_it_was_done_has_left_the_world(
-    name: str, leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+    name: str, job: Job
 ) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+    with job.groups(2) as nodes:
         mine, other = join_all(nodes)
         awaited = AioWorld(mine)
 

@@ -14,9 +14,8 @@ import rdzv_etcd
 from rdzv_etcd import aio
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.observer import Observer
-from tests.library.nodes import LIMIT_S, groups, node_settings
+from tests.library.nodes import LIMIT_S, Job
 from tests.support.interruptions import interrupted_at
-from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
 pytestmark = [  # what an interruption lets lie, for Python to collect
@@ -35,43 +34,37 @@ def other_user(server: EtcdServer) -> Iterator[Observer]:
         yield observer
 
 
-def test_a_node_whose_leaving_was_interrupted_leaves(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_node_whose_leaving_was_interrupted_leaves(job: Job) -> None:
     """By itself if it had begun, otherwise when it is told again."""
-    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
-    with other_user(etcd_server):
+    settings = job.settings(lease_ttl=LONG_S)
+    with other_user(job.server):
         for line in itertools.count(1):
             group = Group(settings)
             group.join()
             was_interrupted = interrupted_at(line, group.leave)
             group.leave()
-            assert not etcd_server.keys(job_root(job_id) + b"nodes/"), line
+            assert not job.keys(b"nodes/"), line
             if not was_interrupted:
                 break
     assert line > 10
 
 
-def test_a_node_whose_leaving_was_interrupted_leaves_with_all(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_node_whose_leaving_was_interrupted_leaves_with_all(job: Job) -> None:
     """Even if no call has come further than to note that it leaves."""
-    with other_user(etcd_server):
-        group = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+    with other_user(job.server):
+        group = job.group(lease_ttl=LONG_S)
         group.join()
-        assert etcd_server.keys(job_root(job_id) + b"nodes/")
+        assert job.keys(b"nodes/")
         group._part.has_left = True
-        rdzv_etcd.leave_all(job_id)
-        assert not etcd_server.keys(job_root(job_id) + b"nodes/")
+        rdzv_etcd.leave_all(job.id)
+        assert not job.keys(b"nodes/")
 
 
-def test_an_observer_whose_closing_was_interrupted_is_closed(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_an_observer_whose_closing_was_interrupted_is_closed(job: Job) -> None:
     """The check for leaks finds its connection otherwise."""
-    with other_user(etcd_server):
+    with other_user(job.server):
         for line in itertools.count(1):
-            observer = rdzv_etcd.observe(etcd_server.endpoint, job=job_id)
+            observer = rdzv_etcd.observe(job.server.endpoint, job=job.id)
             hold = observer._part._loop_thread
             was_interrupted = interrupted_at(line, observer.close)
             observer.close()
@@ -81,11 +74,9 @@ def test_an_observer_whose_closing_was_interrupted_is_closed(
     assert line > 10
 
 
-def test_a_join_that_was_interrupted_keeps_no_other_from_joining(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_join_that_was_interrupted_keeps_no_other_from_joining(job: Job) -> None:
     """At each line up to its first wait, and some of those that follow."""
-    with groups(node_settings(etcd_server, job_id, "1"), 1) as (node,):
+    with job.groups(1) as (node,):
         for line in range(1, 61):
             assert interrupted_at(line, node.join), line
             token = object()
@@ -114,9 +105,9 @@ class SlowToLeave:
 
 
 def test_leaving_again_waits_for_the_leaving_that_is_under_way(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = Group(node_settings(etcd_server, job_id, "1"))
+    group = job.group()
     slow = SlowToLeave(group, monkeypatch)
     first = threading.Thread(target=group.leave)
     first.start()
@@ -129,9 +120,9 @@ def test_leaving_again_waits_for_the_leaving_that_is_under_way(
 
 
 def test_leaving_again_on_asyncio_waits_for_the_leaving_that_is_under_way(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = Group(node_settings(etcd_server, job_id, "1"))
+    group = job.group()
     slow = SlowToLeave(group, monkeypatch)
 
     async def leave() -> None:

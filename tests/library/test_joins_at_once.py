@@ -11,39 +11,24 @@ import pytest
 
 from rdzv_etcd import Left
 from rdzv_etcd.errors import JoinTimeoutError, MisuseError
-from tests.library.nodes import (
-    LIMIT_S,
-    at_once,
-    groups,
-    join_all,
-    node_settings,
-    wait_until,
-    when_entered,
-)
-from tests.support.leaks import LeakCheck, job_root
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all, wait_until, when_entered
 from tests.support.signals import handling
 
 
-def test_a_second_join_meanwhile_is_refused_and_harms_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "2")
-    with groups(settings, 2) as (one, other), ThreadPoolExecutor(1) as pool:
+def test_a_second_join_meanwhile_is_refused_and_harms_nothing(job: Job) -> None:
+    with job.groups(2) as (one, other), ThreadPoolExecutor(1) as pool:
         first = pool.submit(one.join)
-        place = job_root(job_id) + b"nodes/" + one.node_id.encode()
-        wait_until("it has arrived", lambda: etcd_server.keys(place))
+        place = job.root + b"nodes/" + one.node_id.encode()
+        wait_until("it has arrived", lambda: job.server.keys(place))
         for _ in range(2):
-            with pytest.raises(MisuseError, match=f"joining job '{job_id}' already"):
+            with pytest.raises(MisuseError, match=f"joining job '{job.id}' already"):
                 one.join()
         assert other.join().size == 2
         assert first.result(LIMIT_S).round == 1
         assert (one.waiting_count(), other.waiting_count()) == (0, 0)
 
 
-def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(job: Job) -> None:
     """Nobody would work in it. The others are told at once, and the node may join again."""
 
     def interrupt(*_: object) -> None:
@@ -51,7 +36,7 @@ def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(
 
     main = threading.get_ident()
     with (
-        groups(node_settings(etcd_server, job_id, "2"), 2) as (one, other),
+        job.groups(2) as (one, other),
         ThreadPoolExecutor(1) as pool,
         handling(signal.SIGUSR1, interrupt),
     ):
@@ -68,10 +53,8 @@ def test_a_join_that_is_interrupted_when_it_is_done_leaves_the_world(
         at_once([partial(world.barrier, "all", LIMIT_S) for world in worlds])
 
 
-def test_a_node_may_join_again_after_a_join_that_failed(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+def test_a_node_may_join_again_after_a_join_that_failed(job: Job) -> None:
+    with job.groups(2) as nodes:
         with pytest.raises(JoinTimeoutError):
             nodes[0].join(0.3)
         assert [world.round for world in join_all(nodes)] == [1, 1]

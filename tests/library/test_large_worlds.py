@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-
-from rdzv_etcd.errors import BarrierTimeoutError
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all
 
 NODES = 7
 
 
-def test_members_find_their_ranks_in_slices_round_after_round(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2:7", slice_nodes=2), NODES) as nodes:
+def test_members_find_their_ranks_in_slices_round_after_round(job: Job) -> None:
+    with job.groups(NODES, "2:7", slice_nodes=2) as nodes:
         first = join_all(nodes)
         second = join_all(nodes)
         for worlds in (first, second):
@@ -36,20 +29,8 @@ def test_members_find_their_ranks_in_slices_round_after_round(
         assert sorted(world.rank for world in third) == list(range(NODES - 2))
 
 
-def test_a_barrier_of_a_large_world_names_who_is_missing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "3", slice_nodes=1), 3) as nodes:
-        worlds = join_all(nodes)
-        at_once([partial(world.barrier, "one", LIMIT_S) for world in worlds])
-        with pytest.raises(BarrierTimeoutError, match="2 of 3 members are missing"):
-            worlds[0].barrier("two", 0.3)
-
-
-def test_a_spare_of_a_large_world_takes_a_seat_that_becomes_free(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "3", slice_nodes=1), 4) as nodes:
+def test_a_spare_of_a_large_world_takes_a_seat_that_becomes_free(job: Job) -> None:
+    with job.groups(4, "3", slice_nodes=1) as nodes:
         waiting = at_once([partial(_seat, node) for node in nodes[:3]])
         assert sorted(waiting) == [0, 1, 2]
         nodes[0].leave()

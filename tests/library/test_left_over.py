@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -27,21 +26,21 @@ from rdzv_etcd.world.world import World
 from tests.library.nodes import (
     ALONE,
     LIMIT_S,
-    groups,
+    Job,
     join_all,
-    node_options,
     node_settings,
+    run_program,
     wait_until,
 )
-from tests.support.leaks import LeakCheck, job_root, left_of_job
+from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 
 LONG_S = 600
 """A lease that will not end by itself while a test runs."""
 
 
-def wait_for_leaving(server: EtcdServer, job_id: str) -> None:
-    wait_until("its leaving", lambda: not server.keys(job_root(job_id) + b"nodes/"))
+def wait_for_leaving(job: Job) -> None:
+    wait_until("its leaving", lambda: not job.keys(b"nodes/"))
     wait_until(
         "the loop's end",
         lambda: THREAD_NAME not in [thread.name for thread in threading.enumerate()],
@@ -49,15 +48,13 @@ def wait_for_leaving(server: EtcdServer, job_id: str) -> None:
     gc.collect()  # what the loop's thread held until now
 
 
-def test_a_group_that_nobody_refers_to_any_more_leaves(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+def test_a_group_that_nobody_refers_to_any_more_leaves(job: Job) -> None:
+    node = job.group(lease_ttl=LONG_S)
     node.join()
     del node
     gc.collect()
-    wait_for_leaving(etcd_server, job_id)
-    assert not left_of_job(etcd_server.gateway, job_id)
+    wait_for_leaving(job)
+    assert not job.left()
 
 
 def test_a_group_that_is_dropped_after_an_error_leaves(
@@ -78,10 +75,8 @@ def test_a_group_that_is_dropped_after_an_error_leaves(
     wait_for_leaving(server, job_id)
 
 
-def test_a_dropped_group_leaves_the_others_of_its_process_alone(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=LONG_S, **ALONE)
+def test_a_dropped_group_leaves_the_others_of_its_process_alone(job: Job) -> None:
+    settings = job.settings("1:2", lease_ttl=LONG_S, **ALONE)
     with Group(settings) as staying:
         world = staying.join()
         dropped = Group(settings)
@@ -97,23 +92,19 @@ def test_a_dropped_group_leaves_the_others_of_its_process_alone(
         assert staying.join().size == 1
 
 
-def test_whoever_holds_the_world_takes_part(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_whoever_holds_the_world_takes_part(job: Job) -> None:
     """Without the group as well: the world keeps it."""
-    world = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)).join()
+    world = job.group(lease_ttl=LONG_S).join()
     gc.collect()
     assert not world.wait_over(0.5)
-    assert etcd_server.keys(job_root(job_id) + b"nodes/")
+    assert job.keys(b"nodes/")
     del world
-    wait_for_leaving(etcd_server, job_id)
+    wait_for_leaving(job)
 
 
-def test_a_group_dropped_on_the_loops_own_thread_leaves(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_group_dropped_on_the_loops_own_thread_leaves(job: Job) -> None:
     """The garbage collector runs wherever it is due."""
-    node = Group(node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S))
+    node = job.group(lease_ttl=LONG_S)
     node.join()
     held = [node]
 
@@ -124,16 +115,13 @@ def test_a_group_dropped_on_the_loops_own_thread_leaves(
     del node
     with LoopHold.acquire() as loop_thread:
         loop_thread.run(drop())
-    wait_for_leaving(etcd_server, job_id)
-    assert not left_of_job(etcd_server.gateway, job_id)
+    wait_for_leaving(job)
+    assert not job.left()
 
 
-def test_a_group_that_is_left_on_the_loops_own_thread_leaves(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_group_that_is_left_on_the_loops_own_thread_leaves(job: Job) -> None:
     """By a ``__del__`` method, say, that the garbage collector calls there."""
-    settings = node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S)
-    with groups(settings, 2) as (one, other), LoopHold.acquire() as loop_thread:
+    with job.groups(2, lease_ttl=LONG_S) as (one, other), LoopHold.acquire() as loop_thread:
         worlds = join_all([one, other])
 
         async def leave() -> None:
@@ -158,15 +146,9 @@ def test_a_group_that_is_left_on_the_loops_own_thread_leaves(
     ids=["join", "finish", "barrier", "exchange", "wait_over", "get"],
 )
 def test_what_blocks_is_refused_on_the_loops_own_thread(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    call: Callable[[Group, World], object],
+    job: Job, call: Callable[[Group, World], object]
 ) -> None:
-    with (
-        Group(node_settings(etcd_server, job_id, "1")) as node,
-        LoopHold.acquire() as loop_thread,
-    ):
+    with job.group() as node, LoopHold.acquire() as loop_thread:
         world = node.join()
 
         async def block() -> None:
@@ -177,84 +159,61 @@ def test_what_blocks_is_refused_on_the_loops_own_thread(
         assert not world.over
 
 
-def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    before = etcd_server.leases()
-    program = (
-        "import json, sys\n"
-        "from rdzv_etcd.world.group import Group\n"
-        "from rdzv_etcd.settings.parse import settings_from_config\n"
-        "Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()\n"
-    )
-    options = json.dumps(node_options(etcd_server, job_id, "1", lease_ttl=LONG_S))
-    done = subprocess.run(
-        [sys.executable, "-c", program, options],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not left_of_job(etcd_server.gateway, job_id, before)
+def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(job: Job) -> None:
+    program = """
+    import json, sys
+    from rdzv_etcd.world.group import Group
+    from rdzv_etcd.settings.parse import settings_from_config
+    Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()
+    """
+    assert run_program(program, json.dumps(job.options(lease_ttl=LONG_S))) == ""
+    assert not job.left()
 
 
 def test_a_second_node_in_the_place_of_one_left_over_warns_and_tells_the_way_out(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "1", lease_ttl=LONG_S)
+    settings = job.settings(lease_ttl=LONG_S)
     left_over = Group(settings)
     left_over.join()
     with Group(settings) as again:
         (record,) = caplog.records
         assert record.levelname == "WARNING"
         assert left_over.node_id in record.getMessage()
-        assert f"rdzv_etcd.leave_all({job_id!r})" in record.getMessage()
+        assert f"rdzv_etcd.leave_all({job.id!r})" in record.getMessage()
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(again.join)
             left_over.leave()
             assert joining.result(LIMIT_S).size == 1
 
 
-def test_leave_all_ends_the_nodes_of_this_process(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "2", lease_ttl=LONG_S)
-    with groups(settings, 2) as nodes:
+def test_leave_all_ends_the_nodes_of_this_process(job: Job) -> None:
+    with job.groups(2, lease_ttl=LONG_S) as nodes:
         rdzv_etcd.leave_all("another job")
         assert not any(node.has_left for node in nodes)
-        rdzv_etcd.leave_all(job_id)
+        rdzv_etcd.leave_all(job.id)
         for node in nodes:
             with pytest.raises(RendezvousFailedError, match="left"):
                 node.join()
 
 
-def test_leave_all_goes_through_all_although_one_fails(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_leave_all_goes_through_all_although_one_fails(job: Job) -> None:
     class Stubborn(EtcdClient):
         async def close(self) -> None:
             await super().close()
             raise OSError("does not close")
 
-    settings = node_settings(etcd_server, job_id, "3", lease_ttl=LONG_S)
+    settings = job.settings("3", lease_ttl=LONG_S)
     nodes = [Group(settings, connect=lambda: Stubborn(settings.connection)) for _ in range(3)]
     with pytest.raises(OSError, match="does not close"):
-        rdzv_etcd.leave_all(job_id)
+        rdzv_etcd.leave_all(job.id)
     assert [node.has_left for node in nodes] == [True] * 3
 
 
 def test_nodes_made_side_by_side_are_no_reason_to_warn(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = node_settings(etcd_server, job_id, "2")
-    with groups(settings, 2) as nodes, ThreadPoolExecutor(1) as pool:
+    with job.groups(2) as nodes, ThreadPoolExecutor(1) as pool:
         joining = pool.submit(nodes[0].join)
         nodes[1].join()
         joining.result(LIMIT_S)
@@ -262,10 +221,8 @@ def test_nodes_made_side_by_side_are_no_reason_to_warn(
 
 
 @pytest.mark.parametrize("how", ["leave", "leave_all", "dropped"])
-def test_what_belongs_to_a_node_hears_once_that_it_has_left(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, how: str
-) -> None:
-    group = Group(node_settings(etcd_server, job_id, "1"))
+def test_what_belongs_to_a_node_hears_once_that_it_has_left(job: Job, how: str) -> None:
+    group = job.group()
     group.join()
     told: list[str] = []
     heard = threading.Event()
@@ -277,7 +234,7 @@ def test_what_belongs_to_a_node_hears_once_that_it_has_left(
         assert told == ["first", "at once"]
         group.leave()
     elif how == "leave_all":
-        rdzv_etcd.leave_all(job_id)
+        rdzv_etcd.leave_all(job.id)
     else:
         del group
         gc.collect()
@@ -290,23 +247,19 @@ def test_what_belongs_to_a_node_hears_once_that_it_has_left(
     "raised", [ZeroDivisionError, SystemExit, KeyboardInterrupt, asyncio.CancelledError]
 )
 def test_what_is_called_and_raises_keeps_nothing_from_being_ended(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
-    raised: type[BaseException],
+    job: Job, caplog: pytest.LogCaptureFixture, raised: type[BaseException]
 ) -> None:
     """Nor does it touch the other groups of the process, whatever it raises."""
-    other_job = f"{job_id}-other"
-    leak_check.watch_job(etcd_server.gateway, other_job)
+    other_job = f"{job.id}-other"
+    job.leaks.watch_job(job.server.gateway, other_job)
     heard = threading.Event()
 
     def fail() -> None:
         raise raised("what the program does")
 
-    with Group(node_settings(etcd_server, other_job, "1")) as other:
+    with Group(node_settings(job.server, other_job, "1")) as other:
         world = other.join()
-        group = Group(node_settings(etcd_server, job_id, "1"))
+        group = job.group()
         group.join()
         group.when_left(fail)
         group.when_left(heard.set)
@@ -318,11 +271,9 @@ def test_what_is_called_and_raises_keeps_nothing_from_being_ended(
 
 
 @pytest.mark.parametrize("what", ["connect", "observe"])
-def test_what_is_called_cannot_connect_on_the_librarys_thread(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, what: str
-) -> None:
+def test_what_is_called_cannot_connect_on_the_librarys_thread(job: Job, what: str) -> None:
     """It is told so, and keeps no thread."""
-    settings = node_settings(etcd_server, job_id, "1")
+    settings = job.settings()
     make: Callable[[], object] = partial(Group if what == "connect" else Observer, settings)
     caught: list[MisuseError] = []
     heard = threading.Event()
@@ -345,23 +296,17 @@ def test_what_is_called_cannot_connect_on_the_librarys_thread(
 
 @pytest.mark.parametrize("callback", [None, "leave", 3])
 def test_what_cannot_be_called_is_refused_at_once(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
-    callback: Any,
+    job: Job, caplog: pytest.LogCaptureFixture, callback: Any
 ) -> None:
-    with Group(node_settings(etcd_server, job_id, "1")) as group:
+    with job.group() as group:
         for face in (group, aio.Group(group)):
             with pytest.raises(MisuseError, match=re.escape(f"when_left is {callback!r};")):
                 face.when_left(callback)
     assert caplog.records == []
 
 
-def test_what_is_called_at_once_may_end_the_program_that_asked_for_it(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    group = Group(node_settings(etcd_server, job_id, "1"))
+def test_what_is_called_at_once_may_end_the_program_that_asked_for_it(job: Job) -> None:
+    group = job.group()
     group.leave()
     with pytest.raises(SystemExit, match="3"):
         group.when_left(partial(sys.exit, 3))

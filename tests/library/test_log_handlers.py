@@ -14,18 +14,7 @@ import pytest
 
 from rdzv_etcd import Left
 from rdzv_etcd.log import THREAD_NAME
-from tests.library.nodes import (
-    LIMIT_S,
-    RemoteNode,
-    at_once,
-    groups,
-    join_all,
-    node_options,
-    node_settings,
-    wait_until,
-)
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, RemoteNode, at_once, groups, wait_until
 
 LOG = logging.getLogger("rdzv_etcd")
 
@@ -73,30 +62,21 @@ def each_line(where: str, act: Callable[[logging.LogRecord], None]) -> Iterator[
 @pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["handler", "filter"])
 def test_a_node_goes_on_although_its_logging_fails(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    where: str,
-    raised: type[BaseException],
-    capsys: pytest.CaptureFixture[str],
+    job: Job, where: str, raised: type[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(record: logging.LogRecord) -> None:
         raise raised("by the program")
 
-    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-        worlds = join_all(nodes)
-        with each_line(where, fail):
-            nodes[1].leave("has to go")
-            assert worlds[0].wait_over(LIMIT_S)
-            assert worlds[0].change == Left({nodes[1].node_id: "has to go"})
-            assert nodes[0].join().size == 1
+    with job.worlds(2, "1:2") as (nodes, worlds), each_line(where, fail):
+        nodes[1].leave("has to go")
+        assert worlds[0].wait_over(LIMIT_S)
+        assert worlds[0].change == Left({nodes[1].node_id: "has to go"})
+        assert nodes[0].join().size == 1
     assert f"{raised.__name__}: by the program" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["handler", "filter"])
-def test_a_node_goes_on_although_its_logging_blocks(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, where: str
-) -> None:
+def test_a_node_goes_on_although_its_logging_blocks(job: Job, where: str) -> None:
     may_go_on, lines = threading.Event(), list[str]()
 
     def block(record: logging.LogRecord) -> None:
@@ -104,8 +84,7 @@ def test_a_node_goes_on_although_its_logging_blocks(
         lines.append(record.getMessage())
 
     with each_line(where, block):
-        with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-            worlds = join_all(nodes)
+        with job.worlds(2, "1:2") as (nodes, worlds):
             nodes[1].leave("has to go")
             assert worlds[0].wait_over(LIMIT_S)
             assert nodes[0].join().size == 1
@@ -118,13 +97,10 @@ def test_a_node_goes_on_although_its_logging_blocks(
     assert [line for line in lines if "has to go" in line]
 
 
-def test_a_handler_may_call_the_library(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_handler_may_call_the_library(job: Job) -> None:
     """Also what blocks: the lines are not written on the thread that does the work."""
     counts = list[int]()
-    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-        worlds = join_all(nodes)
+    with job.worlds(2, "1:2") as (nodes, worlds):
 
         def count(record: logging.LogRecord) -> None:
             counts.append(worlds[0].store.add("lines", 1))
@@ -151,11 +127,11 @@ def full_pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_a_member_whose_standard_error_nobody_reads_takes_part_in_the_next_world(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, full_pipe: tuple[int, int]
+    job: Job, full_pipe: tuple[int, int]
 ) -> None:
     reading, writing = full_pipe
-    settings = node_settings(etcd_server, job_id, "2")
-    with RemoteNode(node_options(etcd_server, job_id, "2"), log=writing) as remote:
+    settings = job.settings("2")
+    with RemoteNode(job.options("2"), log=writing) as remote:
         with groups(settings, 1) as (here,):
             at_once([partial(remote.call, "join"), here.join])
             here.leave("has to go")

@@ -12,38 +12,24 @@ from typing import Any
 import psutil
 import pytest
 
-from rdzv_etcd import Group, Lost, World
+from rdzv_etcd import Lost, World
 from rdzv_etcd.errors import BarrierBrokenError, WorldOverError
-from tests.library.nodes import (
-    LIMIT_S,
-    RemoteNode,
-    at_once,
-    groups,
-    join_all,
-    node_options,
-    node_settings,
-    wait_until,
-)
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all, wait_until
 from tests.library.test_peer_links import watched_by
-from tests.support.leaks import LeakCheck, job_root, left_of_job
-from tests.support.servers import EtcdServer
+from tests.support.leaks import left_of_job
 
 MEMBERS = 16
 
 
-def test_who_waits_at_a_barrier_is_told_which_of_16_has_died(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_who_waits_at_a_barrier_is_told_which_of_16_has_died(job: Job) -> None:
     """It dies in the barrier itself; the last to come is told as well."""
-    leak_check.timeout_s = 40.0  # the lease of who was killed
+    job.leaks.timeout_s = 40.0  # the lease of who was killed
     quick: dict[str, Any] = {"lease_ttl": 8, "peer_links": True, "last_call_timeout": 60}
     count = f"{MEMBERS - 1}:{MEMBERS}"
     with ExitStack() as stack:
-        victim = stack.enter_context(RemoteNode(node_options(etcd_server, job_id, count, **quick)))
+        victim = stack.enter_context(job.remote(count, **quick))
         stack.callback(victim.process.kill)
-        nodes = stack.enter_context(
-            groups(node_settings(etcd_server, job_id, count, **quick), MEMBERS - 1)
-        )
+        nodes = stack.enter_context(job.groups(MEMBERS - 1, count, **quick))
         assert victim.node_id
         _, *worlds = at_once([partial(victim.call, "join"), *[node.join for node in nodes]])
         wait_until(
@@ -52,7 +38,7 @@ def test_who_waits_at_a_barrier_is_told_which_of_16_has_died(
         pool = stack.enter_context(ThreadPoolExecutor(MEMBERS))
         dying = pool.submit(victim.call, "barrier", "all", LIMIT_S)
         waiting = [pool.submit(told_at_barrier, world) for world in worlds[1:]]
-        wait_until("all but one are there", lambda: arrivals(etcd_server, job_id) == MEMBERS - 1)
+        wait_until("all but one are there", lambda: arrivals(job) == MEMBERS - 1)
         victim.process.kill()
         told = [each.result(LIMIT_S) for each in waiting]
         assert worlds[0].wait_over(LIMIT_S)
@@ -73,13 +59,13 @@ def told_at_barrier(world: World) -> WorldOverError:
     return caught.value
 
 
-def arrivals(server: EtcdServer, job_id: str) -> int:
-    return len([key for key in server.keys(job_root(job_id) + b"barrier/") if b"/given/" in key])
+def arrivals(job: Job) -> int:
+    return len([key for key in job.keys(b"barrier/") if b"/given/" in key])
 
 
-def one_life(server: EtcdServer, job_id: str) -> None:
+def one_life(job: Job) -> None:
     """All that a group has, used and left."""
-    with Group(node_settings(server, job_id, "1", closed_ttl=1, ended_ttl=1)) as group:
+    with job.group(closed_ttl=1, ended_ttl=1) as group:
         world = group.join()
         world.barrier("here", LIMIT_S)
         assert world.exchange(b"mine", LIMIT_S) == [b"mine"]
@@ -101,14 +87,12 @@ class Process:
 
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.release)])
-def test_groups_one_after_the_other_leave_nothing_behind(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, count: int
-) -> None:
+def test_groups_one_after_the_other_leave_nothing_behind(job: Job, count: int) -> None:
     for number in range(10):  # what is made once
-        one_life(etcd_server, f"{job_id}-first-{number}")
+        one_life(job.server, f"{job.id}-first-{number}")
     before = Process()
     for number in range(count):
-        one_life(etcd_server, f"{job_id}-{number}")
+        one_life(job.server, f"{job.id}-{number}")
     after = Process()
     assert after.threads <= before.threads | set(threading.enumerate())
     assert len(after.threads) <= len(before.threads)
@@ -117,18 +101,15 @@ def test_groups_one_after_the_other_leave_nothing_behind(
     assert after.objects - before.objects < 1000 + 25 * count
     assert after.memory - before.memory < 20e6 + 10e3 * count
     for number in (0, count - 1):
-        assert left_of_job(etcd_server.gateway, f"{job_id}-{number}") == []
+        assert left_of_job(job.server.gateway, f"{job.id}-{number}") == []
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.release)])
-def test_groups_at_once_leave_nothing_behind(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, count: int
-) -> None:
+def test_groups_at_once_leave_nothing_behind(job: Job, count: int) -> None:
     before = Process()
-    settings = node_settings(etcd_server, job_id, str(count), lease_ttl=15)
-    with groups(settings, count) as nodes:
+    with job.groups(count, lease_ttl=15) as nodes:
         worlds = join_all(nodes)
         assert {world.size for world in worlds} == {count}
         at_once([partial(world.barrier, "here", LIMIT_S) for world in worlds])
     wait_until("threads and sockets have gone", lambda: Process().descriptors <= before.descriptors)
-    assert left_of_job(etcd_server.gateway, job_id) == []
+    assert job.left() == []

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from rdzv_etcd.settings import hosts
-from tests.library.nodes import LIMIT_S
+from tests.library.nodes import LIMIT_S, Job
 from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
-from tests.support.servers import EtcdServer
 
 NAME = "node-0.late.example"
 
@@ -70,11 +69,9 @@ def resolver(tmp_path: Path) -> Resolver:
     return Resolver(tmp_path)
 
 
-def test_a_node_waits_for_its_own_name_and_keeps_it(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, resolver: Resolver
-) -> None:
+def test_a_node_waits_for_its_own_name_and_keeps_it(job: Job, resolver: Resolver) -> None:
     """A pod that is not ready is not in DNS: its later rounds do not depend on that."""
-    with resolver.run(etcd_server.endpoint, job_id, NAME, "600") as node:
+    with resolver.run(job.server.endpoint, job.id, NAME, "600") as node:
         assert node.stdin
         assert node.stdout
         assert node.stderr
@@ -89,21 +86,17 @@ def test_a_node_waits_for_its_own_name_and_keeps_it(
         assert node.wait(LIMIT_S) == 0
 
 
-def test_a_name_that_never_comes_ends_the_wait(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, resolver: Resolver
-) -> None:
+def test_a_name_that_never_comes_ends_the_wait(job: Job, resolver: Resolver) -> None:
     limit_s = hosts.FIRST_LINE_S + 2
-    with resolver.run(etcd_server.endpoint, job_id, NAME, str(limit_s)) as node:
+    with resolver.run(job.server.endpoint, job.id, NAME, str(limit_s)) as node:
         _, errors = node.communicate(timeout=LIMIT_S)
     assert "until this host can resolve its own name" in errors
     assert f"local_addr is '{NAME}', which this host cannot resolve within {limit_s:g} s" in errors
 
 
 @pytest.mark.parametrize("name", ["no..name", "10.0.0.256"])
-def test_what_can_be_no_name_is_not_waited_for(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, resolver: Resolver, name: str
-) -> None:
-    with resolver.run(etcd_server.endpoint, job_id, name, "600") as node:
+def test_what_can_be_no_name_is_not_waited_for(job: Job, resolver: Resolver, name: str) -> None:
+    with resolver.run(job.server.endpoint, job.id, name, "600") as node:
         _, errors = node.communicate(timeout=LIMIT_S)
     assert f"local_addr is '{name}', which this host cannot resolve" in errors
     assert "waiting" not in errors

@@ -12,18 +12,7 @@ import pytest
 from rdzv_etcd import Group, Lost, World
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.protocol.keys import JobKeys
-from tests.library.nodes import (
-    LIMIT_S,
-    RemoteNode,
-    at_once,
-    groups,
-    join_all,
-    node_options,
-    node_settings,
-    wait_until,
-)
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, at_once, groups, join_all, wait_until
 
 LONG_LEASE: dict[str, Any] = {"lease_ttl": 15, "peer_links": True}
 """So long that what is told before has not waited for its end."""
@@ -37,21 +26,19 @@ def watched_by(group: Group) -> set[str]:
 
 
 @pytest.fixture
-def killed(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> Iterator[Callable[[], tuple[str, list[Group], list[World]]]]:
+def killed(job: Job) -> Iterator[Callable[[], tuple[str, list[Group], list[World]]]]:
     """Forms a world of two nodes here and one elsewhere, which is killed once it is watched."""
-    leak_check.timeout_s = 45.0  # the lease of who was killed
+    job.leaks.timeout_s = 45.0  # the lease of who was killed
     with ExitStack() as stack:
 
         def form_and_kill() -> tuple[str, list[Group], list[World]]:
-            remote = RemoteNode(node_options(etcd_server, job_id, "2:3", **LONG_LEASE))
+            remote = job.remote("2:3", **LONG_LEASE)
             stack.callback(remote.process.wait)
             stack.callback(remote.process.kill)
             for pipe in (remote.process.stdin, remote.process.stdout):
                 assert pipe is not None
                 stack.callback(pipe.close)
-            settings = node_settings(etcd_server, job_id, "2:3", **LONG_LEASE)
+            settings = job.settings("2:3", **LONG_LEASE)
             here = stack.enter_context(groups(settings, 2))
             assert remote.node_id
             _, *worlds = at_once([partial(remote.call, "join"), *[group.join for group in here]])
@@ -77,9 +64,9 @@ def test_a_killed_process_is_told_long_before_its_lease_runs_out(killed: Any) ->
 
 
 def test_members_that_leave_are_not_taken_for_dead(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:3", **LONG_LEASE), 3) as nodes:
+    with job.groups(3, "1:3", **LONG_LEASE) as nodes:
         join_all(nodes)
         wait_until("all are watched", lambda: all(watched_by(node) for node in nodes))
         nodes[1].leave("has to go")
@@ -88,13 +75,11 @@ def test_members_that_leave_are_not_taken_for_dead(
     assert not [line for line in caplog.messages if "its process is gone" in line]
 
 
-def test_nothing_of_the_links_is_there_without_them(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with Group(node_settings(etcd_server, job_id, "1", peer_links=False)) as group:
+def test_nothing_of_the_links_is_there_without_them(job: Job) -> None:
+    with job.group(peer_links=False) as group:
         group.join()
         assert group._network is None
-        keys = JobKeys("/rdzv_etcd", job_id)
-        written = etcd_server.keys(keys.root)  # others' tests have left jobs of their own
+        keys = JobKeys("/rdzv_etcd", job.id)
+        written = job.server.keys(keys.root)  # others' tests have left jobs of their own
         assert keys.node(group.node_id) in written
         assert b"peer_port" not in b"".join(written.values())

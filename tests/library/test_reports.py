@@ -11,29 +11,14 @@ import pytest
 import rdzv_etcd
 from rdzv_etcd import Lost
 from rdzv_etcd.errors import MisuseError
-from tests.library.nodes import (
-    LIMIT_S,
-    RemoteNode,
-    at_once,
-    groups,
-    join_all,
-    node_options,
-    node_settings,
-)
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all
 
 
 @pytest.mark.slow  # what the killed node held goes with its lease
-def test_a_killed_process_that_is_reported_is_told_long_before_its_lease_runs_out(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    leak_check.timeout_s = 45.0
+def test_a_killed_process_that_is_reported_is_told_long_before_its_lease_runs_out(job: Job) -> None:
+    job.leaks.timeout_s = 45.0
     given: dict[str, Any] = {"lease_ttl": 15, "peer_links": False}
-    with (
-        RemoteNode(node_options(etcd_server, job_id, "2:3", **given)) as remote,
-        groups(node_settings(etcd_server, job_id, "2:3", **given), 2) as nodes,
-    ):
+    with job.remote("2:3", **given) as remote, job.groups(2, "2:3", **given) as nodes:
         assert remote.node_id
         _, *worlds = at_once([partial(remote.call, "join"), *[node.join for node in nodes]])
         (dead,) = [one for one in worlds[0].members if one.node_id == remote.node_id]
@@ -49,15 +34,10 @@ def test_a_killed_process_that_is_reported_is_told_long_before_its_lease_runs_ou
 
 @pytest.mark.parametrize("peer_links", [True, False], ids=["links", ""])
 def test_a_wrong_report_restarts_nobody(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    peer_links: bool,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, peer_links: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     given: dict[str, Any] = {"lease_ttl": 3, "peer_links": peer_links}
-    with groups(node_settings(etcd_server, job_id, "3", **given), 3) as nodes:
-        worlds = join_all(nodes)
+    with job.worlds(3, **given) as (nodes, worlds):
         one = rdzv_etcd.aio.Group(nodes[0])
         reported = one.report_dead(nodes[1].node_id, "no heartbeat", certain=True)
         assert asyncio.run(reported)

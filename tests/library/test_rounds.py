@@ -11,26 +11,12 @@ import pytest
 from rdzv_etcd import Left, Lost, Waiting, World
 from rdzv_etcd.errors import JobSettingsMismatchError, JoinTimeoutError
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import (
-    ALONE,
-    LIMIT_S,
-    RemoteError,
-    RemoteNode,
-    at_once,
-    groups,
-    join_all,
-    node_options,
-    node_settings,
-)
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import ALONE, LIMIT_S, Job, RemoteError, RemoteNode, at_once, join_all
 
 
-def test_three_nodes_form_round_after_round(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_three_nodes_form_round_after_round(job: Job) -> None:
     """All agree on the world; ranks stay; the epoch grows."""
-    with groups(node_settings(etcd_server, job_id, "3"), 3) as nodes:
+    with job.groups(3) as nodes:
         first = join_all(nodes)
         second = join_all(nodes)
         assert [world.rank for world in second] == [world.rank for world in first]
@@ -45,11 +31,8 @@ def test_three_nodes_form_round_after_round(
         assert [node.waiting_count() for node in nodes] == [0, 0, 0]
 
 
-def test_only_rank_0_has_the_masters_listening_socket(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
-        worlds = join_all(nodes)
+def test_only_rank_0_has_the_masters_listening_socket(job: Job) -> None:
+    with job.worlds(2) as (_, worlds):
         master = worlds[0].master
         with socket.create_connection((master.address, master.port), LIMIT_S):
             pass
@@ -61,15 +44,9 @@ def test_only_rank_0_has_the_masters_listening_socket(
         listeners[0].close()
 
 
-def test_processes_and_threads_form_one_round(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    options = node_options(etcd_server, job_id, "4")
-    with (
-        RemoteNode(options) as one,
-        RemoteNode(options) as two,
-        groups(node_settings(etcd_server, job_id, "4"), 2) as here,
-    ):
+def test_processes_and_threads_form_one_round(job: Job) -> None:
+    options = job.options("4")
+    with RemoteNode(options) as one, RemoteNode(options) as two, job.groups(2, "4") as here:
         worlds = at_once(
             [
                 *(lambda remote=remote: remote.call("join")["rank"] for remote in (one, two)),
@@ -80,10 +57,8 @@ def test_processes_and_threads_form_one_round(
         at_once([one.finish, two.finish, *(node.leave for node in here)])
 
 
-def test_a_newcomer_is_noticed_and_taken_in(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2", **ALONE)
+def test_a_newcomer_is_noticed_and_taken_in(job: Job) -> None:
+    settings = job.settings("1:2", **ALONE)
     with Group(settings) as early, ThreadPoolExecutor(1) as pool:
         alone = early.join()
         assert (alone.rank, alone.size) == (0, 1)
@@ -99,12 +74,9 @@ def test_a_newcomer_is_noticed_and_taken_in(
             assert early.waiting_count() == 0
 
 
-def test_a_spare_waits_without_disturbing_and_takes_over(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_spare_waits_without_disturbing_and_takes_over(job: Job) -> None:
     """The spare waits longer than its join timeout: that bounds the wait for enough nodes only."""
-    settings = node_settings(etcd_server, job_id, "2")
-    with groups(settings, 2) as members, Group(settings) as spare, ThreadPoolExecutor(1) as pool:
+    with job.groups(2) as members, job.group("2") as spare, ThreadPoolExecutor(1) as pool:
         first, _ = join_all(members)
         joining = pool.submit(spare.join, 1.0)
         assert not first.wait_over(2.0)
@@ -115,11 +87,8 @@ def test_a_spare_waits_without_disturbing_and_takes_over(
         assert joining.result(LIMIT_S).size == 2
 
 
-def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2", lease_ttl=600)
-    with groups(settings, 2) as nodes:
+def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(job: Job) -> None:
+    with job.groups(2, "1:2", lease_ttl=600) as nodes:
         worlds = join_all(nodes)
         nodes[0].leave("enough")
         assert worlds[1].wait_over(LIMIT_S)
@@ -130,11 +99,11 @@ def test_a_node_that_leaves_is_noticed_long_before_its_lease_would_end(
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
 def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, how: signal.Signals
+    job: Job, how: signal.Signals
 ) -> None:
     """SIGTERM too: without a handler Python ends at once, and runs no exit functions."""
-    options = node_options(etcd_server, job_id, "1:2")
-    settings = node_settings(etcd_server, job_id, "1:2")
+    options = job.options("1:2")
+    settings = job.settings("1:2")
     with RemoteNode(options) as victim, Group(settings) as survivor:
         assert victim.node_id
         size, world = at_once([lambda: victim.call("join")["size"], survivor.join])
@@ -147,12 +116,10 @@ def test_a_process_that_is_killed_is_noticed_when_its_lease_ends(
         assert survivor.join().size == 1
 
 
-def test_a_node_that_the_others_went_on_without_re_joins(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_node_that_the_others_went_on_without_re_joins(job: Job) -> None:
     """Paused beyond its lease, it finds out as soon as it wakes."""
-    options = node_options(etcd_server, job_id, "1:2")
-    with RemoteNode(options) as paused, Group(node_settings(etcd_server, job_id, "1:2")) as other:
+    options = job.options("1:2")
+    with RemoteNode(options) as paused, job.group("1:2") as other:
         assert paused.node_id
         _, world = at_once([lambda: paused.call("join"), other.join])
         paused.process.send_signal(signal.SIGSTOP)
@@ -172,10 +139,8 @@ def _rejoin(node: Group, world: World) -> int:
     return node.join().size
 
 
-def test_a_join_gives_up_and_names_who_arrived(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with Group(node_settings(etcd_server, job_id, "2:3")) as node:
+def test_a_join_gives_up_and_names_who_arrived(job: Job) -> None:
+    with job.group("2:3") as node:
         with pytest.raises(JoinTimeoutError, match=r"1 of at least 2 nodes arrived") as caught:
             node.join(0.5)
         assert node.node_id.split("~")[0] in str(caught.value)
@@ -184,39 +149,29 @@ def test_a_join_gives_up_and_names_who_arrived(
             node.join(0.5)
 
 
-def test_a_node_that_gave_up_is_not_counted_on(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "2", lease_ttl=600)
-    with groups(settings, 3) as nodes:
+def test_a_node_that_gave_up_is_not_counted_on(job: Job) -> None:
+    with job.groups(3, "2", lease_ttl=600) as nodes:
         with pytest.raises(JoinTimeoutError):
             nodes[0].join(0.2)
         assert {world.size for world in join_all(nodes[1:])} == {2}
         assert nodes[0].waiting_count() == 0
 
 
-def test_other_settings_are_refused_with_both_values(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    settings = node_settings(etcd_server, job_id, "1:2", **ALONE)
-    with Group(settings) as node, RemoteNode(node_options(etcd_server, job_id, "2:4")) as stranger:
+def test_other_settings_are_refused_with_both_values(job: Job) -> None:
+    settings = job.settings("1:2", **ALONE)
+    with Group(settings) as node, job.remote("2:4") as stranger:
         node.join()
         with pytest.raises(RemoteError, match=r"min_nodes=2, max_nodes=4.*min_nodes=1, max_nod"):
             stranger.call("join")
         assert node.waiting_count() == 0
-        with (
-            Group(node_settings(etcd_server, job_id, "1:3")) as other,
-            pytest.raises(JobSettingsMismatchError),
-        ):
+        with job.group("1:3") as other, pytest.raises(JobSettingsMismatchError):
             other.join()
         stranger.finish()
 
 
-def test_a_rank_key_orders_the_ranks(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_rank_key_orders_the_ranks(job: Job) -> None:
     names = ["node10", "node2", "node1"]
-    nodes = [Group(node_settings(etcd_server, job_id, "3", rank_key=name)) for name in names]
+    nodes = [job.group("3", rank_key=name) for name in names]
     try:
         assert [world.rank for world in join_all(nodes)] == [2, 1, 0]
     finally:

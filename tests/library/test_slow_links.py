@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.library.nodes import LIMIT_S, at_once, groups, join_all, node_settings
+from tests.library.nodes import LIMIT_S, Job, at_once, groups, join_all, node_settings
 from tests.support.bridge import FaultBridge
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
 
 
-def test_members_exchange_more_than_an_attempt_carries(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_members_exchange_more_than_an_attempt_carries(job: Job) -> None:
     """All values at once take longer than a read may take at one endpoint while there are others,
     however often it is tried; each takes a second."""
-    address = (etcd_server.host, etcd_server.port)
+    address = job.server.address
     with FaultBridge(address) as one, FaultBridge(address) as two:
-        settings = node_settings(f"{one.target},{two.target}", job_id, "4", lease_ttl=10)
+        settings = node_settings(f"{one.target},{two.target}", job.id, "4", lease_ttl=10)
         with groups(settings, 4) as nodes:
             worlds = join_all(nodes)
             for way in (one, two):

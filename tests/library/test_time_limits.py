@@ -14,9 +14,7 @@ import rdzv_etcd
 from rdzv_etcd.errors import JoinTimeoutError, MisuseError
 from rdzv_etcd.world.group import Group
 from rdzv_etcd.world.world import World
-from tests.library.nodes import groups, join_all, node_settings
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import Job, join_all
 
 WAITS: dict[str, Callable[[Group, World, Any], object]] = {
     "join": lambda group, _, limit_s: group.join(limit_s),
@@ -35,8 +33,8 @@ AIO_WAITS: dict[str, Callable[[rdzv_etcd.aio.Group, rdzv_etcd.aio.World, Any], A
 NO_LIMITS = ["5", True, math.nan, [5]]
 
 
-def test_a_limit_is_a_number(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    with Group(node_settings(etcd_server, job_id, "1")) as group:
+def test_a_limit_is_a_number(job: Job) -> None:
+    with job.group() as group:
         world = group.join()
         for name, wait in reversed(WAITS.items()):  # a join ends the world
             for limit_s in [*NO_LIMITS, *([None] if name in ("barrier", "exchange") else [])]:
@@ -45,12 +43,10 @@ def test_a_limit_is_a_number(leak_check: LeakCheck, etcd_server: EtcdServer, job
         assert group.join().size == 1
 
 
-def test_a_limit_is_a_number_on_asyncio(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_limit_is_a_number_on_asyncio(job: Job) -> None:
     async def work() -> None:
         async with await rdzv_etcd.aio.connect(
-            etcd_server.endpoint, job=job_id, nodes=1, local_addr="127.0.0.1", lease_ttl=3
+            job.server.endpoint, job=job.id, nodes=1, local_addr="127.0.0.1", lease_ttl=3
         ) as group:
             world = await group.join()
             for wait in reversed(AIO_WAITS.values()):
@@ -62,10 +58,8 @@ def test_a_limit_is_a_number_on_asyncio(
     asyncio.run(work())
 
 
-def test_any_size_and_type_of_number(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with Group(node_settings(etcd_server, job_id, "1")) as group:
+def test_any_size_and_type_of_number(job: Job) -> None:
+    with job.group() as group:
         limits: list[Any] = [60, Fraction(60), math.inf, 1e300]
         for limit_s in limits:
             world = group.join(limit_s)
@@ -76,11 +70,9 @@ def test_any_size_and_type_of_number(
 
 
 @pytest.mark.parametrize("limit_s", [0, -1])
-def test_a_join_without_time_says_who_is_there(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, limit_s: int
-) -> None:
+def test_a_join_without_time_says_who_is_there(job: Job, limit_s: int) -> None:
     """It is not etcd that did not answer."""
-    with groups(node_settings(etcd_server, job_id, "2"), 2) as nodes:
+    with job.groups(2) as nodes:
         with pytest.raises(JoinTimeoutError, match="not formed within 0 s") as caught:
             nodes[0].join(limit_s)
         assert caught.value.arrived == ()

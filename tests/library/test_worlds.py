@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,74 +14,42 @@ from typing import Any
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd import Failed, Finished, Group, Left, Lost, World, WorldMember
+from rdzv_etcd import Finished, Group, Left, Lost, World, WorldMember
 from rdzv_etcd.errors import (
     BarrierBrokenError,
-    BarrierTimeoutError,
     JobClosedError,
-    MisuseError,
-    RequestTooLargeError,
     SettingsError,
     StateCorruptError,
     StoreTimeoutError,
     WorldClosedError,
     WorldOverError,
 )
-from rdzv_etcd.world import collectives
-from tests.library.nodes import (
-    LIMIT_S,
-    RemoteNode,
-    at_once,
-    join_all,
-    node_options,
-    notified_of_nothing,
-    wait_until,
-)
-from tests.support.leaks import LeakCheck, job_root
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all, joined
 
 
 class Door:
     """Nodes of one job, made as a user makes them; they leave in the end."""
 
-    def __init__(self, stack: ExitStack, server: EtcdServer, job_id: str) -> None:
+    def __init__(self, stack: ExitStack, job: Job) -> None:
         self._stack = stack
-        self._server = server
-        self._job_id = job_id
+        self._job = job
 
     def connect(self, nodes: Any, **given: Any) -> Group:
         quick: dict[str, Any] = {"lease_ttl": 3, "settle": 0.1, "closed_ttl": 5, "ended_ttl": 5}
+        where = {"job": self._job.id, "nodes": nodes, "local_addr": "127.0.0.1"}
         return self._stack.enter_context(
-            rdzv_etcd.connect(
-                self._server.endpoint,
-                job=self._job_id,
-                nodes=nodes,
-                local_addr="127.0.0.1",
-                **{**quick, **given},
-            )
+            rdzv_etcd.connect(self._job.server.endpoint, **where, **{**quick, **given})
         )
 
     def worlds(self, count: int, nodes: Any = 0, **given: Any) -> tuple[list[Group], list[World]]:
         """Let that many join; in the order of their ranks."""
-        groups = [self.connect(nodes or count, **given) for _ in range(count)]
-        pairs = sorted(zip(join_all(groups), groups, strict=True), key=lambda pair: pair[0].rank)
-        return [group for _, group in pairs], [world for world, _ in pairs]
-
-    def wait_for_bytes(self, members: int) -> None:
-        """Until that many have given something in the first exchange."""
-        given = re.compile(rb"/exchange[^/]*/given/1/\d+$")
-
-        def look() -> bool:
-            keys = self._server.gateway.keys(job_root(self._job_id))
-            return len([key for key in keys if given.search(key)]) == members
-
-        wait_until(f"{members} have given", look)
+        return joined([self.connect(nodes or count, **given) for _ in range(count)])
 
 
 @pytest.fixture
-def door(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> Iterator[Door]:
+def door(job: Job) -> Iterator[Door]:
     with ExitStack() as stack:
-        yield Door(stack, etcd_server, job_id)
+        yield Door(stack, job)
 
 
 # --- connect --------------------------------------------------------------------------------------
@@ -167,52 +134,41 @@ def test_a_number_of_any_type(door: Door, nodes: Any) -> None:
     assert [world.size for world in worlds] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    ["2", (1, 2, 3), None, (1, "2"), 2.0, True, (True, 2), (), {1, 2}, (1, 2, 10**5000)],
-    ids=lambda nodes: type(nodes).__name__,
-)
-def test_what_is_no_number_of_nodes(nodes: Any) -> None:
-    with pytest.raises(SettingsError, match=r"nodes is .* it must be a number, or a pair"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
-    with pytest.raises(SettingsError, match=rf"\({type(nodes).__name__}\); it must be a number"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=nodes)
+REFUSED: list[tuple[str, Any, str]] = [
+    *(
+        ("nodes", nodes, rf"nodes is .*\({type(nodes).__name__}\); it must be a number, or a pair")
+        for nodes in ("2", (1, 2, 3), None, (1, "2"), 2.0, True, (True, 2), (), {1, 2})
+    ),
+    ("nodes", (1, 2, 10**5000), r"nodes is .*\(tuple\); it must be a number, or a pair"),
+    # Nothing given is a mistake in a program; torchrun's users mean their own machine by it.
+    *(
+        ("endpoints", endpoints, r"endpoints is .* it must be the address of an etcd")
+        for endpoints in (b"localhost:2379", None, [1], [], "", " ", [""], 5, 10**5000, [10**5000])
+    ),
+    *(("job", job, r"the job id .* must be text") for job in (None, 7, b"a")),
+    *(
+        ("local_addr", address, "neither a host name nor an address")
+        for address in (7, b"127.0.0.1", ["127.0.0.1"])
+    ),
+    *(("epoch_floor", epoch, "epoch_floor is") for epoch in ("5", 1.5, None, True, -1)),
+    ("is_host", True, "is_host is an option for torchrun only"),
+    ("store_type", True, "store_type is an option for torchrun only"),
+    ("lease_tll", 3, "lease_ttl"),
+    *(
+        ("data", data, "data")  # which others would read otherwise
+        for data in (
+            *({"a": (1, 2)}, {1: "a"}, {"a": float("nan")}, {"a": object()}, ["a"]),
+            *({"a": "x" * 5000}, {"a": b"bytes"}),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "endpoints",
-    [b"localhost:2379", None, [1], [], "", " ", [""], 5, 10**5000, [10**5000]],
-    ids=lambda endpoints: type(endpoints).__name__,
-)
-def test_what_is_no_endpoint(endpoints: Any) -> None:
-    """Nothing given is a mistake in a program; torchrun's users mean their own machine by it."""
-    with pytest.raises(SettingsError, match=r"endpoints is .* it must be the address of an etcd"):
-        rdzv_etcd.connect(endpoints, job="a", nodes=1)
-
-
-@pytest.mark.parametrize("job", [None, 7, b"a"])
-def test_what_is_no_job(job: Any) -> None:
-    with pytest.raises(SettingsError, match=r"the job id .* must be text"):
-        rdzv_etcd.connect("localhost:2379", job=job, nodes=1)
-
-
-@pytest.mark.parametrize("local_addr", [7, b"127.0.0.1", ["127.0.0.1"]])
-def test_what_is_no_address(local_addr: Any) -> None:
-    with pytest.raises(SettingsError, match="neither a host name nor an address"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, local_addr=local_addr)
-
-
-@pytest.mark.parametrize("epoch_floor", ["5", 1.5, None, True, -1])
-def test_what_is_no_epoch(epoch_floor: Any) -> None:
-    with pytest.raises(SettingsError, match="epoch_floor is"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, epoch_floor=epoch_floor)
-
-
-@pytest.mark.parametrize("name", ["is_host", "store_type"])
-def test_an_option_that_only_torchrun_takes(name: str) -> None:
-    given: dict[str, Any] = {name: True}
-    with pytest.raises(SettingsError, match=f"{name} is an option for torchrun only"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, **given)
+@pytest.mark.parametrize(("name", "value", "why"), REFUSED)
+def test_what_connect_refuses(name: str, value: Any, why: str) -> None:
+    given: dict[str, Any] = {"endpoints": "localhost:2379", "job": "a", "nodes": 1, name: value}
+    with pytest.raises(SettingsError, match=why):
+        rdzv_etcd.connect(**given)
 
 
 def test_data_are_those_of_the_moment(door: Door) -> None:
@@ -254,19 +210,14 @@ def test_data_may_be_only_so_deep(door: Door) -> None:
             door.connect(1, data={"a": deeper})
 
 
-def test_several_endpoints(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_several_endpoints(job: Job) -> None:
     with rdzv_etcd.connect(
-        [etcd_server.endpoint, etcd_server.endpoint.replace("127.0.0.1", "localhost")],
-        job=job_id,
+        [job.server.endpoint, job.server.endpoint.replace("127.0.0.1", "localhost")],
+        job=job.id,
         nodes=1,
     ) as group:
-        assert group.job == job_id
+        assert group.job == job.id
         assert group.join().size == 1
-
-
-def test_an_unknown_option_is_named() -> None:
-    with pytest.raises(SettingsError, match="lease_ttl"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, lease_tll=3)  # type: ignore[call-arg]
 
 
 def test_the_environment_gives_no_epoch(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,24 +263,6 @@ def test_members_of_a_large_world(door: Door) -> None:
     assert numbers == {group.node_id: n for n, group in enumerate(groups)}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"a": (1, 2)},
-        {1: "a"},
-        {"a": float("nan")},
-        {"a": object()},
-        ["a"],
-        {"a": "x" * 5000},
-        {"a": b"bytes"},
-    ],
-    ids=["tuple", "key", "nan", "object", "list", "long", "bytes"],
-)
-def test_data_that_others_would_read_otherwise(data: Any) -> None:
-    with pytest.raises(SettingsError, match="data"):
-        rdzv_etcd.connect("localhost:2379", job="a", nodes=1, data=data)
-
-
 def test_members_are_waited_for_no_longer_than_their_world(door: Door) -> None:
     groups, worlds = door.worlds(2, (1, 2))
     groups[1].leave()
@@ -338,134 +271,13 @@ def test_members_are_waited_for_no_longer_than_their_world(door: Door) -> None:
     assert isinstance(caught.value.change, Left | Lost)
 
 
-def test_a_strangers_value_among_the_members_is_named(
-    door: Door, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_strangers_value_among_the_members_is_named(door: Door, job: Job) -> None:
     groups, worlds = door.worlds(2, lease_ttl=600)
-    key = job_root(job_id) + b"nodes/" + groups[1].node_id.encode()
-    lease = etcd_server.gateway.keys(key)[key].lease_id
-    etcd_server.gateway.put(key, b'{"v":1,"data":[]}', lease)
+    key = job.root + b"nodes/" + groups[1].node_id.encode()
+    lease = job.server.gateway.keys(key)[key].lease_id
+    job.server.gateway.put(key, b'{"v":1,"data":[]}', lease)
     with pytest.raises((StateCorruptError, WorldOverError), match=groups[1].node_id):
         assert worlds[0].members
-
-
-# --- exchange -------------------------------------------------------------------------------------
-
-
-def test_everybody_has_everybodys_bytes_by_rank(door: Door) -> None:
-    _, worlds = door.worlds(3)
-    for turn in range(3):
-        mine = [b"", b"\x00\xff", b"x" * 100_000]
-        give = [partial(world.exchange, mine[(world.rank + turn) % 3]) for world in worlds]
-        answers = at_once(give)
-        assert answers == [[mine[(rank + turn) % 3] for rank in range(3)]] * 3
-
-
-def test_an_exchange_across_processes_and_rounds(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    options = node_options(etcd_server, job_id, "2")
-    with RemoteNode(options) as one, RemoteNode(options) as two:
-        for _ in range(2):
-            joined = at_once([partial(node.call, "join") for node in (one, two)])
-            texts = [f"of {world['rank']}" for world in joined]
-            gave = [partial(n.call, "exchange", t) for n, t in zip((one, two), texts, strict=True)]
-            assert at_once(gave) == [["of 0", "of 1"]] * 2
-        at_once([one.finish, two.finish])
-
-
-def test_an_exchange_that_runs_out_of_time_names_who_is_missing_and_may_be_tried_again(
-    door: Door,
-) -> None:
-    groups, worlds = door.worlds(3)
-    with pytest.raises(BarrierTimeoutError, match="2 of 3 members are missing") as caught:
-        worlds[0].exchange(b"early", 0.3)
-    assert caught.value.missing == (groups[1].node_id, groups[2].node_id)
-    answers = at_once([partial(world.exchange, b"%d" % world.rank, LIMIT_S) for world in worlds])
-    assert answers == [[b"early", b"1", b"2"]] * 3  # what was given first may have been read
-
-
-def test_one_exchange_at_a_time(door: Door) -> None:
-    _, worlds = door.worlds(2)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worlds[0].exchange, b"0", LIMIT_S)
-        door.wait_for_bytes(1)
-        with pytest.raises(MisuseError, match="in an exchange already"):
-            worlds[0].exchange(b"also", LIMIT_S)
-        assert worlds[1].exchange(b"1", LIMIT_S) == [b"0", b"1"]
-        assert waiting.result(LIMIT_S) == [b"0", b"1"]
-
-
-def test_what_all_gave_before_one_left_is_there_for_all(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups, worlds = door.worlds(2, (1, 2))
-    monkeypatch.setattr(collectives, "puts_after", notified_of_nothing)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worlds[0].exchange, b"0", LIMIT_S)
-        door.wait_for_bytes(1)
-        assert worlds[1].exchange(b"1", LIMIT_S) == [b"0", b"1"]
-        groups[1].leave("has all it needs")
-        assert waiting.result(LIMIT_S) == [b"0", b"1"]
-
-
-def test_no_more_than_two_exchanges_are_kept(
-    door: Door, etcd_server: EtcdServer, job_id: str
-) -> None:
-    def kept() -> set[bytes]:
-        place = job_root(job_id) + b"barrier/"
-        return {
-            key.rpartition(b"/given/")[2] for key in etcd_server.keys(place) if b"/given/" in key
-        }
-
-    _, worlds = door.worlds(2)
-    for turn in range(1, 6):
-        with pytest.raises(BarrierTimeoutError):  # whoever tries again still finds all
-            worlds[0].exchange(b"%d" % turn, 0.2)
-        assert worlds[1].exchange(b"-", LIMIT_S) == [b"%d" % turn, b"-"]
-        assert worlds[0].exchange(b"other", LIMIT_S) == [b"%d" % turn, b"-"]
-        turns = [turn - 1, turn] if turn > 1 else [turn]
-        assert kept() == {b"%d/%06d" % (each, rank) for each in turns for rank in (0, 1)}
-
-
-@pytest.mark.parametrize("given", ["text", 5, None, [b"x"]])
-def test_what_is_no_bytes_does_not_count_as_given(door: Door, given: Any) -> None:
-    _, (world,) = door.worlds(1)
-    with pytest.raises(MisuseError, match=rf"\({type(given).__name__}\); it must be bytes"):
-        world.exchange(given)
-    assert world.exchange(bytearray(b"bytes")) == [b"bytes"]
-    assert world.exchange(memoryview(b"more")) == [b"more"]
-
-
-def test_an_exchange_ends_with_its_world(door: Door) -> None:
-    groups, worlds = door.worlds(2, (1, 2))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worlds[0].exchange, b"mine")
-        groups[1].leave("has to go")
-        with pytest.raises(WorldOverError, match="has to go") as caught:
-            waiting.result(LIMIT_S)
-    assert caught.value.change == Left({groups[1].node_id: "has to go"})
-
-
-def test_an_exchange_hears_that_the_job_has_failed(door: Door) -> None:
-    groups, worlds = door.worlds(2)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worlds[0].exchange, b"mine")
-        groups[1].fail("no more data")
-        with pytest.raises(JobClosedError, match="no more data"):
-            waiting.result(LIMIT_S)
-    assert worlds[0].change == Failed(groups[1].node_id, "no more data")
-
-
-def test_what_is_too_large_for_etcd_is_refused(door: Door) -> None:
-    _, (world,) = door.worlds(1)
-    world.exchange(b"x")
-    with pytest.raises(
-        RequestTooLargeError,
-        match=r"^what this member gives in exchange 2 takes 2000000 bytes, more than etcd .* cut",
-    ):
-        world.exchange(b"x" * 2_000_000)
-    assert world.exchange(b"less") == [b"less"]
 
 
 # --- store ----------------------------------------------------------------------------------------

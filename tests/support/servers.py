@@ -161,6 +161,10 @@ class EtcdServer:
         return f"{self.host}:{self.port}"
 
     @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+    @property
     def scheme(self) -> str:
         return "http" if self._certificates is None else "https"
 
