@@ -32,7 +32,7 @@ from tests.library.nodes import (
     run_program,
     wait_until,
 )
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
 LONG_S = 600
@@ -61,18 +61,18 @@ def test_a_group_that_is_dropped_after_an_error_leaves(
     leak_check: LeakCheck, fresh_etcd: Callable[..., EtcdServer], job_id: str
 ) -> None:
     """Though the node remembers the error, and with its traceback who was told of it."""
-    server = fresh_etcd()
+    job = Job(fresh_etcd(), job_id, leak_check)
 
     def fail() -> None:
-        node = Group(node_settings(server, job_id, "1", lease_ttl=LONG_S))
+        node = job.group(lease_ttl=LONG_S)
         node.join()
-        server.gateway.put(job_root(job_id) + b"ctl/round", b"a foreign value")
+        job.server.gateway.put(job.root + b"ctl/round", b"a foreign value")
         with pytest.raises(StateCorruptError):
             node.join()
 
     fail()
     gc.collect()
-    wait_for_leaving(server, job_id)
+    wait_for_leaving(job)
 
 
 def test_a_dropped_group_leaves_the_others_of_its_process_alone(job: Job) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from rdzv_etcd import Lost, World
+from rdzv_etcd import Group, Lost, World
 from rdzv_etcd.errors import BarrierBrokenError, WorldOverError
-from tests.library.nodes import LIMIT_S, Job, at_once, join_all, wait_until
+from tests.library.nodes import LIMIT_S, Job, at_once, join_all, node_settings, wait_until
 from tests.library.test_peer_links import watched_by
 from tests.support.leaks import left_of_job
+from tests.support.servers import EtcdServer
 
 MEMBERS = 16
 
@@ -63,9 +64,9 @@ def arrivals(job: Job) -> int:
     return len([key for key in job.keys(b"barrier/") if b"/given/" in key])
 
 
-def one_life(job: Job) -> None:
+def one_life(server: EtcdServer, job_id: str) -> None:
     """All that a group has, used and left."""
-    with job.group(closed_ttl=1, ended_ttl=1) as group:
+    with Group(node_settings(server, job_id, "1", closed_ttl=1, ended_ttl=1)) as group:
         world = group.join()
         world.barrier("here", LIMIT_S)
         assert world.exchange(b"mine", LIMIT_S) == [b"mine"]

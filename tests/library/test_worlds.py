@@ -164,7 +164,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "why"), REFUSED)
+@pytest.mark.parametrize(("name", "value", "why"), REFUSED, ids=range(len(REFUSED)))
 def test_what_connect_refuses(name: str, value: Any, why: str) -> None:
     given: dict[str, Any] = {"endpoints": "localhost:2379", "job": "a", "nodes": 1, name: value}
     with pytest.raises(SettingsError, match=why):

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from rdzv_etcd.testing import Applied, SimClock
+from tests.sim import world
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
 
 READINGS = range(1, 25)
@@ -39,13 +40,25 @@ def once_gone(job: SimJob, node_id: str, then: Callable[[], None]) -> None:
 
 
 def at_each_reading(scenario: Callable[..., object], **job: object) -> None:
+    seeds = range(2 if world.SEEDS_AT_MOST is None else 1)
     for at_reading in READINGS:
-        simulate(partial(scenario, at_reading=at_reading), range(2), **job)  # type: ignore[arg-type]
+        simulate(partial(scenario, at_reading=at_reading), seeds, **job)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pause_s", [4.0, 20.0, 60.0])
+in_slices_and_for_so_long = pytest.mark.parametrize(
+    ("slice_nodes", "pause_s"),
+    [
+        *((1, 4.0), (512, 20.0), (1, 60.0)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((512, 4.0), (1, 20.0), (512, 60.0))
+        ),
+    ],
+)
+
+
+@in_slices_and_for_so_long
 @pytest.mark.parametrize("names", ["ab", "abc"])
-@pytest.mark.parametrize("slice_nodes", [1, 512])
 def test_a_leader_that_is_stopped_tells_of_a_loss_when_it_goes_on(
     slice_nodes: int, names: str, pause_s: float
 ) -> None:
@@ -67,8 +80,7 @@ def test_a_leader_that_is_stopped_tells_of_a_loss_when_it_goes_on(
     at_each_reading(scenario, slice_nodes=slice_nodes)
 
 
-@pytest.mark.parametrize("pause_s", [4.0, 20.0, 60.0])
-@pytest.mark.parametrize("slice_nodes", [1, 512])
+@in_slices_and_for_so_long
 def test_who_leads_next_and_is_stopped_tells_of_the_loss_of_the_leader(
     slice_nodes: int, pause_s: float
 ) -> None:
@@ -85,9 +97,8 @@ def test_who_leads_next_and_is_stopped_tells_of_the_loss_of_the_leader(
     at_each_reading(scenario, slice_nodes=slice_nodes)
 
 
-@pytest.mark.parametrize("pause_s", [4.0, 20.0, 60.0])
+@in_slices_and_for_so_long
 @pytest.mark.parametrize("who", ["leader", "newcomer"])
-@pytest.mark.parametrize("slice_nodes", [1, 512])
 def test_who_is_stopped_while_another_one_joins_is_in_a_world_when_it_goes_on(
     slice_nodes: int, who: str, pause_s: float
 ) -> None:

@@ -6,7 +6,6 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,32 +40,25 @@ def test_the_programs_use_every_public_name(face: str) -> None:
         assert set(rdzv_etcd.__all__) - {"aio", "errors"} - used == set()
 
 
-def check(*paths: Path, options: Sequence[str], folder: Path) -> str:
-    """What mypy says, as a user would run it, without this project's settings."""
-    pytest.importorskip("mypy", reason="mypy comes with the extra lint")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *options]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache" / paths[0].stem), *map(str, paths)]
-    environment = {**os.environ, "MYPYPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
-    )
-    return done.stdout + done.stderr
-
-
 def test_programs_pass_and_their_mistakes_do_not(tmp_path: Path) -> None:
-    """An unused ``type: ignore`` is an error, too: each mistake in them has to be found."""
+    """As a user runs mypy, without this project's settings. An unused ``type: ignore`` is an error,
+    too: each mistake in the programs has to be found. The launchers' frameworks are not installed
+    here: what comes from them may be anything."""
+    pytest.importorskip("mypy", reason="mypy comes with the extra lint")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-version=3.10"]
+    command += ["--ignore-missing-imports", "--allow-subclassing-any"]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users")]
     programs = [HERE / f"{face}.py" for face in FACES]
-    options = ["--explicit-package-bases", "--python-version=3.10"]
-    said = check(*programs, options=options, folder=tmp_path)
-    assert said.startswith("Success"), said
-
-
-@pytest.mark.slow
-def test_the_launchers_examples_pass(tmp_path: Path) -> None:
-    """The frameworks are not installed here: what comes from them may be anything."""
-    options = ["--ignore-missing-imports", "--allow-subclassing-any"]
-    said = check(ROOT / "examples" / "launchers", options=options, folder=tmp_path)
-    assert said.startswith("Success"), said
+    for words in (["--explicit-package-bases", *programs], [ROOT / "examples" / "launchers"]):
+        done = subprocess.run(
+            [*command, *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "MYPYPATH": str(ROOT)},
+        )
+        assert done.stdout.startswith("Success"), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("face", FACES)
