@@ -55,7 +55,7 @@ class Group:
         and may join again."""
         group, part = self._group, self._group._part
         bound = None
-        if part.bound is None and not part.has_left:
+        if part.bound is None and not part.has_ended:
             bound = await in_thread(group._bind, lambda listener: listener.close())
         try:
             with group._one_join(bound) as listener:

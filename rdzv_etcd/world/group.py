@@ -40,13 +40,17 @@ from rdzv_etcd.runtime.listener import (
     master_problem,
 )
 from rdzv_etcd.runtime.loop_thread import LoopHold
-from rdzv_etcd.runtime.one_at_a_time import OneAtATime
 from rdzv_etcd.settings import Connection, Settings
 from rdzv_etcd.settings.options import Orphans
 from rdzv_etcd.text import shown
 from rdzv_etcd.world.job_events import JobEvents, begun
-from rdzv_etcd.world.opening import Connect, open_etcd
-from rdzv_etcd.world.participation import Participation, leave_all, warn_of_others
+from rdzv_etcd.world.participation import (
+    Connect,
+    Participation,
+    leave_all,
+    open_etcd,
+    warn_of_others,
+)
 from rdzv_etcd.world.world import World, WorldMember
 
 __all__ = ["Group", "leave_all"]
@@ -100,7 +104,9 @@ class Group:
         self._clock: Clock = clock if clock is not None else SystemClock()
         keys = JobKeys(settings.prefix, settings.job_id)
         self._world: weakref.ref[World] | None = None
-        self._joining = OneAtATime()
+        self._joining: dict[None, object] = {}
+        """The join under way. A lock would do if no interruption could come between taking it and
+        the ``try`` that gives it back; leaving this without being inside is nothing."""
         refuse_after_fork()
         recorder = recorder_for(settings)
         place = (str(settings.connection), keys)
@@ -256,13 +262,14 @@ class Group:
                 self._part.begin(self._node.give_up_seat(joined_after=epoch, reason=why))
             raise
         finally:
-            self._joining.leave(me)
+            if self._joining.get(None) is me:
+                self._joining.clear()
 
     def _begin_one_join(self, me: object) -> None:
         self._part.refuse_in_child()
         if self._drained is not None:
             raise self._drained.copy()
-        if not self._joining.enter(me):
+        if self._joining.setdefault(None, me) is not me:
             raise MisuseError(
                 f"this node is joining job {self._settings.job_id!r} already: let one thread call "
                 "join(), and share the world that it returns; another node is another group"

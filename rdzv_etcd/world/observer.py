@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
-from rdzv_etcd.errors import EtcdError, MisuseError, RendezvousFailedError
+from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.job_watch import JobWatch, read_state
@@ -18,77 +18,49 @@ from rdzv_etcd.process import refuse_after_fork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.job_state import JobState
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.runtime.ending import Ending
+from rdzv_etcd.runtime.lifecycle import Lifecycle
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, Settings
 from rdzv_etcd.world.job_events import JobEvents, begun
-from rdzv_etcd.world.opening import Connect, open_etcd
+from rdzv_etcd.world.participation import Connect, open_etcd
 
 T = TypeVar("T")
 
 
-class Observation:
+class Observation(Lifecycle):
     """What an observer holds until it is closed: the connection, a hold on the loop, watches."""
 
+    ended = "the observer was closed meanwhile"
+
     def __init__(self, loop_thread: LoopHold, etcd: Etcd, settings: Settings, clock: Clock) -> None:
-        self._loop_thread = loop_thread
+        super().__init__(loop_thread)
         self._etcd = etcd
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._keys = JobKeys(settings.prefix, settings.job_id)
         self._watches: weakref.WeakSet[JobWatch] = weakref.WeakSet()
         """Those that are open are kept by their tasks."""
-        self.is_closed = False
-        self._ending = Ending(loop_thread)
-        atexit.register(self._at_exit)
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this process is a forked child of the one that observes."""
-        return self._loop_thread.is_foreign
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run it on the loop and block until it has ended. Raises MisuseError after the end."""
         self._require_open(work)
-        try:
-            return self._loop_thread.run(work, timeout_s)
-        except (RuntimeError, EtcdError) as error:
-            self._check_not_closed_meanwhile(error)
-            raise
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it on the loop without waiting for it, unless this was closed."""
-        self._loop_thread.begin(work)
+        return super().run(work, timeout_s)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for a coroutine on another event loop, which awaits it; no time limit."""
         self._require_open(work)
-        try:
-            return await self._loop_thread.call(work)
-        except (RuntimeError, EtcdError) as error:
-            self._check_not_closed_meanwhile(error)
-            raise
-
-    def _check_not_closed_meanwhile(self, error: Exception) -> None:
-        if self.is_closed:
-            raise RendezvousFailedError("the observer was closed meanwhile") from error
+        return await super().call(work)
 
     def _require_open(self, work: Coroutine[Any, Any, Any]) -> None:
-        if self.is_closed:
+        if self.has_ended:
             work.close()
             raise MisuseError(
-                f"the observer of job {self._settings.job_id!r} was closed: make another one"
+                f"the observer of job {self.settings.job_id!r} was closed: make another one"
             )
 
     async def contact(self, connection: Connection | None) -> None:
         """Ask etcd something that needs no more than what an observer may read. Raises EtcdError,
         within ``connect_timeout_s``. ``connection``: how it is reached, if it is as the settings
         say."""
-        limit_s = self._settings.connection.connect_timeout_s
+        limit_s = self.settings.connection.connect_timeout_s
         async with first_contact(connection):
             await self._etcd.get(requests.count_nodes(self._keys), timeout_s=limit_s)
 
@@ -102,30 +74,30 @@ class Observation:
 
     async def _begin_watch(self, watch: JobWatch) -> None:
         self._watches.add(watch)
-        await watch.open(self._settings.connection.request_timeout_s)
+        await watch.open(self.settings.connection.request_timeout_s)
 
     def close(self) -> None:
         """End everything, and wait for it, except on the library's own thread. Idempotent."""
-        self.is_closed = True
+        self.has_ended = True
         if not self.is_foreign:  # what a child has is its parent's
-            self._ending.run(self._close)
+            self.last_work.run(self._close)
 
     def begin_to_close(self, then: Callable[[], None] | None = None) -> None:
         """End everything without waiting for it; ``then`` is called, in some thread, at its end.
 
         May be called anywhere, by the garbage collector in the midst of anything.
         """
-        self.is_closed = True
-        self._ending.begin(self._close, then)
+        self.has_ended = True
+        self.last_work.begin(self._close, then)
 
     async def _close(self) -> None:
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         for watch in tuple(self._watches):
             await watch.close()
         await self._etcd.close()
 
-    def _at_exit(self) -> None:
-        """Whoever reads events in another thread is told that there are no more."""
+    def at_exit(self) -> None:
+        """A thread that reads events learns that there will be no more."""
         self.close()
 
 

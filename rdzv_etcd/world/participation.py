@@ -13,25 +13,25 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rdzv_etcd.errors import (
-    EtcdError,
     ForkedProcessError,
     MisuseError,
     RdzvEtcdError,
-    RendezvousFailedError,
 )
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.process import process_id
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.runtime.ending import Ending
+from rdzv_etcd.runtime.lifecycle import Lifecycle
 from rdzv_etcd.runtime.listener import Listener
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.runtime.loop_thread import LoopHold
+from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 
 if TYPE_CHECKING:
@@ -42,17 +42,32 @@ _log = logging.getLogger("rdzv_etcd")
 
 T = TypeVar("T")
 
+Connect = Callable[[], "Etcd | Awaitable[Etcd]"]
+"""Makes the connection to etcd, on the library's event loop; may be asynchronous."""
+
 _open: set[Participation] = set()
 
 
-class Participation:
+async def open_etcd(settings: Settings, connect: Connect | None) -> Etcd:
+    """Make the connection that the settings describe, on the library's event loop."""
+    if connect is not None:
+        made = connect()
+        return await made if isinstance(made, Awaitable) else made
+    from rdzv_etcd.etcd.client import EtcdClient  # noqa: PLC0415 - grpc is loaded only here
+
+    return EtcdClient(settings.connection)
+
+
+class Participation(Lifecycle):
     """One node of this process, from its first contact with etcd until it has left."""
+
+    ended = "this node has left the job"
 
     def __init__(
         self, loop_thread: LoopHold, etcd: Etcd, node: Node, place: tuple[str, JobKeys]
     ) -> None:
         """``place`` is the etcd and the job in it."""
-        self.loop_thread = loop_thread
+        super().__init__(loop_thread)
         self.etcd = etcd
         self.node = node
         self.place = place
@@ -67,24 +82,16 @@ class Participation:
         self._metrics: Outputs | None = None
         self.joined_in: int | None = None
         """The thread that joined last."""
-        self.has_left = False
         self._since_s = node.context.clock.now_s()
         self._process = process_id()
-        self._ending = Ending(loop_thread)
         self._when_left: list[Callable[[], None]] = []
         _open.add(self)
-        atexit.register(self._at_exit)
         loop_thread.if_it_fails(self._go_on_without_it)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this process is a forked child of the one that takes part."""
-        return self._process != process_id()
 
     @property
     def is_over(self) -> bool:
         """Whether this process has no part any more: the node has left, or is a parent's."""
-        return self.has_left or self.is_foreign
+        return self.has_ended or self.is_foreign
 
     def refuse_in_child(self) -> None:
         """Raise ForkedProcessError in a forked child, for what does not wait for its outcome."""
@@ -156,38 +163,11 @@ class Participation:
         if listener is not None:
             listener.close()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run it on the loop and block until it has ended.
+    def blocked(self) -> AbstractContextManager[object]:
+        return self.node.call_ins.inside()
 
-        Raises RendezvousFailedError if this node has left, or leaves meanwhile, and TimeoutError.
-        """
-        try:
-            with self.node.call_ins.inside():
-                return self.loop_thread.run(work, timeout_s)
-        except (RuntimeError, EtcdError) as error:
-            self._check_not_left_meanwhile(error)
-            raise
-
-    def begin(
-        self, work: Coroutine[Any, Any, None], then: Callable[[], None] | None = None
-    ) -> None:
-        """Run it on the loop without waiting for it, unless it has left, or is a parent's; ``then``
-        is called in any case."""
-        self.loop_thread.begin(work, then)
-
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for a coroutine on another event loop, which awaits it; no time limit."""
-        try:
-            with self.node.call_ins.awaited():
-                return await self.loop_thread.call(work)
-        except (RuntimeError, EtcdError) as error:
-            self._check_not_left_meanwhile(error)
-            raise
-
-    def _check_not_left_meanwhile(self, error: Exception) -> None:
-        """If this node has left, the connection to etcd, or the loop, ended under the call."""
-        if self.has_left and not self.is_foreign:
-            raise RendezvousFailedError("this node has left the job") from error
+    def awaited(self) -> AbstractContextManager[object]:
+        return self.node.call_ins.awaited()
 
     def keep(self, user: object) -> None:
         """Keep ``user`` alive until this node has left."""
@@ -196,7 +176,7 @@ class Participation:
     def leave(self, reason: str) -> None:
         """End the session and free everything; see :meth:`rdzv_etcd.Group.leave`."""
         if self._note_leaving():
-            self._ending.run(partial(self._leave, reason))
+            self.last_work.run(partial(self._leave, reason))
             if self.loop_thread.has_failed:
                 self._note_left()
 
@@ -208,7 +188,7 @@ class Participation:
         """
         if not self._note_leaving():
             return False
-        self._ending.begin(partial(self._leave, reason), then)
+        self.last_work.begin(partial(self._leave, reason), then)
         if self.loop_thread.has_failed:
             self._note_left()
         return True
@@ -225,7 +205,7 @@ class Participation:
 
     def _note_leaving(self) -> bool:
         """Let nothing more begin here; tell whether there is a node to end, if that is not done."""
-        self.has_left = True
+        self.has_ended = True
         self._close_listener()
         if self.bound is not None:
             self.bound.close()
@@ -242,7 +222,7 @@ class Participation:
 
     def _note_left(self) -> None:
         _open.discard(self)
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         if self.guard is not None:
             self.guard.end()
         self._tell_left()
@@ -251,16 +231,16 @@ class Participation:
         """Leave workers that still run to the guard, if there is one: the process ends, and nobody
         has made sure that there are none. torchrun forgets one that it starts just when a signal
         comes (torch 2.13)."""
-        if not self.has_left:
+        if not self.has_ended:
             self.guard = None
 
     def _go_on_without_it(self, error: BaseException) -> None:
         """The loop's thread has failed: nothing will be done on it any more."""
         self.node.fail("event loop", error)
-        if self.has_left:  # it was about to
+        if self.has_ended:  # it was about to
             self._note_left()
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
         if self.is_foreign:
             return
         self.forsake_workers()

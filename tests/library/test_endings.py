@@ -249,7 +249,7 @@ def test_an_observer_s_calls_say_that_it_was_closed_meanwhile(
     ):
         bridge.black_hole(direction)
         asking = pool.submit(observer.state)
-        wait_until("it asks", lambda: observer._part._loop_thread._thread._calls)
+        wait_until("it asks", lambda: observer._part.loop_thread._thread._calls)
         observer.close()
         with pytest.raises(RendezvousFailedError, match="closed"):
             asking.result(LIMIT_S)

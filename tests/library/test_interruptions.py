@@ -55,7 +55,7 @@ def test_a_node_whose_leaving_was_interrupted_leaves_with_all(job: Job) -> None:
         group = job.group(lease_ttl=LONG_S)
         group.join()
         assert job.keys(b"nodes/")
-        group._part.has_left = True
+        group._part.has_ended = True
         rdzv_etcd.leave_all(job.id)
         assert not job.keys(b"nodes/")
 
@@ -65,7 +65,7 @@ def test_an_observer_whose_closing_was_interrupted_is_closed(job: Job) -> None:
     with other_user(job.server):
         for line in itertools.count(1):
             observer = rdzv_etcd.observe(job.server.endpoint, job=job.id)
-            hold = observer._part._loop_thread
+            hold = observer._part.loop_thread
             was_interrupted = interrupted_at(line, observer.close)
             observer.close()
             assert hold._released, line
@@ -79,9 +79,7 @@ def test_a_join_that_was_interrupted_keeps_no_other_from_joining(job: Job) -> No
     with job.groups(1) as (node,):
         for line in range(1, 61):
             assert interrupted_at(line, node.join), line
-            token = object()
-            assert node._joining.enter(token), line
-            node._joining.leave(token)
+            assert not node._joining, line
         assert node.join().size == 1
 
 

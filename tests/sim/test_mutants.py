@@ -32,7 +32,7 @@ from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.lead import Publish
 from rdzv_etcd.protocol.model import Change, Drain
 from rdzv_etcd.protocol.steps import Recovery
-from rdzv_etcd.runtime import ending
+from rdzv_etcd.runtime import lifecycle
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import SimClock, SimulationError
@@ -382,7 +382,7 @@ MUTANTS = [
     Mutant("a deletion that a watch lacks is overlooked", watch_check.Delivered, "count_from",
            returns(None), (I.HEARS, I.CONVERGENCE), kinds=("stall_nodes", "stall_presence"),
            noticed_by=140),
-    Mutant("a leave ends with the call that began it", ending.Ending, "_once",
+    Mutant("a leave ends with the call that began it", lifecycle.LastWork, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ from rdzv_etcd.node.context import Identity
 from rdzv_etcd.node.node import Node
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Phase, Seat
-from rdzv_etcd.runtime.ending import Ending
+from rdzv_etcd.runtime.lifecycle import LastWork
 from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
@@ -406,7 +406,7 @@ class SimJob:
             node.agent.cancel()
             await asyncio.wait({node.agent})
         if self.history.interrupts:  # and called again
-            ending = Ending(cast(LoopHold, None))  # what follows is on the loop already
+            ending = LastWork(cast(LoopHold, None))  # what follows is on the loop already
             leave = partial(ending._once, partial(node.node.leave, reason))
             with contextlib.suppress(TimeoutError):
                 await wait_for(leave(), rng.choice(INTERRUPTED_AFTER_S))
