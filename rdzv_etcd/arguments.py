@@ -63,6 +63,16 @@ def check_name(what: str, name: object) -> None:
         )
 
 
+def whole_or_none(number: object) -> int | None:
+    """Return a whole number, of whatever type that is one; ``None`` for anything else."""
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def whole(what: str, number: object) -> int:
     """Return a whole number, of whatever type that is one. Raises MisuseError."""
     try:

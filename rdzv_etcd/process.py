@@ -82,6 +82,14 @@ def _do(work: Callable[[], T], outcome: Future[T]) -> None:
         outcome.set_result(result)
 
 
+def wait_for_result(outcome: Future[T], timeout_s: float) -> bool:
+    """Block until it is done, for at most ``timeout_s``; tell whether it is. Signal handlers run
+    meanwhile, and what they raise is raised here."""
+    latch = Latch()
+    outcome.add_done_callback(lambda _: latch.open())
+    return latch.wait(timeout_s)
+
+
 _id = os.getpid()
 
 

@@ -19,7 +19,7 @@ from rdzv_etcd.errors import (
     UnwritableValueError,
 )
 from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.settings.fields import MAX_NODES, nesting_problem
+from rdzv_etcd.settings.fields import MAX_NODES, TOO_DEEP, is_too_deep
 from rdzv_etcd.text import shown
 
 VERSION = 1
@@ -118,9 +118,8 @@ class Fields:
         size = len(json.dumps(value, separators=(",", ":"), allow_nan=False))
         if size > most:
             raise ValueError(f"{name!r} has {size} bytes, more than {most}")
-        problem = nesting_problem(value)
-        if problem is not None:
-            raise ValueError(f"{name!r} {problem}")
+        if is_too_deep(value):
+            raise ValueError(f"{name!r} {TOO_DEEP}")
         return value
 
     def _get(self, name: str, kind: type, default: object) -> Any:

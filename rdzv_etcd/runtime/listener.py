@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.connection import Endpoint
-from rdzv_etcd.settings.hosts import Place, is_loopback, is_ours, wait_for_name
+from rdzv_etcd.settings.hosts import SocketAddress, is_loopback, is_ours, wait_for_name
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -164,7 +164,7 @@ class LocalAddr:
     """An address that was given to a node as its own."""
 
     address: str
-    only: Place | None = None
+    only: SocketAddress | None = None
     """Where alone the node listens, if that is known."""
 
 
@@ -212,7 +212,7 @@ def _refuse_unusable(local_addr: str, literal: _Address) -> None:
         )
 
 
-def _resolve(local_addr: str, text: str, patience_s: float) -> list[Place]:
+def _resolve(local_addr: str, text: str, patience_s: float) -> list[SocketAddress]:
     def tell(waited_s: float, problem: str) -> None:
         _log.warning(
             "waiting %d s (of %g) until this host can resolve its own name, local_addr %s: %s",

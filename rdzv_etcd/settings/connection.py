@@ -1,15 +1,35 @@
-"""How to reach one etcd cluster: endpoints, TLS, user, time limits. Frozen; no I/O."""
+"""How to reach one etcd cluster: endpoints, TLS, user, time limits. Frozen; no I/O.
+
+What may stand behind ``--rdzv-endpoint``:
+
+host                  port 2379
+h1:2379,h2:2379       several members of one etcd cluster
+https://h1,https://h2 TLS; one scheme for all
+[2001:db8::1]:2379    an IPv6 address, always in brackets
+[fe80::1%eth0]:2379   a link-local one, with its zone; in URLs %25eth0 is the same
+(nothing)             localhost:2379
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings.fields import Kind, check_numbers, option
 from rdzv_etcd.text import named
+
+DEFAULT_PORT = 2379
+
+
+class Scheme(str, Enum):
+    """How etcd is spoken to."""
+
+    HTTP = "http"
+    HTTPS = "https"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +37,7 @@ class Endpoint:
     """One etcd member's client address."""
 
     host: str
-    port: int = 2379
+    port: int = DEFAULT_PORT
 
     @property
     def target(self) -> str:
@@ -92,20 +112,21 @@ class Connection:
     request_timeout_s: float = option(
         "request_timeout",
         Kind.SECONDS,
-        "Bounds one request to etcd with its retries.",
+        "Time limit for one request to etcd with its retries.",
         default=60.0,
         aliases=("read_timeout",),
     )
     connect_timeout_s: float = option(
         "connect_timeout",
         Kind.SECONDS,
-        "Bounds the very first contact with etcd, so that a wrong endpoint is reported quickly.",
+        "Time limit for the very first contact with etcd, so that a wrong endpoint is reported "
+        "quickly.",
         default=10.0,
     )
     allow_plain_password: bool = option(
         "allow_plain_password",
         Kind.FLAG,
-        "Send the password over plain http to an etcd on another machine, too; otherwise that is "
+        "Send the password over plain http also to an etcd on another machine; otherwise that is "
         "refused.",
         default=False,
     )
@@ -122,15 +143,14 @@ class Connection:
         return ",".join(f"{scheme}://{endpoint.target}" for endpoint in self.endpoints)
 
 
-DEFAULT_PORT = 2379
 _OPTION = "--rdzv-endpoint"
 _MISSPELT_SCHEME = re.compile(r"(https?)(?::/?|//)(?!/)(?!\d+$)(.+)", re.IGNORECASE)
-_OF_A_LINK = ipaddress.IPv6Network("fe80::/10")
+_LINK_LOCAL = ipaddress.IPv6Network("fe80::/10")
 _HOST = re.compile(r"[\w.-]+")
 _WRONG_SEPARATOR = re.compile(r"[;\s]")
 _PLACEHOLDER = set("$<>{}")
 _UNSET = ("None", "null", "undefined")
-"""What programs write for a value that is not there."""
+"""What programs write for a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +165,8 @@ class ParsedEndpoints:
 def parse_endpoints(text: str | None) -> ParsedEndpoints:
     """Parse a comma-separated list of endpoints; raises :class:`SettingsError`.
 
-    An entry without a scheme takes that of the others. ``None`` is no endpoint, as no text is.
+    An entry without a scheme takes that of the others. ``None`` means no endpoint, as an empty text
+    does.
     """
     if text is not None and not isinstance(text, str):
         raise SettingsError(
@@ -215,10 +236,10 @@ def _parse_address(entry: str, address: str) -> Endpoint:
         host = re.sub("%25(?=.)", "%", host, count=1)  # %25 alone: the interface of number 25
         if not closing or not _is_ipv6(host) or (rest and not rest.startswith(":")):
             raise SettingsError(f"{_OPTION} {entry!r}: expected [IPv6 address]:port")
-        if "%" not in host and ipaddress.IPv6Address(host) in _OF_A_LINK:
+        if "%" not in host and ipaddress.IPv6Address(host) in _LINK_LOCAL:
             raise SettingsError(
-                f"{_OPTION} {entry!r}: such an address is valid on one link only, and needs the "
-                f"name of this machine's interface there: write [{host}%eth0]{rest} if it is eth0"
+                f"{_OPTION} {entry!r}: a link-local address needs the name of this machine's "
+                f"interface on that link: write [{host}%eth0]{rest} if it is eth0"
             )
         return Endpoint(host, _parse_port(entry, rest[1:]) if rest else DEFAULT_PORT)
     if address.count(":") > 1:
@@ -249,7 +270,7 @@ def _parse_port(entry: str, text: str) -> int:
 
 
 def _why(part: str) -> str:
-    """How such a part of an endpoint usually comes about."""
+    """What usually causes such a part of an endpoint."""
     if not part or part in _UNSET:
         return " (was a variable not set?)"
     if set(part) & _PLACEHOLDER:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rdzv_etcd.process import Latch
+from rdzv_etcd.process import begun_in_thread, wait_for_result
 
-Place: TypeAlias = "tuple[int, tuple[object, ...]]"
+SocketAddress: TypeAlias = "tuple[int, tuple[object, ...]]"
 """An address family and an address as sockets take them."""
 
 FIRST_LINE_S, NEXT_LINE_S = 3.0, 60.0
@@ -76,84 +76,59 @@ def is_ours(family: int, address: tuple[object, ...]) -> bool:
 
 def numeric_addresses(host: str) -> tuple[str, ...]:
     """Return the address that ``host`` writes in numbers, however; empty if it is a name."""
-    return _look_up(host, socket.AI_NUMERICHOST)
+    return _addresses(host, socket.AI_NUMERICHOST)
 
 
 def resolve(host: str) -> tuple[str, ...]:
     """Return the addresses of ``host``; empty if it cannot be resolved. May block."""
-    return _look_up(host, 0)
+    return _addresses(host, 0)
 
 
-def wait_for_name(host: str, limit_s: float, tell: Callable[[float, str], None]) -> list[Place]:
+def wait_for_name(
+    host: str, limit_s: float, tell: Callable[[float, str], None]
+) -> list[SocketAddress]:
     """Return the addresses of ``host``; if it is not in DNS yet, try again for ``limit_s`` seconds.
 
     ``tell`` is called now and then meanwhile, with the seconds waited and what the resolver says.
-    Signal handlers run while this blocks. Raises OSError, and what cannot be a name (UnicodeError)
-    at once.
+    Signal handlers run while this blocks. Raises OSError, and UnicodeError at once for what cannot
+    be a name.
     """
     with contextlib.suppress(OSError, UnicodeError):
-        return _places(host, socket.AI_NUMERICHOST)
-    search = _Search(host, limit_s)
-    next_s = FIRST_LINE_S
+        return _look_up(host, socket.AI_NUMERICHOST)
+    began_s, next_line_s = time.monotonic(), FIRST_LINE_S
+    problem: Exception = OSError("no answer from the name server")
+    given_up = threading.Event()
+
+    def look() -> list[SocketAddress]:
+        nonlocal problem
+        while True:
+            try:
+                return _look_up(host)
+            except OSError as error:
+                problem = error
+                is_last = time.monotonic() - began_s + _AGAIN_S >= limit_s
+                if is_last or given_up.wait(_AGAIN_S):  # nothing announces a new name
+                    raise
+
+    # The resolver may take as long as it likes, and no signal handler would run meanwhile.
+    looking = begun_in_thread(look, "rdzv-etcd name look-up")
     try:
-        while not search.done.wait(next_s - search.waited_s):
-            tell(search.waited_s, str(search.problem))
-            next_s += NEXT_LINE_S
-        return search.result()
+        while not wait_for_result(looking, began_s + next_line_s - time.monotonic()):
+            tell(time.monotonic() - began_s, str(problem))
+            next_line_s += NEXT_LINE_S
+        return looking.result()
     finally:
-        search.is_given_up = True
+        given_up.set()
 
 
-class _Search:
-    """Looks up a name until it is found, in a thread of its own: the resolver may take as long as
-    it likes, and no signal handler runs meanwhile."""
-
-    def __init__(self, host: str, limit_s: float) -> None:
-        self._host = host
-        self._limit_s = limit_s
-        self._began_s = time.monotonic()
-        self._found: list[Place] | None = None
-        self.problem: OSError | UnicodeError = OSError("no answer from the name server")
-        self.done = Latch()
-        self.is_given_up = False
-        threading.Thread(target=self._run, name="rdzv-etcd name look-up", daemon=True).start()
-
-    @property
-    def waited_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    def _run(self) -> None:
-        while not self._try() and self.waited_s + _AGAIN_S < self._limit_s:
-            time.sleep(_AGAIN_S)  # nothing announces a new name
-            if self.is_given_up:
-                return
-        self.done.open()
-
-    def _try(self) -> bool:
-        """Tell whether it makes no sense to look once more."""
-        try:
-            self._found = _places(self._host)
-        except UnicodeError as error:
-            self.problem = error
-        except OSError as error:
-            self.problem = error
-            return False
-        return True
-
-    def result(self) -> list[Place]:
-        if self._found is None:
-            raise self.problem
-        return self._found
-
-
-def _places(host: str, flags: int = 0) -> list[Place]:
+def _look_up(host: str, flags: int = 0) -> list[SocketAddress]:
     infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
     return [(family, target) for family, _, _, _, target in infos]
 
 
-def _look_up(host: str, flags: int) -> tuple[str, ...]:
+def _addresses(host: str, flags: int) -> tuple[str, ...]:
     try:
-        found = _places(host, flags)
+        found = _look_up(host, flags)
     except (OSError, UnicodeError):
         return ()
     return tuple(dict.fromkeys(str(target[0]) for _, target in found))

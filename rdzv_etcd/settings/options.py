@@ -1,4 +1,4 @@
-"""What a job and a node are set to; frozen, validated whole when made. No I/O."""
+"""Every option, as a field of the settings: frozen, and validated as a whole when made. No I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.connection import Connection, Credentials, Tls
+from rdzv_etcd.settings.connection import Connection, Credentials, Scheme, Tls
 from rdzv_etcd.settings.fields import (
     DEFAULT_PREFIX,
     DEFAULT_SLICE_NODES,
@@ -21,9 +21,9 @@ from rdzv_etcd.settings.fields import (
     MAX_SLICE_NODES,
     Kind,
     Option,
+    check_length,
     check_metrics_file,
     check_numbers,
-    check_short,
     checked_data,
     gate_words,
     option,
@@ -31,13 +31,6 @@ from rdzv_etcd.settings.fields import (
     whole,
 )
 from rdzv_etcd.text import shown
-
-_COUNTS = {
-    "min_nodes": "min_nodes (--nnodes)",
-    "max_nodes": "max_nodes (--nnodes)",
-    "node_unit": "node_unit",
-}
-"""The numbers of nodes, and how messages name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +44,27 @@ class JobSettings:
         Kind.COUNT,
         "Only worlds whose size is a multiple of this are formed.",
         default=1,
+        most=MAX_NODES,
     )
 
     def __post_init__(self) -> None:
-        for name, shown_as in _COUNTS.items():  # what the others read is a plain int
-            object.__setattr__(self, name, whole(shown_as, getattr(self, name)))
-        if self.max_nodes > MAX_NODES or self.min_nodes > MAX_NODES:
-            name = "max_nodes" if self.max_nodes > MAX_NODES else "min_nodes"
-            raise SettingsError(
-                f"{name} (--nnodes) is {shown(getattr(self, name), 50)}; it must be at most "
-                f"{MAX_NODES}"
-            )
-        if self.node_unit > MAX_NODES:
-            raise SettingsError(
-                f"node_unit is {shown(self.node_unit, 50)}; it must be at most {MAX_NODES}"
-            )
-        if self.min_nodes < 1:
-            raise SettingsError(f"min_nodes is {shown(self.min_nodes)}; it must be at least 1")
+        for name, source in (
+            ("min_nodes", " (--nnodes)"),
+            ("max_nodes", " (--nnodes)"),
+            ("node_unit", ""),
+        ):
+            number = whole(f"{name}{source}", getattr(self, name))
+            if not 1 <= number <= MAX_NODES:
+                raise SettingsError(
+                    f"{name}{source} is {shown(number, 50)}; it must be a whole number from 1 to "
+                    f"{MAX_NODES}"
+                )
+            object.__setattr__(self, name, number)  # what the others read is a plain int
         if self.max_nodes < self.min_nodes:
             raise SettingsError(
-                f"max_nodes ({shown(self.max_nodes)}) is less than min_nodes ({self.min_nodes})"
+                f"max_nodes ({self.max_nodes}) is less than min_nodes ({self.min_nodes})"
             )
-        if self.node_unit < 1:
-            raise SettingsError(f"node_unit is {shown(self.node_unit)}; it must be at least 1")
-        largest = self.max_nodes // self.node_unit * self.node_unit
-        if largest < self.min_nodes:
+        if self.max_nodes // self.node_unit * self.node_unit < self.min_nodes:
             raise SettingsError(
                 f"no multiple of node_unit ({self.node_unit}) lies between min_nodes "
                 f"({self.min_nodes}) and max_nodes ({self.max_nodes})"
@@ -93,10 +82,10 @@ class JobSettings:
 
 
 class Orphans(Enum):
-    """What becomes of a node's workers when its own process is gone without a good-bye."""
+    """What becomes of a node's workers when its own process has died without leaving the job."""
 
     LEAVE = "leave"
-    """They go on until they notice it themselves, or whoever started all of them ends them."""
+    """They run until they notice it themselves, or until something else ends them."""
     KILL = "kill"
     """A guard ends them."""
 
@@ -120,7 +109,7 @@ class AfterEnd(Enum):
     REFUSE = "refuse"
     """It fails, as with torch's etcd-v2, for ``closed_ttl_s``."""
     FINISH = "finish"
-    """It ends as the run did, within ``closed_ttl_s``: well if that finished."""
+    """It ends as the run did, within ``closed_ttl_s``: with success if that finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +121,6 @@ class Timing:
         Kind.WHOLE_SECONDS,
         "A node that is silent this long is lost; at least 2.",
         default=10,
-    )
-    keep_alive_timeout_s: float | None = option(
-        "heartbeat_timeout",
-        Kind.SECONDS,
-        "How long one keep-alive waits for etcd's reply before it tries another way; at most "
-        "`lease_ttl` / 3 is used.",
-        default=None,
-        shown="`lease_ttl` / 5",
     )
     join_timeout_s: float = option(
         "join_timeout",
@@ -164,39 +145,24 @@ class Timing:
         "take to stop (torch gives them 30 s after `SIGTERM`), a checkpoint included.",
         default=120.0,
     )
-    settle_s: float = option(
-        "settle",
-        Kind.SECONDS,
-        "How long a round stays open when every live node is back already.",
-        default=0.1,
-        zero=True,
-    )
-    closed_ttl_s: int = option(
-        "closed_ttl",
-        Kind.WHOLE_SECONDS,
-        "How long a closed job counts as closed to nodes that are started afterwards; see "
-        "`after_end`.",
-        default=60,
-    )
+    settle_s: float = option("settle", Kind.SECONDS, None, default=0.1, zero=True)
+    """How long a round stays open when every live node is back already."""
+    closed_ttl_s: int = option("closed_ttl", Kind.WHOLE_SECONDS, None, default=60)
+    """How long a closed job counts as closed to nodes that are started afterwards."""
     ended_ttl_s: int = option(
         "ended_ttl",
         Kind.WHOLE_SECONDS,
         "How long etcd remembers that a run ended, for nodes of it that were cut off meanwhile, "
-        "and what the job's epochs count from, for its next run; at least `closed_ttl` is used.",
+        "and the job's last epoch, for its next run; at least 60 is used.",
         default=86400,
-        shown="86400 (`embed`: `closed_ttl`)",
+        shown="86400 (`embed`: 60)",
     )
-    job_lease_ttl_s: int | None = option(
-        "job_lease_ttl",
-        Kind.WHOLE_SECONDS,
-        "What a job left in etcd vanishes this long after its last node died.",
-        default=None,
-        shown="6 × `lease_ttl`, at least 60",
-    )
+    job_lease_ttl_s: int | None = option("job_lease_ttl", Kind.WHOLE_SECONDS, None, default=None)
+    """See :attr:`job_ttl_s`."""
     close_timeout_s: float = option(
         "close_timeout",
         Kind.SECONDS,
-        "Bounds closing the job and leaving it.",
+        "Time limit for closing and for leaving the job.",
         default=30.0,
     )
 
@@ -205,22 +171,20 @@ class Timing:
 
     @property
     def job_ttl_s(self) -> int:
-        """The job lease's TTL, with its default applied."""
+        """What a job left in etcd vanishes this long after its last node died."""
         if self.job_lease_ttl_s is not None:
             return self.job_lease_ttl_s
         return max(60, 6 * self.lease_ttl_s)
 
     @property
     def keep_alive_deadline_s(self) -> float:
-        """The deadline of one keep-alive reply, with its default and limit applied."""
-        if self.keep_alive_timeout_s is None:
-            return self.lease_ttl_s / 5  # so that three in a row fit into a TTL
-        return min(self.lease_ttl_s / 3, self.keep_alive_timeout_s)
+        """How long one keep-alive waits for etcd's reply before the node tries another way."""
+        return self.lease_ttl_s / 5  # so that three in a row fit into a TTL
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything one node is told."""
+    """Everything that one node is configured with."""
 
     job_id: str
     job: JobSettings
@@ -245,32 +209,31 @@ class Settings:
     )
     """Resolved already."""
     local_addr: str | None = None
-    """The address other nodes reach this one at; ``None``: found out."""
+    """The address at which other nodes reach this one; ``None``: to be found."""
     slice_nodes: int = option(
-        "slice_nodes",
-        Kind.COUNT,
-        "The ranks of a world with more nodes than this are published in slices of a quarter of "
-        "it, so that what a node reads does not grow with the job.",
-        default=DEFAULT_SLICE_NODES,
-        most=MAX_SLICE_NODES,
+        "slice_nodes", Kind.COUNT, None, default=DEFAULT_SLICE_NODES, most=MAX_SLICE_NODES
     )
+    """The ranks of a larger world are published in slices of a quarter of this, so that what a node
+    reads does not grow with the job."""
     after_end: AfterEnd = option(
         "after_end",
         Kind.TEXT,
         "What a node does that is started after a run of the job has ended. `new-run`: it begins a "
-        "new one, and says so. `refuse`: it fails, as with etcd-v2, for `closed_ttl` seconds. "
-        "`finish`: within that time it ends as the run did, with code 0 if that finished.",
+        "new one, and logs that. `refuse`: it fails, as with etcd-v2, for 60 seconds after the "
+        "end. `finish`: within that time it ends as the run did, with code 0 if that finished.",
         default=AfterEnd.NEW_RUN,
         shown="`new-run`",
+        choices=AfterEnd,
     )
     orphans: Orphans = option(
         "orphans",
         Kind.TEXT,
         "What becomes of the workers when their agent is killed, and of one that it leaves at a "
-        "signal. `leave`: they go on until they notice. `kill`: a guard, a process of its own, "
+        "signal. `leave`: they run until they notice. `kill`: a guard, a process of its own, "
         "ends them: SIGTERM, after 10 s SIGKILL.",
         default=Orphans.LEAVE,
         shown="`leave`",
+        choices=Orphans,
     )
     log: Log = option(
         "log",
@@ -280,22 +243,23 @@ class Settings:
         "from info on, one JSON object a line.",
         default=Log.LOGLEVEL,
         shown="`loglevel`",
+        choices=Log,
     )
     data: Mapping[str, object] = field(default_factory=dict)
-    """What the node tells the other members of itself: a JSON object of at most 4 KiB."""
+    """What the node publishes to the other members: a JSON object of at most 4 KiB."""
     epoch_floor: int = 0
     """An epoch that the job has reached before: its next ones are higher."""
     peer_links: bool = option(
         "peer_links",
         Kind.FLAG,
         "Members watch each other over connections of their own, so that a death is noticed in "
-        "milliseconds instead of after `lease_ttl`. Where they cannot connect it is as without.",
+        "milliseconds instead of after `lease_ttl`. Nodes that cannot connect rely on the lease.",
         default=True,
     )
     peer_silence_s: float | None = option(
         "peer_silence",
         Kind.SECONDS,
-        "A host that answers nothing for so long is asked, over etcd, whether it lives. 0: only "
+        "A host that has not answered for this long is asked, over etcd, whether it lives. 0: only "
         "deaths of processes are noticed early.",
         default=None,
         shown="0.3 × `lease_ttl`",
@@ -319,8 +283,8 @@ class Settings:
     watchdog_s: float = option(
         "watchdog",
         Kind.SECONDS,
-        "A node whose own thread has not called in for so long is lost to the others, though its "
-        "process lives. 0: it never is. With torchrun longer than starting and stopping workers "
+        "A node whose main thread has been silent this long is declared lost, though its process "
+        "lives. 0: never. With torchrun it must be longer than starting and stopping workers "
         "takes.",
         default=0.0,
         zero=True,
@@ -336,8 +300,8 @@ class Settings:
     metrics_port: int | None = option(
         "metrics_port",
         Kind.COUNT,
-        "Serve this node's [metrics](metrics.md) at that port, for Prometheus. 0: any free port, "
-        "which is told in the log.",
+        "Serve this node's [metrics](metrics.md) on that port, for Prometheus. 0: any free port, "
+        "which is logged.",
         default=None,
         shown="none",
         zero=True,
@@ -346,9 +310,9 @@ class Settings:
     history: int = option(
         "history",
         Kind.COUNT,
-        "Of how many rounds etcd remembers how they came about, for `rdzv-etcd history`; the "
-        "leader's counts, so give all nodes the same. They outlive the job by `ended_ttl`, each "
-        "has at most 8 KiB. 0: of none.",
+        "For how many rounds etcd keeps what led to them, for `rdzv-etcd history`; the leader's "
+        "number counts, so give all nodes the same. They outlive the job by `ended_ttl`, each has "
+        "at most 8 KiB. 0: none.",
         default=100,
         zero=True,
         most=MAX_HISTORY,
@@ -356,24 +320,20 @@ class Settings:
     embed: bool = option(
         "embed",
         Kind.FLAG,
-        "Start an etcd on the machine the endpoint names if none answers there; with the user and "
-        "password given, if any.",
+        "Start an etcd on the machine that the endpoint names if none answers there; with the user "
+        "and password given, if any.",
         default=False,
     )
-    embed_grace_s: float = option(
-        "embed_grace",
-        Kind.SECONDS,
-        "An embedded etcd stops when no node has been there for this long.",
-        default=30.0,
-    )
+    embed_grace_s: float = option("embed_grace", Kind.SECONDS, None, default=30.0)
+    """An embedded etcd stops when no node has been there for this long."""
 
     def __post_init__(self) -> None:
         if not self.job_id:
             raise SettingsError("the job id (--rdzv-id) is empty")
-        check_short("the job id (--rdzv-id)", self.job_id, MAX_ID)
-        check_short("etcd_prefix", self.prefix, MAX_ID)
-        check_short("rank_key", self.rank_key or "", MAX_RANK_KEY)
-        check_short("--local-addr", self.local_addr or "", MAX_HOST)
+        check_length("the job id (--rdzv-id)", self.job_id, MAX_ID)
+        check_length("etcd_prefix", self.prefix, MAX_ID)
+        check_length("rank_key", self.rank_key or "", MAX_RANK_KEY)
+        check_length("--local-addr", self.local_addr or "", MAX_HOST)
         gate_words(self.gate_command)
         check_metrics_file(self.metrics_file)
         object.__setattr__(self, "data", checked_data(self.data))
@@ -386,20 +346,16 @@ class Settings:
 
     @property
     def peer_silence_limit_s(self) -> float:
-        """``peer_silence_s`` with its default applied: whoever gives a longer lease means to
+        """``peer_silence_s`` with its default applied: a user who gives a longer lease means to
         forgive longer pauses."""
         if self.peer_silence_s is None:
             return 0.3 * self.timing.lease_ttl_s
         return self.peer_silence_s
 
 
-_PROTOCOL = Option(
-    "protocol",
-    Kind.TEXT,
-    "`http`",
-    "`http` or `https`; must agree with the scheme in the endpoint if it has one.",
-)
-_FACTORS = (
+# --- the table of all options ---------------------------------------------------------------------
+
+_OTHERS = (
     Option(
         "keep_alive_interval",
         Kind.SECONDS,
@@ -412,27 +368,36 @@ _FACTORS = (
         "3, if the former is given",
         "See `keep_alive_interval`.",
     ),
+    Option(
+        "protocol",
+        Kind.TEXT,
+        "`http`",
+        "`http` or `https`; must agree with the scheme in the endpoint if it has one.",
+        choices=tuple(Scheme),
+    ),
 )
+"""Options that are no field."""
 
-OPTIONS: tuple[Option, ...] = (
+_ACCEPTED: tuple[Option, ...] = (
     *options_of(Timing).values(),
-    *_FACTORS,
     *options_of(JobSettings).values(),
     *options_of(Settings).values(),
     *options_of(Connection).values(),
-    _PROTOCOL,
+    *_OTHERS,
     *options_of(Tls).values(),
     *options_of(Credentials).values(),
 )
+NAMES: dict[str, Option] = {name: option for option in _ACCEPTED for name in option.names}
+OPTIONS = tuple(option for option in _ACCEPTED if option.help is not None)
+"""Those that users are told of."""
 
 WITHOUT_MEANING: dict[str, str] = {
+    "heartbeat_timeout": "a node waits for etcd's reply to a keep-alive for lease_ttl / 5",
     "is_host": "no node hosts the rendezvous: etcd does (with embed=1 on the endpoint's machine)",
     "store_type": "the rendezvous is kept in etcd, and the workers' store is a TCPStore",
 }
-"""Options of torch's c10d backend that are accepted, so that moving is one word, and why they have
-no effect here."""
-
-NAMES: dict[str, Option] = {name: option for option in OPTIONS for name in option.names}
+"""Options of torch's other backends that are accepted, so that moving is one word, and why they
+have no effect here."""
 
 
 def options_table() -> str:
@@ -444,5 +409,5 @@ def options_table() -> str:
     for one in OPTIONS:
         aliases = ", ".join(f"`{alias}`" for alias in one.aliases)
         cells = (f"`{one.name}`", aliases, one.kind.value, one.default, one.help)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -1,20 +1,19 @@
 """Reads user and password from their files, now and again when they have been rotated.
 
-Knows what such a file looks like, how long a pipe is waited for, and what is no file. Must not know
-what the secrets are for, nor put one in a message.
+Knows what such a file looks like and how long a pipe is waited for. Must not know what the secrets
+are for, nor put one in a message.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
 import stat
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.process import begun_in_thread, wait_for_result
 from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.fields import MAX_SECRET
 
@@ -34,13 +33,24 @@ def read_secret(
 ) -> str:
     """Return the file's line; ``typed`` is the option that named it.
 
-    Blocks until a pipe is told, which a person may have to do, but not beyond ``limit_s``; a pipe
-    that has not been read before is refused unless it ``may_wait``. Raises :class:`SettingsError`
-    if it cannot be read, is empty, too large or no text.
+    Blocks until a pipe is written to and closed, which a person may have to do, but not beyond
+    ``limit_s``; a pipe that has not been read before is refused unless it ``may_wait``. Raises
+    :class:`SettingsError` if it cannot be read, is empty, too large or no text.
     """
     named = f"{typed}={str(path)!r}"
     try:
-        text = _content(path, named, may_wait, warn_after_s, limit_s).decode()
+        status = path.stat()
+        if not stat.S_ISFIFO(status.st_mode):
+            content = read_file(path, named, MAX_SECRET)
+        elif (identity := (status.st_dev, status.st_ino)) in _from_pipes:
+            content = _from_pipes[identity]
+        elif may_wait:
+            content = _from_pipes[identity] = _read_pipe(path, named, warn_after_s, limit_s)
+        else:
+            raise SettingsError(
+                f"{named} is a pipe now, which is not waited for while a job runs: put a file there"
+            )
+        text = content.decode()
     except OSError as error:
         raise SettingsError(f"{named} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -55,7 +65,7 @@ def read_secret(
 def read_again(credentials: Credentials) -> Credentials:
     """Return the credentials with what their files contain now. Raises :class:`SettingsError`.
 
-    Waits for nobody: an event loop calls this, and keeps leases meanwhile.
+    Does not wait for a pipe: an event loop calls this, and keeps leases meanwhile.
     """
     user, password = credentials.user, credentials.password
     if credentials.user_file is not None:
@@ -66,7 +76,7 @@ def read_again(credentials: Credentials) -> Credentials:
 
 
 def read_file(path: Path, named: str, most: int) -> bytes:
-    """Return what is in a file of at most so many bytes, without waiting for anybody.
+    """Return what is in a file of at most so many bytes, without waiting for a writer.
 
     Raises OSError, and :class:`SettingsError` if it is larger, a pipe or a device.
     """
@@ -75,59 +85,32 @@ def read_file(path: Path, named: str, most: int) -> bytes:
         kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
         raise SettingsError(f"{named} is a {kind}; it must be a file")
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        content = file.read(most + 1)
+        return _at_most(most, file.read(most + 1), named)
+
+
+def _at_most(most: int, content: bytes, named: str) -> bytes:
     if len(content) > most:
-        raise _too_large(named, most)
+        raise SettingsError(f"{named} is larger than {most} bytes: is it another file?")
     return content
 
 
-def _too_large(named: str, most: int) -> SettingsError:
-    return SettingsError(f"{named} is larger than {most} bytes: is it another file?")
+def _read_pipe(path: Path, named: str, warn_after_s: float, limit_s: float) -> bytes:
+    """Read ``--rdzv-conf=password_file=<(command)``, in a thread: opening it may block, too."""
 
+    def read() -> bytes:
+        with path.open("rb") as pipe:
+            return pipe.read(MAX_SECRET + 1)
 
-def _content(path: Path, named: str, may_wait: bool, warn_after_s: float, limit_s: float) -> bytes:
-    status = path.stat()
-    if not stat.S_ISFIFO(status.st_mode):
-        return read_file(path, named, MAX_SECRET)
-    identity = (status.st_dev, status.st_ino)  # --rdzv-conf=password_file=<(command)
-    if identity in _from_pipes:
-        return _from_pipes[identity]
-    if not may_wait:
-        raise SettingsError(
-            f"{named} is a pipe now, which nobody waits for while a job runs: put a file there"
+    reading = begun_in_thread(read, "rdzv-etcd secret")
+    if not wait_for_result(reading, warn_after_s):
+        _log.warning(
+            "waiting until a command writes to the pipe %s and closes it, for %g s at most",
+            named,
+            limit_s,
         )
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it waits for the other end
-    try:
-        content = _read_pipe(descriptor, named, warn_after_s, limit_s)
-    finally:
-        os.close(descriptor)
-    _from_pipes[identity] = content
-    return content
-
-
-def _read_pipe(descriptor: int, named: str, warn_after_s: float, limit_s: float) -> bytes:
-    ready = select.poll()
-    ready.register(descriptor, select.POLLIN)
-    began_s = time.monotonic()
-    has_warned = False
-    content = b""
-    while len(content) <= MAX_SECRET:
-        due_s = began_s + (limit_s if has_warned else warn_after_s)
-        if ready.poll(1000 * max(0.0, due_s - time.monotonic())):
-            part = os.read(descriptor, MAX_SECRET + 1 - len(content))
-            if not part:
-                return content
-            content += part
-        elif has_warned:
+        if not wait_for_result(reading, limit_s - warn_after_s):
             raise SettingsError(
-                f"{named} is a pipe, and nobody has written to it and closed it within {limit_s:g} "
-                "s: does the command work that should?"
+                f"{named} is a pipe, and no command has written to it and closed it within "
+                f"{limit_s:g} s: does the command run that should?"
             )
-        else:
-            has_warned = True
-            _log.warning(
-                "waiting until somebody writes to the pipe %s and closes it, for %g s at most",
-                named,
-                limit_s,
-            )
-    raise _too_large(named, MAX_SECRET)
+    return _at_most(MAX_SECRET, reading.result(), named)

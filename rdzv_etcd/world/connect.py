@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from rdzv_etcd.arguments import whole_or_none
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.log import show
 from rdzv_etcd.node.gate import GateFunction
 from rdzv_etcd.settings import Settings, settings_from_config
-from rdzv_etcd.settings.fields import whole_or_none
 from rdzv_etcd.settings.options import WITHOUT_MEANING
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
 from rdzv_etcd.text import named
@@ -41,20 +41,15 @@ class Options(ConnectionOptions, total=False):
     """Every option of ``--rdzv-conf``, by the same name and in the same unit: docs/options.md."""
 
     lease_ttl: int
-    heartbeat_timeout: float
     join_timeout: float
     last_call_timeout: float
     rejoin_timeout: float
-    settle: float
-    closed_ttl: int
     ended_ttl: int
-    job_lease_ttl: int
     close_timeout: float
     keep_alive_interval: float
     keep_alive_max_attempt: int
     node_unit: int
     rank_key: str
-    slice_nodes: int
     after_end: str
     orphans: str
     log: str
@@ -67,7 +62,6 @@ class Options(ConnectionOptions, total=False):
     metrics_port: int
     history: int
     embed: bool
-    embed_grace: float
 
 
 def connect(

@@ -189,14 +189,14 @@ def test_the_same_list_in_data_again_and_again_is_not_followed(levels: int) -> N
     shared: list[Any] = []
     for _ in range(levels):
         shared = [shared, shared]
-    with pytest.raises(SettingsError, match=r"data has more than 4096 values in it; .* exchanged"):
+    with pytest.raises(SettingsError, match=r"data has (more than 4096 bytes|.* deep)"):
         rdzv_etcd.connect("localhost:2379", job="a", nodes=1, data={"a": shared})
 
 
 def test_data_that_is_in_itself_is_refused() -> None:
     whole: dict[str, Any] = {}
     whole["a"] = whole
-    with pytest.raises(SettingsError, match="in each other more than 32 deep"):
+    with pytest.raises(SettingsError, match="cannot be written as JSON: Circular reference"):
         rdzv_etcd.connect("localhost:2379", job="a", nodes=1, data=whole)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rdzv_etcd.arguments import LONGEST_S
 from rdzv_etcd.peers import Answer, Contact, End, Peer, tcp
 from rdzv_etcd.peers.tcp import TcpPeers
-from rdzv_etcd.settings.fields import LONGEST_S
 from tests.support import netns
 from tests.support.netns import Host, Network
 
