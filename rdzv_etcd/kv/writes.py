@@ -93,10 +93,10 @@ def too_large(what: str, size: int, of: str = "") -> RequestTooLargeError:
 
 def store_lost() -> StoreLostError:
     return StoreLostError(
-        "the store of this world has lost data: no member could renew the job's lease for longer "
-        "than job_lease_ttl, or etcd's data was deleted, wiped or restored; or the world has been "
-        "over for long. What was read or counted before need not hold any more. Join again: the "
-        "next world has a new store"
+        "the store of this world has lost data: no member could renew the job's lease (6 × "
+        "lease_ttl, at least 60 s) in time, or etcd's data was deleted, wiped or restored; or the "
+        "world has been over for long. What was read or counted before need not hold any more. "
+        "Join again: the next world has a new store"
     )
 
 

@@ -596,7 +596,7 @@ class Joining:
             context.log.warn(f"{text}. There is nothing left to do here (after_end=finish)")
         raise JobClosedError(
             f"{text}. This node had no part in that run (after_end={after_end.value}, "
-            f"closed_ttl={context.settings.timing.closed_ttl_s})",
+            f"for {context.settings.timing.closed_ttl_s} s after its end)",
             closed_by=closure.by,
             reason=closure.reason,
             succeeded=closure.succeeded,

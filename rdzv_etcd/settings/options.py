@@ -355,7 +355,7 @@ class Settings:
 
 # --- the table of all options ---------------------------------------------------------------------
 
-_OTHERS = (
+_FACTORS = (
     Option(
         "keep_alive_interval",
         Kind.SECONDS,
@@ -368,28 +368,28 @@ _OTHERS = (
         "3, if the former is given",
         "See `keep_alive_interval`.",
     ),
-    Option(
-        "protocol",
-        Kind.TEXT,
-        "`http`",
-        "`http` or `https`; must agree with the scheme in the endpoint if it has one.",
-        choices=tuple(Scheme),
-    ),
 )
-"""Options that are no field."""
+_PROTOCOL = Option(
+    "protocol",
+    Kind.TEXT,
+    "`http`",
+    "`http` or `https`; must agree with the scheme in the endpoint if it has one.",
+    choices=tuple(Scheme),
+)
 
 _ACCEPTED: tuple[Option, ...] = (
     *options_of(Timing).values(),
+    *_FACTORS,
     *options_of(JobSettings).values(),
     *options_of(Settings).values(),
     *options_of(Connection).values(),
-    *_OTHERS,
+    _PROTOCOL,
     *options_of(Tls).values(),
     *options_of(Credentials).values(),
 )
 NAMES: dict[str, Option] = {name: option for option in _ACCEPTED for name in option.names}
 OPTIONS = tuple(option for option in _ACCEPTED if option.help is not None)
-"""Those that users are told of."""
+"""Those that are documented."""
 
 WITHOUT_MEANING: dict[str, str] = {
     "heartbeat_timeout": "a node waits for etcd's reply to a keep-alive for lease_ttl / 5",

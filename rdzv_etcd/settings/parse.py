@@ -369,13 +369,14 @@ def _prefix(given: _Given) -> str:
 
 
 def _local_addr(address: object) -> str | None:
-    if address is None or address == "":
+    if address is None:
         return None
     if not isinstance(address, str):
         raise SettingsError(
-            f"--local-addr is {named(address)}; it must be a host name or an address: give it as "
-            "text"
+            f"--local-addr is {named(address)}, neither a host name nor an address: give it as text"
         )
+    if not address:
+        return None
     if address.startswith("[") and address.endswith("]"):  # as an IPv6 address in an endpoint
         address = address[1:-1]
     if not re.fullmatch(r"[\w.:%-]+", address):
