@@ -73,7 +73,7 @@ def _plots() -> list[Path]:
 def _reference() -> str:
     names = [name for name in rdzv_etcd.__all__ if name not in ("__version__", "aio", "errors")]
     parts = [_TITLE, *(f"::: {_home(name)}.{name}\n" for name in names)]
-    for module in ("rdzv_etcd.aio", "rdzv_etcd.torch"):
+    for module in ("rdzv_etcd.errors", "rdzv_etcd.aio", "rdzv_etcd.torch"):
         parts.append(f"## On its own: `{module}`\n\n::: {module}\n")
     return "\n".join(parts)
 

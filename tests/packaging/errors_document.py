@@ -15,8 +15,7 @@ from rdzv_etcd.errors import RdzvEtcdError
 from tests.support.markdown import ROOT
 
 DOCUMENT = ROOT / "docs" / "troubleshooting.md"
-_TABLE = re.compile(r"(<!-- errors:begin -->\n).*?(<!-- errors:end -->)", re.DOTALL)
-_ROLE = re.compile(r":\w+:`~?(?:rdzv_etcd\.)?([^`]+)`")
+_TREE = re.compile(r"(<!-- errors:begin -->\n).*?(<!-- errors:end -->)", re.DOTALL)
 _MESSAGE = re.compile(r"^\| `([^`]+)` \| .*?`(\w+Error)`", re.MULTILINE)
 
 
@@ -28,22 +27,22 @@ def kinds() -> list[type[RdzvEtcdError]]:
 
 def renewed(text: str) -> str:
     """The document with the classes as they are now."""
-    rows = "".join(_row(kind) for kind in kinds())
-    table = f"| error | is also | what it means |\n| --- | --- | --- |\n{rows}"
-    return _TABLE.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
+    tree = "\n".join(_branch(RdzvEtcdError, 0))
+    return _TREE.sub(lambda found: f"{found[1]}```text\n{tree}\n```\n{found[2]}", text)
 
 
-def _row(kind: type[RdzvEtcdError]) -> str:
-    # Exception is no news, and the base of all is that of each.
-    bases = [f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception]
-    meaning = _ROLE.sub(r"`\1`", inspect.getdoc(kind) or "").replace("``", "`").replace("|", "\\|")
-    first, end, _ = " ".join(meaning.split()).partition(". ")
-    return f"| `{kind.__name__}` | {', '.join(bases)} | {first}{end.strip()} |\n"
+def _branch(kind: type[RdzvEtcdError], depth: int) -> Iterator[str]:
+    """A class and, below it, those whose first base it is."""
+    also = ", ".join(base.__name__ for base in kind.__bases__[1:])
+    yield f"{'    ' * depth}{kind.__name__}{f' (also {also})' if also else ''}"
+    for other in kinds():
+        if other.__bases__[0] is kind:
+            yield from _branch(other, depth + 1)
 
 
 def messages(text: str) -> list[tuple[str, str]]:
     """The messages that the document explains, each with its class."""
-    return _MESSAGE.findall(_TABLE.sub("", text))
+    return _MESSAGE.findall(_TREE.sub("", text))
 
 
 def written_in_the_code() -> str:
