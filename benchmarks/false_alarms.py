@@ -32,7 +32,7 @@ from tests.support.netns import Network
 
 NAME = "false-alarms"
 START_LIMIT_S = 180.0
-_ACCUSED = re.compile(r"its process is gone|its host is silent")
+_ACCUSED = re.compile(r"its process exited|its host is silent")
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,105 @@
-"""Why a world is over, as its member sees it: one frozen value per kind, and its words."""
+"""How members are lost, and why a world is over for its member: the values, and their only words.
+
+Logs, events, errors, metrics' labels and commands take them from here; what a job waits for is
+worded in :mod:`rdzv_etcd.protocol.describe`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from rdzv_etcd.names import display_name, display_names
+from rdzv_etcd.names import Names
 from rdzv_etcd.text import shown
+
+Namer: TypeAlias = "Callable[[str], str]"
+"""How a node is called; see :class:`~rdzv_etcd.names.Names`."""
+
+_NAMED = 8
+"""Members of which a line tells how they were lost, or why they left."""
+_WHYS = 3
+"""Nodes of which a line tells why they rejoined."""
+
+
+class _InWords:
+    """Has its text from :func:`text_of`."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        ids: list[str] = []
+        for name in ("members", "nodes"):
+            ids += getattr(self, name, ())
+        return text_of(self, Names(ids))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(_InWords):
+    """Members were lost."""
+
+    members: Mapping[str, str]
+    """Node ids, and how each was lost; the first 32."""
+    waiting: tuple[str, ...] = ()
+    """The nodes that also wait for the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left(_InWords):
+    """Members left, and said so."""
+
+    members: Mapping[str, str]
+    """Node ids, and the reason that each gave; the first 32."""
+    waiting: tuple[str, ...] = ()
+    """The nodes that also wait for the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(_InWords):
+    """Nodes wait for the next round: newcomers, or members that rejoined."""
+
+    nodes: tuple[str, ...]
+    """Node ids; the first 32."""
+    because: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Why members rejoined, by their node ids, as far as they said so: how a worker failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled(_InWords):
+    """The others formed a new world without this node, which did not rejoin in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOn(_InWords):
+    """This node itself has joined again, or has left; or this process is a forked child."""
+
+    because: str = ""
+    """Why it had to, if a call of its own was interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(_InWords):
+    """The job's work is done."""
+
+    by: str
+    """The id of the node that closed the job."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(_InWords):
+    """The job has failed, or this node cannot go on."""
+
+    by: str
+    """The id of the node that closed the job."""
+    reason: str
+
+
+WorldChange: TypeAlias = "Lost | Left | Waiting | Expelled | MovedOn | Finished | Failed"
+
+
+# --- how a member was lost, and why it left ---------------------------------------------------
 
 
 class Loss(Enum):
@@ -36,109 +127,139 @@ def reason_to_leave(how: str) -> str | None:
     return how.removeprefix(_LEFT) if how.startswith(_LEFT) else None
 
 
-_NAMED = 8
-"""Members that were lost, or left, of which a line says how or why."""
-_TOLD = 3
-"""Of how many nodes a line says why they came back."""
+_GONE, _SILENT, _REPORTED, _WEDGED = (
+    "its process exited",
+    "its host is silent",
+    "reported dead",
+    "hung",
+)
+_EVICTED = "evicted"
+_CAUSES = {
+    Loss.EXPIRED.value: "lease_expired",
+    _GONE: "process_gone",
+    _SILENT: "host_silent",
+    _REPORTED: "reported",
+    _WEDGED: "wedged",
+}
+"""The labels of the metrics, by how the text begins."""
 
 
-def _first(parts: Iterable[str]) -> str:
-    named = list(parts)
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return ", ".join(named[:_NAMED]) + more
+def how_gone(by: str, why: str, after_s: float | None = None) -> str:
+    """The process has exited; ``by``: who noticed, ``after_s``: seconds since its link ended."""
+    within = "" if after_s is None else f" within {1000 * after_s:.0f} ms"
+    return f"{_GONE} ({why}; noticed by {by}{within})"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Members were lost."""
-
-    members: Mapping[str, str]
-    """Node ids, and how each was lost; the first 32."""
-    waiting: tuple[str, ...] = ()
-    """The nodes that wait for the next round as well."""
-
-    def __str__(self) -> str:
-        return _first(
-            f"{display_name(one)} lost ({shown(how)})" for one, how in self.members.items()
-        )
+def how_silent(by: str, why: str) -> str:
+    """The node answered neither its neighbor nor etcd."""
+    return f"{_SILENT} ({why}; noticed by {by})"
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Members left, and said so."""
-
-    members: Mapping[str, str]
-    """Node ids, and the reason that each gave; the first 32."""
-    waiting: tuple[str, ...] = ()
-    """The nodes that wait for the next round as well."""
-
-    def __str__(self) -> str:
-        return _first(
-            f"{display_name(one)} {left_because(why)}" for one, why in self.members.items()
-        )
+def how_reported(by: str, evidence: str) -> str:
+    """A program has reported that the node is dead."""
+    return f"{_REPORTED}: {evidence} (by {by})"
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Nodes wait for the next round: newcomers, or members that came back."""
-
-    nodes: tuple[str, ...]
-    """Node ids; the first 32."""
-    because: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Why members came back, by their node ids, as far as they said so: how a worker failed."""
-
-    def __str__(self) -> str:
-        told = [node for node in self.nodes if node in self.because][:_TOLD]
-        parts = [f"{display_name(node)} came back ({shown(self.because[node])})" for node in told]
-        others = [node for node in self.nodes if node not in told]
-        if others:
-            parts.append(f"{display_names(others)} waiting")
-        return ", ".join(parts)
+def how_wedged(limit_s: float) -> str:
+    """The node's own thread has not called in for so long."""
+    return f"{_WEDGED}: its thread has not called in for {limit_s:g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class Expelled:
-    """The others went on without this node, which did not come back in time."""
-
-    def __str__(self) -> str:
-        return "the others went on without this node"
+def how_evicted(by: str, reason: str) -> str:
+    """An operator has found that the node does not answer."""
+    return shown(f"{_EVICTED} by {by}{f': {reason}' if reason else ''}")
 
 
-@dataclass(frozen=True, slots=True)
-class MovedOn:
-    """This node itself has joined again, or has left; or this process is a forked child."""
-
-    because: str = ""
-    """Why it had to, if a call of its own was interrupted."""
-
-    def __str__(self) -> str:
-        if self.because:
-            return f"this node {self.because}, which ended its part in this world"
-        return "this node has joined again, or has left"
+def cause_of_loss(how: str) -> str:
+    """Name the kind of a loss, as metrics count it; ``how`` is the text that a change has."""
+    return next((cause for words, cause in _CAUSES.items() if how.startswith(words)), "other")
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The job's work is done."""
-
-    by: str
-    """The node that said so, its id."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{display_name(self.by)} finished the job: {self.reason}"
+def lost(name: str, how: str) -> str:
+    """A member was declared lost."""
+    return f"lost {name}: {shown(how)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The job has failed, or this node cannot go on."""
-
-    by: str
-    """The node that said so, its id."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{display_name(self.by)} gave the job up: {self.reason}"
+def left(name: str, reason: str) -> str:
+    """A node has left."""
+    reason = "" if reason == Loss.LEFT.value else shown(reason)
+    return f"{name} left ({reason})" if reason else f"{name} left"
 
 
-WorldChange: TypeAlias = "Lost | Left | Waiting | Expelled | MovedOn | Finished | Failed"
+def rejoined(name: str, why: str) -> str:
+    """A member has joined again, for a reason of its own."""
+    return f"{name} rejoined ({shown(why)})"
+
+
+def may_be_gone(name: str, how: str) -> str:
+    """A node was accused, and may still answer."""
+    return f"{name} may be gone: {shown(how)}"
+
+
+# --- why a world is over -------------------------------------------------------------------------
+
+
+def text_of(change: WorldChange, name: Namer) -> str:
+    """Describe why a world is over; ``name``: how nodes are called."""
+    match change:
+        case Lost(members):
+            return change_text(name, members, {})
+        case Left(members):
+            return change_text(name, {}, members)
+        case Waiting(nodes, because):
+            return change_text(name, {}, {}, nodes, because)
+        case Expelled():
+            return _EXPELLED
+        case MovedOn(because):
+            return _moved_on(because)
+        case Finished(by, reason) | Failed(by, reason):
+            succeeded = isinstance(change, Finished)
+            return end_text(name(by), reason, succeeded=succeeded)
+
+
+def change_text(
+    name: Namer,
+    lost_: Mapping[str, str],
+    left_: Mapping[str, str],
+    waiters: Sequence[str] = (),
+    because: Mapping[str, str] | None = None,
+    *,
+    unnamed: int = 0,
+) -> str:
+    """Why a world is over: who was lost, who left, who joined."""
+    for node in (*lost_, *left_, *waiters):
+        name(node)  # from now on it is known
+    parts = [
+        *first([lost(name(node), how) for node, how in lost_.items()]),
+        *first([left(name(node), reason) for node, reason in left_.items()]),
+    ]
+    whys = because or {}
+    told = [node for node in waiters if node in whys][:_WHYS]
+    parts += [rejoined(name(node), whys[node]) for node in told]
+    others = [node for node in waiters if node not in told]
+    if others:
+        parts.append(f"{', '.join(first([name(node) for node in others]))} joined")
+    if unnamed:
+        parts.append(f"{unnamed} more")
+    return "; ".join(parts)
+
+
+def first(words: Sequence[str], most: int = _NAMED) -> list[str]:
+    more = [f"{len(words) - most} more"] if len(words) > most else []
+    return [*words[:most], *more]
+
+
+_EXPELLED = "the other nodes formed a new world without this one"
+
+
+def _moved_on(because: str) -> str:
+    """This node itself has ended its part; ``because`` a call of its own was interrupted."""
+    if because:
+        return f"this node {because}, which ended its part in this world"
+    return "this node has joined again, or has left"
+
+
+def end_text(name: str, reason: str, *, succeeded: bool) -> str:
+    """A run of the job has ended."""
+    how = "finished the job" if succeeded else "closed the job as failed"
+    return f"{name} {how}: {shown(reason)}"

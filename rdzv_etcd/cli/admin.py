@@ -18,14 +18,14 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import connected
 from rdzv_etcd.cli.options import Target, common, yes_option
-from rdzv_etcd.cli.output import RefusedError
-from rdzv_etcd.cli.report import closed_text
+from rdzv_etcd.cli.output import RefusedError, ago
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.names import display_name, display_names
 from rdzv_etcd.node.leave import RUNS_REMEMBERED
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol import inspect_requests
+from rdzv_etcd.protocol.describe import closed_text, names_in
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Closure, Control, Ended, Round
 from rdzv_etcd.protocol.requests import close_job, count_nodes, read_control
@@ -131,7 +131,8 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
 def _open(settings: Settings, control: Control) -> Control:
     """Return it if there is a round to close."""
     if control.closure is not None:
-        raise RefusedError(f"job {settings.job_id!r} {closed_text(control)}")
+        how = closed_text(control.closure, ago(control.closure.wall_s), names_in(control))
+        raise RefusedError(f"job {settings.job_id!r} {how}")
     if control.formed is None:
         raise RefusedError(
             f"job {settings.job_id!r} has no formed round under {settings.prefix}, so there is "

@@ -23,16 +23,16 @@ from rdzv_etcd.cli import doctor_etcd, output
 from rdzv_etcd.cli.doctor_etcd import Finding, numbers_of
 from rdzv_etcd.cli.jobs import Job, entangled_with, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
-from rdzv_etcd.cli.report import closed_text, refused_with_help, report_on, some
+from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
 from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.inspection import InspectingClient
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.names import display_name
-from rdzv_etcd.protocol.job_state import Role, settings_of
+from rdzv_etcd.protocol.describe import wanted
+from rdzv_etcd.protocol.job_state import Role
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import NodeInfo
-from rdzv_etcd.protocol.wait_text import needed
 from rdzv_etcd.settings import JobSettings, Settings, is_default_job_id
 from rdzv_etcd.settings.hosts import is_loopback_address, resolve
 from rdzv_etcd.text import many
@@ -206,11 +206,11 @@ async def _also_waiting(etcd: Etcd, keys: JobKeys) -> list[str]:
 
 
 def _settings_findings(job: Job, mine: JobSettings | None) -> Iterator[Finding]:
-    theirs = settings_of(job.control, job.nodes)
+    theirs = job.state.settings
     if mine is None or theirs is None:
         return
     if mine == theirs:
-        text = f"this node's settings are the job's: {needed(theirs)} nodes"
+        text = f"this node's settings are the job's: {wanted(theirs)} nodes"
         yield Finding("job.same_settings", "ok", text)
     elif job.control.closure is not None:
         text = f"the last run had other settings: {theirs}"
@@ -226,14 +226,14 @@ def _node_findings(job: Job) -> Iterator[Finding]:
     state = job.state
     strangers = [node.node_id for node in state.nodes if node.role is Role.STRANGER]
     if strangers:
-        text = f"another job has the same id: {some(strangers)} started with other settings"
+        text = f"another job has the same id: {some(job, strangers)} started with other settings"
         cure = "give each job its own id with --rdzv-id"
         yield Finding("job.strangers", "fail", text, cure)
     refused = refused_with_help(job)
     if refused is not None:
         yield Finding("job.strangers", "warn", *refused)
     if state.spares:
-        text = f"{many(len(state.spares), 'node')} without a seat: {some(state.spares)}"
+        text = f"{many(len(state.spares), 'node')} without a seat: {some(job, state.spares)}"
         cure = "fine if these are spares; if not, another job uses the same --rdzv-id"
         yield Finding("job.strangers", "warn", text, cure)
     for problem in list(state.unreadable.values())[:_NAMED]:
@@ -270,11 +270,11 @@ def _address_findings(job: Job) -> Iterator[Finding]:
     formed = job.control.formed
     master = "" if formed is None else f"{formed.master_address}:{formed.master_port}"
     if formed is not None and is_loopback_address(formed.master_address) and apart:
-        others = some(elsewhere or loopback)
+        others = some(job, elsewhere or loopback)
         text = f"the master, {master}, is a loopback address, but {others} may be on other hosts"
         yield Finding("job.master", "fail", text, cure)
     elif loopback and apart:
-        text = f"no other host can reach {some(loopback)}: the address is loopback"
+        text = f"no other host can reach {some(job, loopback)}: the address is loopback"
         yield Finding("job.master", "fail", text, cure)
     elif master:
         yield Finding("job.master", "ok", f"the master is {master}")
@@ -289,7 +289,7 @@ async def _reach_findings(job: Job) -> list[Finding]:
         "address that this host reaches; without links its death is noticed by its lease"
     )
     missed = [
-        f"{display_name(node.node_id)} at {node.address}:{node.peer_port} cannot be reached from "
+        f"{job.names(node.node_id)} at {node.address}:{node.peer_port} cannot be reached from "
         f"here: {why}"
         for node, why in zip(nodes, reasons, strict=True)
         if why
@@ -321,7 +321,7 @@ async def _reach(node: NodeInfo) -> str:
 def _end_findings(job: Job) -> Iterator[Finding]:
     closure = job.control.closure
     if closure is not None and not closure.succeeded:
-        text = f"the last run {closed_text(job.control)}"
+        text = f"the last run {how_it_ended(job)}"
         yield Finding("job.last_end", "warn", text, "see the logs of that node")
 
 

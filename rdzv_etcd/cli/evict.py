@@ -26,6 +26,7 @@ from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
 from rdzv_etcd.protocol.views import control_from, place_in
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import how_evicted
 
 _LEASE_S = 15
 """The accusation's. It is renewed while the command waits, and expires soon after it has ended."""
@@ -84,9 +85,7 @@ def evict(
     Exit code: 0 it has lost its place, 1 it lives or could not be asked, 3 etcd cannot be asked.
     """
     settings = target.settings(job)
-    because = f": {reason}" if reason else ""
-    how = shown(f"evicted by {operator()}{because}", 200)
-    accusation = Accusation(operator(), how, certain)
+    accusation = Accusation(operator(), how_evicted(operator(), reason), certain)
     with output.ending_in_order():
         node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
     if as_json:

@@ -27,14 +27,14 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import how_it_ended, report_on
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.names import display_name
+from rdzv_etcd.names import Names, display_name
 from rdzv_etcd.node.views import read_pages
+from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control
-from rdzv_etcd.protocol.world_end import lost_and_left
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
-from rdzv_etcd.world_change import Left, Lost
+from rdzv_etcd.world_change import left, lost, rejoined
 
 _FORMATS = (".svg", ".png", ".pdf")
 _NUMBERED = 40
@@ -225,7 +225,7 @@ def read_note(kv: KeyValue) -> Note | None:
         return None
     change = _mapping(raw, "change")
     gone = {name: str(how) for name, how in _mapping(change, "lost").items()}
-    lost, left = lost_and_left(gone)
+    were_lost, have_left = lost_and_left(gone)
     latencies = _mapping(change, "lost_after_s")
     size = _number(raw, "size")
     return Note(
@@ -239,8 +239,8 @@ def read_note(kv: KeyValue) -> Note | None:
         _text(raw, "last_arrival"),
         _number(raw, "last_arrival_after_s"),
         _number(raw, "wall_s"),
-        lost,
-        left,
+        were_lost,
+        have_left,
         _names(change, "waiters"),
         {name: after_s for name in latencies if (after_s := _number(latencies, name)) is not None},
         {name: str(why) for name, why in _mapping(raw, "came_back").items()},
@@ -280,20 +280,24 @@ def _mapping(raw: Mapping[str, object], name: str) -> Mapping[str, object]:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def _show(view: Job, notes: Sequence[Note]) -> None:
-    ended = how_it_ended(view)
+def _show(job: Job, notes: Sequence[Note]) -> None:
+    ended = how_it_ended(job)
     if not notes and not ended:
-        report = report_on(view)
-        output.say(f"no round of job {view.job!r} is known: {report.state.value} {report.headline}")
+        report = report_on(job)
+        output.say(f"no round of job {job.job!r} is known: {report.state.value} {report.headline}")
         return
+    names = job.names
+    for note in notes:
+        names.learn(filter(None, (*note.lost, *note.left, *note.back, note.last_arrival)))
     if notes:
         columns = ("ROUND", "WHEN", "NODES", "FORMED IN", "CLOSED BECAUSE", "LAST TO ARRIVE")
-        rows = list(map(_row, notes))
+        rows = [_row(note, names) for note in notes]
         output.console().print(
             output.table((*columns, "ENDED THE ROUND BEFORE"), rows), soft_wrap=True
         )
     for refusal in dict.fromkeys(note.refused for note in notes if note.refused is not None):
-        output.say(_refusal_text(refusal))
+        at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
+        output.say(f"{names(refusal.node)} could not join{at}: {shown(refusal.why)}")
     pattern = what_repeats(notes)
     if pattern:
         output.say(f"! {pattern}", "yellow")
@@ -301,21 +305,16 @@ def _show(view: Job, notes: Sequence[Note]) -> None:
         output.say(ended)
 
 
-def _row(note: Note) -> tuple[object, ...]:
+def _row(note: Note, names: Names) -> tuple[object, ...]:
     return (
         note.number,
         "-" if note.wall_s is None else when(note.wall_s, time.time()),
         "-" if note.size is None else note.size,
         "-" if note.open_s is None else output.duration(note.open_s),
         note.because or "-",
-        display_name(note.last_arrival) if note.last_arrival else "-",
-        what_ended(note),
+        names(note.last_arrival) if note.last_arrival else "-",
+        what_ended(note, names),
     )
-
-
-def _refusal_text(refusal: Refusal) -> str:
-    at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
-    return f"{display_name(refusal.node)} could not join{at}: {shown(refusal.why)}"
 
 
 def when(wall_s: float, now_s: float) -> str:
@@ -325,20 +324,19 @@ def when(wall_s: float, now_s: float) -> str:
     return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", then)
 
 
-def what_ended(note: Note) -> str:
+def what_ended(note: Note, names: Names) -> str:
     """What ended the round before this one."""
     parts = []
     for node_id, how in note.lost.items():
         after_s = note.lost_after_s.get(node_id)
-        told = "" if after_s is None else f", told {output.duration(after_s)} after its end"
-        parts.append(f"{Lost({node_id: shown(how)})}{told}")
-    parts += [str(Left({node_id: why})) for node_id, why in note.left.items()]
-    for node_id, why in note.back_because.items():
-        parts.append(f"{display_name(node_id)} came back ({shown(why)})")
-    silent = [node_id for node_id in note.back if node_id not in note.back_because]
-    parts += [f"{display_name(node_id)} came" for node_id in silent]
+        after = "" if after_s is None else f", {output.duration(after_s)} after its end"
+        parts.append(f"{lost(names(node_id), how)}{after}")
+    parts += [left(names(node_id), why) for node_id, why in note.left.items()]
+    parts += [rejoined(names(node_id), why) for node_id, why in note.back_because.items()]
+    others = [names(node_id) for node_id in note.back if node_id not in note.back_because]
+    parts += [f"{name} joined" for name in others]
     more = len(parts) - _NAMED
-    return ", ".join(parts[:_NAMED]) + (f" and {more} more" if more > 0 else "") or "-"
+    return "; ".join(parts[:_NAMED]) + (f" and {more} more" if more > 0 else "") or "-"
 
 
 def what_repeats(notes: Sequence[Note]) -> str:
@@ -351,12 +349,12 @@ def what_repeats(notes: Sequence[Note]) -> str:
         told = [why for note in by_return for why in note.back_because.values()]
         if told:
             return (
-                f"most of {len(later)} rounds ended because a member came back, the last time as "
-                f"{shown(told[-1])}"
+                f"most of {len(later)} rounds ended because a member rejoined, the last time "
+                f"because {shown(told[-1])}"
             )
         return (
-            f"most of {len(later)} rounds ended because a node came (back): if those were members, "
-            "their workers fail; look at their logs"
+            f"most of {len(later)} rounds ended because a node joined: if it was a member before, "
+            "its workers fail; look at their logs"
         )
     names = [display_name(node_id) for note in later for node_id in note.lost]
     for name in set(names):

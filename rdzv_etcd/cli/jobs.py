@@ -10,14 +10,17 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
 from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
 from rdzv_etcd.etcd.port import Etcd, Get, GetResult
+from rdzv_etcd.names import Names
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.views import read_pages, with_members
 from rdzv_etcd.protocol import inspect_requests as requests
+from rdzv_etcd.protocol.describe import names_in
 from rdzv_etcd.protocol.draining import asked_to_leave
 from rdzv_etcd.protocol.job_state import JobState, is_gone, job_state
 from rdzv_etcd.protocol.keys import JobKeys
@@ -34,7 +37,7 @@ _AT_ONCE = 8
 _TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """A job as it was read."""
 
@@ -53,15 +56,20 @@ class Job:
     """etcd's revision when the last round was formed of which it has an audit; 0: there is none, or
     there is a record that tells more."""
 
-    @property
+    @cached_property
     def is_gone(self) -> bool:
         """Whether its last run is over though nobody closed it."""
         return not self.count and is_gone(self.control, self.nodes, self.formed_at)
 
-    @property
+    @cached_property
     def state(self) -> JobState:
         """What it is, as far as its nodes were looked at."""
         return job_state(self.job, self.control, self.nodes)
+
+    @cached_property
+    def names(self) -> Names:
+        """How its nodes are named."""
+        return names_in(self.control, self.nodes)
 
     @property
     def job(self) -> str:

@@ -9,17 +9,14 @@ from enum import Enum
 from rdzv_etcd.cli.jobs import Job
 from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
 from rdzv_etcd.etcd.inspection import LeaseLeft
-from rdzv_etcd.names import display_name, is_unknown
+from rdzv_etcd.names import is_unknown
+from rdzv_etcd.protocol import describe
 from rdzv_etcd.protocol.draining import why_drained
-from rdzv_etcd.protocol.job_state import JobState, NodeState, Role, Stage, settings_of
-from rdzv_etcd.protocol.model import Control, Round
-from rdzv_etcd.protocol.wait_text import needed, refused_help, refused_lately, refused_text
-from rdzv_etcd.protocol.world_end import change_text
-from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.text import shown
+from rdzv_etcd.protocol.job_state import NodeState, Role, Stage
+from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import reason_to_leave
 
-_NAMED_IN_LINE = 4
+_NAMED = 4
 
 
 class State(Enum):
@@ -29,7 +26,7 @@ class State(Enum):
     WAITS = "waits"
     CLOSED = "closed"
     GONE = "gone"
-    """All its nodes died, or left, and nobody closed it."""
+    """All its nodes died, or left, and none of them closed it."""
     UNKNOWN = "unknown"
 
     @property
@@ -42,6 +39,7 @@ class Row:
     """One node."""
 
     node_id: str
+    name: str
     rank: int | None
     state: str
     """One of: works, finished, arrived, coming back, spare, expelled, left, lost, stranger, idle,
@@ -51,11 +49,11 @@ class Row:
     heard: LeaseLeft | None = None
     leads: bool = False
     leaves: str = ""
-    """Why it is to leave, if it is."""
+    """Why it is being drained, if it is."""
 
     @property
     def is_overdue(self) -> bool:
-        """A lease is renewed every third of its TTL; etcd tells whole seconds."""
+        """A lease is renewed every third of its TTL; etcd reports whole seconds."""
         return self.heard is not None and self.heard.silent_s > self.heard.granted_s / 2 + 1
 
 
@@ -71,172 +69,160 @@ class Report:
     next_step: str = ""
 
 
-def report_on(view: Job) -> Report:
+def report_on(job: Job) -> Report:
     """Judge a job."""
-    report = _judged(view)
-    refused = refused_with_help(view)
-    if refused is None:
-        return replace(report, details=(*report.details, *_to_leave(view)))
-    if view.is_empty:  # then it is the right job
-        report = replace(report, next_step=refused[1])
-    return replace(report, details=(*report.details, *_to_leave(view), refused[0]))
+    report = _judged(job)
+    details = list(report.details)
+    drained = [f"{job.names(node)} ({leaves(job, node)})" for node in sorted(job.drains)]
+    if drained:
+        details.append(f"being drained: {_first(drained)}")
+    refused = refused_with_help(job)
+    if refused is not None:
+        details.append(refused[0])
+        if job.is_empty:  # then it is the right job
+            report = replace(report, next_step=refused[1])
+    return replace(report, details=tuple(details))
 
 
-def _judged(view: Job) -> Report:
-    control, state = view.control, view.state
+def _judged(job: Job) -> Report:
+    control, state = job.control, job.state
     if state.settings is None:
-        return _without_nodes(view)
-    rows = tuple(_rows(view, state)) if view.is_complete else ()
-    formed, change = control.formed, control.open_change
-    newcomers = [node for node in state.nodes if node.role in (Role.WAITER, Role.SPARE)]
-    if control.closure is not None and not newcomers:
-        return Report(view.job, State.CLOSED, how_it_ended(view), rows=rows)
-    if formed is not None and change is None and (view.count or not view.is_complete):
-        return _working(view, state, formed, rows)
-    return _waiting(view, state, state.settings, rows)
+        return _without_nodes(job)
+    rows = tuple(_rows(job)) if job.is_complete else ()
+    if state.closure is not None and not (set(state.waiting) - set(state.members)):
+        return Report(job.job, State.CLOSED, how_it_ended(job), rows=rows)
+    if state.stage is Stage.WORKING and (job.count or not job.is_complete):
+        return _working(job, rows)
+    here = len(state.waiting) if job.is_complete else job.count
+    head = f"for round {control.next_number}: {describe.count_text(here, state.settings)}"
+    details = _waiting_details(job, rows)
+    short, next_step = state.settings.min_nodes - here, ""
+    if short > 0:
+        gone = [row.node_id for row in rows if row.state in ("lost", "left")]
+        one = "a node" if short == 1 else f"{short} nodes"
+        instead = f" instead of {some(job, gone)}" if gone else ""
+        next_step = f"start {one}{instead} with --rdzv-id={shown(job.job)}, or close the job"
+    return Report(job.job, State.WAITS, head, tuple(details), rows, next_step)
 
 
-def how_it_ended(view: Job) -> str:
-    """How the last run ended; empty if it has not, or there was none."""
-    if view.is_gone:
-        return "all its nodes died or left, and nobody closed it"
-    has_ended = view.control.closure is not None or view.control.ended
-    return closed_text(view.control) if has_ended else ""
-
-
-def closed_text(control: Control) -> str:
-    """How the last run that was closed ended."""
-    closure = control.closure or control.ended[-1].closure
-    how = "finished" if closure.succeeded else "failed"
-    by = display_name(closure.by)
-    return f"{how}: closed by {by} {ago(closure.wall_s)}: {shown(closure.reason)}"
-
-
-def _without_nodes(view: Job) -> Report:
-    if view.is_gone:
-        see = f"see rdzv-etcd history {shown(view.job)}"
-        return Report(view.job, State.GONE, how_it_ended(view), next_step=see)
-    if view.control.ended:
-        return Report(view.job, State.CLOSED, how_it_ended(view))
-    if not view.is_complete:  # and their settings would be the leader's
-        text = f"for a leader: {view.count} nodes are there, and none of them leads yet"
-        return Report(view.job, State.WAITS, text, next_step="ask again; --all lists the nodes")
-    corrupt = tuple(_corrupt(view))
+def _without_nodes(job: Job) -> Report:
+    if job.is_gone:
+        see = f"see rdzv-etcd history {shown(job.job)}"
+        return Report(job.job, State.GONE, how_it_ended(job), next_step=see)
+    if job.control.ended:
+        return Report(job.job, State.CLOSED, how_it_ended(job))
+    if not job.is_complete:  # and their settings would be the leader's
+        text = f"for a leader: {many(job.count, 'node')} present, and none of them leads yet"
+        return Report(job.job, State.WAITS, text, next_step="ask again; --all lists the nodes")
+    corrupt = tuple(_corrupt(job))
     if corrupt:
-        text = f"{len(corrupt)} keys are there, and no node has written any of them"
-        return Report(view.job, State.UNKNOWN, text, rows=corrupt)
-    text = f"nothing is recorded for it under {view.keys.prefix}"
+        text = f"{many(len(corrupt), 'key')} found that no node of this library wrote"
+        return Report(job.job, State.UNKNOWN, text, rows=corrupt)
+    text = f"nothing is recorded for it under {job.keys.prefix}"
     hint = "check that --rdzv-id, --rdzv-endpoint and etcd_prefix match the agents'"
-    return Report(view.job, State.UNKNOWN, text, next_step=hint)
+    return Report(job.job, State.UNKNOWN, text, next_step=hint)
 
 
-def _working(view: Job, state: JobState, formed: Round, rows: tuple[Row, ...]) -> Report:
+def _working(job: Job, rows: tuple[Row, ...]) -> Report:
+    state, formed = job.state, job.control.formed
+    if formed is None:
+        raise AssertionError("a job that works has a round")
     head = (
-        f"round {formed.number}, {formed.size} of {needed(formed.settings)} nodes, master "
-        f"{formed.master_address}:{formed.master_port}, epoch {state.epoch}"
+        f"round {state.round}, {describe.count_text(formed.size, formed.settings)}, master "
+        f"{state.master_address}:{state.master_port}, epoch {state.epoch}"
     )
     details = []
-    if not rows and view.count:
-        details.append(f"{view.count} nodes are there; --all lists them")
+    if not rows and job.count:
+        details.append(f"{many(job.count, 'node')} present; --all lists them")
     if state.missing and rows:
-        details.append(f"not declared lost yet: {some(list(state.missing))}")
+        details.append(f"not declared lost yet: {some(job, list(state.missing))}")
     if state.spares:
-        details.append(f"spares: {some(state.spares)}")
-    return Report(view.job, State.WORKS, head, tuple(details), rows)
+        details.append(f"spares: {some(job, state.spares)}")
+    return Report(job.job, State.WORKS, head, tuple(details), rows)
 
 
-def _waiting(view: Job, state: JobState, settings: JobSettings, rows: tuple[Row, ...]) -> Report:
-    control = view.control
-    here = len(state.waiting) if view.is_complete else view.count
-    head = f"for round {control.next_number}: {here} of {needed(settings)} nodes"
-    details = []
-    change, formed = control.open_change, control.formed
+def _waiting_details(job: Job, rows: Sequence[Row]) -> Iterator[str]:
+    control, state = job.control, job.state
+    change = control.open_change
     if change is not None:
-        details.append(f"round {change.round} ended: {change_text(change)}")
-    elif formed is not None:
-        details.append(
-            f"round {formed.number} was formed, but all its nodes are gone; its keys will expire "
+        yield f"round {change.round} is over: {describe.text_of_change(change, job.names)}"
+    elif control.formed is not None:
+        yield (
+            f"round {state.round} was formed, but all its nodes are gone; its keys will expire "
             "with their leases"
         )
     elif control.ended:
-        details.append(f"the last run {closed_text(control)}")
-    infos = [view.nodes.present[node_id].info for node_id in state.waiting]
+        yield f"the last run {how_it_ended(job)}"
+    infos = [job.nodes.present[node_id].info for node_id in state.waiting]
     clocks = [info.clock_us for info in infos if info.clock_us]
-    if clocks and formed is None:
-        details.append(f"the first of them came {ago(min(clocks) / 1e6)}")
-    gone = [row.node_id for row in rows if row.state in ("lost", "left")]
-    late = [row.node_id for row in rows if row.state == "coming back"]
-    strangers = [row.node_id for row in rows if row.state == "stranger"]
-    if late:
-        details.append(f"not back yet: {some(late)}")
-    if strangers:
-        details.append(f"not counted, because started with other settings: {some(strangers)}")
-    return Report(
-        view.job, State.WAITS, head, tuple(details), rows, _what_helps(view, settings, here, gone)
-    )
+    if clocks and control.formed is None:
+        yield f"the first of them joined {ago(min(clocks) / 1e6)}"
+    for word, text in (
+        ("coming back", "not back yet"),
+        ("stranger", "not counted, because started with other settings"),
+    ):
+        found = [row.node_id for row in rows if row.state == word]
+        if found:
+            yield f"{text}: {some(job, found)}"
 
 
-def _to_leave(view: Job) -> Iterator[str]:
-    told = [f"{display_name(node)} ({leaves(view, node)})" for node in sorted(view.drains)]
-    if told:
-        yield f"to leave: {_first(told)}"
+def how_it_ended(job: Job) -> str:
+    """How the last run ended; empty if it has not, or there was none."""
+    if job.is_gone:
+        return describe.GONE
+    closure = job.state.closure or job.state.last_end
+    return "" if closure is None else describe.closed_text(closure, ago(closure.wall_s), job.names)
 
 
-def leaves(view: Job, node_id: str) -> str:
-    """Why a node is to leave; empty if it is not."""
-    drain = view.control.drains.get(node_id)
+def leaves(job: Job, node_id: str) -> str:
+    """Why a node is being drained; empty if it is not."""
+    drain = job.control.drains.get(node_id)
     return "" if drain is None else shown(why_drained(drain, node_id))
 
 
-def refused_with_help(view: Job) -> tuple[str, str] | None:
+def refused_with_help(job: Job) -> tuple[str, str] | None:
     """Which node could not join lately, and what to do about it."""
-    refused = refused_lately(view.control, settings_of(view.control, view.nodes))
+    refused = describe.refused_lately(job.control, job.state.settings)
     if refused is None:
         return None
-    return refused_text(refused, view.nodes.present, ago(refused.wall_s)), refused_help(refused)
+    text = describe.refused_text(refused, job.names, ago(refused.wall_s))
+    return text, describe.refused_help(refused)
+
+
+def some(job: Job, node_ids: Sequence[str]) -> str:
+    """Name some nodes, and say how many more there are."""
+    return job.names.all(node_ids, _NAMED)
 
 
 def _first(words: Sequence[str]) -> str:
-    more = len(words) - _NAMED_IN_LINE
-    return ", ".join(words[:_NAMED_IN_LINE]) + (f" and {more} more" if more > 0 else "")
-
-
-def _what_helps(view: Job, settings: JobSettings, here: int, gone: list[str]) -> str:
-    short = settings.min_nodes - here
-    if short <= 0:
-        return ""
-    one = "a node" if short == 1 else f"{short} nodes"
-    instead = f" instead of {some(gone)}" if gone else ""
-    return f"start {one}{instead} with --rdzv-id={shown(view.job)}, or end the job"
-
-
-def some(node_ids: Sequence[str]) -> str:
-    """Name some nodes, and say how many more there are."""
-    return _first([display_name(node_id) for node_id in node_ids])
+    more = len(words) - _NAMED
+    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def _rows(view: Job, state: JobState) -> Iterator[Row]:
+def _rows(job: Job) -> Iterator[Row]:
+    state = job.state
     there = {node.node_id: node for node in state.nodes}
     ranks = {node_id: rank for rank, node_id in enumerate(state.members)}
     for node_id in dict.fromkeys((*state.members, *there)):
         if is_unknown(node_id):
             continue
         node = there.get(node_id)
-        word, why = _what_it_is(view, state, node_id, node)
+        word, why = _standing(job, node_id, node)
         yield Row(
             node_id,
+            job.names(node_id),
             ranks.get(node_id),
             word,
             why,
             "" if node is None else node.address,
-            view.left.get(node_id) if node is not None else None,
+            None if node is None else job.left.get(node_id),
             state.leader == node_id,
-            leaves(view, node_id),
+            leaves(job, node_id),
         )
-    yield from (row for row in _corrupt(view) if row.node_id not in ranks)
+    yield from (row for row in _corrupt(job) if row.node_id not in ranks)
 
 
 _WORDS = {
@@ -251,25 +237,23 @@ _WORDS = {
 }
 
 
-def _what_it_is(
-    view: Job, state: JobState, node_id: str, node: NodeState | None
-) -> tuple[str, str]:
-    """What a node is, in a word, and why, if there is more to say."""
-    record = view.control.round
+def _standing(job: Job, node_id: str, node: NodeState | None) -> tuple[str, str]:
+    """What a node is to its job, in a word, and why, if there is more to say."""
+    state, record = job.state, job.control.round
     if state.closure is not None and node_id in state.members:
         return ("gone" if node is None else "finishing"), ""
     if node is None:
         how = state.missing.get(node_id, "gone")
         reason = reason_to_leave(how)
         return ("lost", how) if reason is None else ("left", reason)
-    info = view.nodes.present[node_id].info
     if node.role is Role.MEMBER and state.stage is Stage.CHANGING:
         return "coming back", ""
     if node.role is Role.IDLE and record is not None and node_id in record.expelled:
-        return "expelled", "did not come back in time"
+        return "expelled", "did not rejoin in time"
+    info = job.nodes.present[node_id].info
     is_full = state.stage is Stage.WORKING and len(state.members) >= info.settings.max_nodes
     why = {
-        Role.SPARE: "all seats are taken" if is_full else "",
+        Role.SPARE: describe.ALL_SEATS if is_full else "",
         Role.FINISHED: "waits for the others",
         Role.LEAVING: info.leaving or "",
         Role.STRANGER: f"started with {info.settings}",
@@ -277,6 +261,6 @@ def _what_it_is(
     return _WORDS[node.role], why.get(node.role, "")
 
 
-def _corrupt(view: Job) -> Iterator[Row]:
-    for node_id, problem in view.nodes.unreadable.items():
-        yield Row(node_id, None, "corrupt", problem.problem)
+def _corrupt(job: Job) -> Iterator[Row]:
+    for node_id, problem in job.state.unreadable.items():
+        yield Row(node_id, job.names(node_id), None, "corrupt", problem)

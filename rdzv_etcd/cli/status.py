@@ -15,9 +15,8 @@ from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.port import Etcd
-from rdzv_etcd.names import names_apart
+from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.world_end import lost_and_left
 from rdzv_etcd.settings import Settings
 
 _JOBS = 1000
@@ -137,20 +136,19 @@ def render(report: Report, where: str) -> list[RenderableType]:
 
 
 def nodes_table(report: Report) -> RenderableType:
-    names = names_apart(*(row.node_id for row in report.rows))
-    rows = [_cells(name, row) for name, row in zip(names, report.rows, strict=True)]
+    rows = [_cells(row) for row in report.rows]
     return output.table(("NODE", "RANK", "STATE", "ADDRESS", "LAST HEARD", "PID", ""), rows)
 
 
-def _cells(name: str, row: Row) -> tuple[object, ...]:
+def _cells(row: Row) -> tuple[object, ...]:
     rank = "-" if row.rank is None else row.rank
     state = row.state.upper() if row.state in ("lost", "corrupt") else row.state
     notes = ["leader"] if row.leads else []
     notes += [row.why] if row.why else []
-    notes += [f"to leave: {row.leaves}"] if row.leaves else []
+    notes += [f"being drained: {row.leaves}"] if row.leaves else []
     notes += ["keep-alive overdue"] if row.is_overdue else []
     return (
-        name,
+        row.name,
         rank,
         output.cell(state, _STYLES.get(row.state, "")),
         row.address or "-",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,17 +19,32 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.event_text import Names, event_fields, lines_of
 from rdzv_etcd.cli.jobs import Job, connected, read_job, watching
 from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.output import duration
 from rdzv_etcd.cli.report import leaves, report_on
 from rdzv_etcd.cli.status import render
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, StateCorruptError
 from rdzv_etcd.etcd.port import Etcd
-from rdzv_etcd.protocol.events import JobEnded, JobEvent, Snapshot
+from rdzv_etcd.names import Names
+from rdzv_etcd.protocol.events import (
+    JobEnded,
+    JobEvent,
+    Joined,
+    Missed,
+    NodeLeft,
+    NodeLost,
+    NodeMissing,
+    Snapshot,
+    WorldFormed,
+    WorldOver,
+)
+from rdzv_etcd.protocol.job_state import JobState
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.text import many
+from rdzv_etcd.world_change import WorldChange, end_text, left, lost, may_be_gone, text_of
 
 V = TypeVar("V", bound="LiveView")
 
@@ -117,6 +134,8 @@ class LiveView:
 
     def tell(self, event: JobEvent) -> None:
         """Print an event."""
+        if isinstance(event, Snapshot):
+            self._names.learn([node.node_id for node in event.state.nodes])
         if self._as_json:
             output.show_json("event", event_fields(event))
             return
@@ -174,8 +193,71 @@ class LiveView:
                 told = {"node": node_id, "by": drain.by, "reason": drain.reason}
                 output.show_json("event", {"type": "drain", "wall_s": time.time(), **told})
             else:
-                self.say(f"{self._names(node_id)} is to leave: {leaves(job, node_id)}")
+                self.say(f"{self._names(node_id)} is being drained: {leaves(job, node_id)}")
 
     def _draw(self) -> None:
         if self._live is not None:
             self._live.update(Group("", *self._parts, self._note), refresh=True)
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+def lines_of(event: JobEvent, name: Names) -> Iterator[str]:
+    """Describe what has happened, in a line or two."""
+    if isinstance(event, Snapshot):
+        state = event.state
+        yield f"{state.stage.value}: round {state.round}, {many(len(state.nodes), 'node')} present"
+    elif isinstance(event, Joined):
+        yield f"{name(event.node)} joined"
+    elif isinstance(event, NodeMissing):
+        yield may_be_gone(name(event.node), event.how)
+    elif isinstance(event, NodeLost):
+        after = "" if event.after_s is None else f", {duration(event.after_s)} after its end"
+        yield f"{lost(name(event.node), event.how)}{after}"
+    elif isinstance(event, NodeLeft):
+        yield left(name(event.node), event.reason)
+    elif isinstance(event, WorldFormed):
+        took = "" if event.formed_in_s is None else f", formed in {duration(event.formed_in_s)}"
+        yield f"round {event.round}: {many(event.size, 'node')}{took}, epoch {event.epoch}"
+        if event.members:
+            yield f"by rank: {name.all(event.members)}"
+    elif isinstance(event, WorldOver):
+        why = "" if event.change is None else f": {text_of(event.change, name)}"
+        yield f"round {event.round} is over{why}"
+    elif isinstance(event, JobEnded):
+        yield end_text(name(event.by), event.reason, succeeded=event.succeeded)
+    elif isinstance(event, Missed):
+        yield f"{many(event.count, 'event')} missed"
+
+
+def event_fields(event: JobEvent) -> dict[str, object]:
+    """What ``--json`` prints of an event; docs/cli.md describes it."""
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    fields: dict[str, object] = {"type": kind, "wall_s": event.wall_s}
+    if isinstance(event, Snapshot):
+        return fields | _state_fields(event.state)
+    if isinstance(event, WorldOver):
+        change = _change_fields(event.change)
+        return fields | {"round": event.round, "epoch": event.epoch, "change": change}
+    names = (name for kind in type(event).__mro__ for name in getattr(kind, "__slots__", ()))
+    for name in names:
+        if name not in ("at_s", "wall_s"):
+            value = getattr(event, name)
+            fields[name] = list(value) if isinstance(value, tuple) else value
+    return fields
+
+
+def _state_fields(state: JobState) -> dict[str, object]:
+    return {
+        "stage": state.stage.value,
+        "round": state.round,
+        "epoch": state.epoch,
+        "members": list(state.members),
+        "nodes": [node.node_id for node in state.nodes],
+        "missing": dict(state.missing),
+    }
+
+
+def _change_fields(change: WorldChange | None) -> dict[str, object] | None:
+    return None if change is None else {"type": type(change).__name__.lower(), "text": str(change)}

@@ -15,15 +15,15 @@ from functools import partial
 
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, MisuseError, StateCorruptError
 from rdzv_etcd.etcd.port import KeyValue
-from rdzv_etcd.names import display_name
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.protocol import requests
-from rdzv_etcd.protocol.liveness import Mistakes, answer_grace_s, how_reported
+from rdzv_etcd.protocol.liveness import Mistakes, answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
 from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.text import shown
+from rdzv_etcd.world_change import how_reported, may_be_gone
 
 SETTLED_S = 2.0
 """Who has heard from etcd again only since then says of nobody that he is silent."""
@@ -109,7 +109,7 @@ class Witness:
         made_at = result.revision if result.succeeded else await self._made_at(node_id, accusation)
         if not made_at:
             return 0.0
-        context.log.say(f"{display_name(node_id)}: {accusation.how}")
+        context.log.say(may_be_gone(context.log.names(node_id), accusation.how))
         self._made[node_id] = _Made(made_at, context.control.view.epoch)
         grace_s = answer_grace_s(context.session.round_trip_s, accusation)
         self._undecided[node_id] = context.clock.now_s() + grace_s
@@ -261,7 +261,7 @@ class Reports:
                 continue
             if self._is_quiet(node_id):
                 return False
-            how = how_reported(self._me, shown(evidence, _EVIDENCE))
+            how = how_reported(context.log.names(self._me), shown(evidence, _EVIDENCE))
             accusation = Accusation(self._me, how, is_certain, info.round_trip_ms)
             if not context.session.lease_id:
                 await context.wakeup.wait(
@@ -290,9 +290,10 @@ class Reports:
         now_s = self._context.clock.now_s()
         if self._witness.mistakes.quiet_until_s(node_id, now_s) <= now_s:
             return False
+        name = self._context.log.names(node_id)
         self._context.log.warn(
-            f"does not pass on that {display_name(node_id)} is dead: this node was wrong about it "
-            "or about others a moment ago"
+            f"the report that {name} is dead is not passed on: this node was wrong "
+            "about it or about others a moment ago"
         )
         return True
 

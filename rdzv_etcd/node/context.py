@@ -12,6 +12,7 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult, TxnResult
 from rdzv_etcd.metrics import Recorder
+from rdzv_etcd.names import Names
 from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import Wakeup
@@ -29,11 +30,13 @@ PROGRESS_EVERY_S = 2.0
 
 
 class StatusLog:
-    """Says a thing once, in one line. ``who`` names the node in each of them."""
+    """Logs a thing once, in one line that names the job and this node."""
 
-    def __init__(self, job_id: str, who: str) -> None:
-        self._prefix = f"[{job_id}] {who}: "
-        self._names = {"rdzv_job": job_id, "rdzv_node": who}
+    def __init__(self, job_id: str, node_id: str) -> None:
+        self.names = Names([node_id])
+        """How all lines of this node name nodes."""
+        self._job_id = job_id
+        self._node_id = node_id
         self._last = ""
         self._progress_after_s = 0.0
 
@@ -42,7 +45,7 @@ class StatusLog:
         if text != self._last:
             self._last = text
             level = logging.WARNING if warn else logging.INFO
-            _log.log(level, "%s", shown(f"{self._prefix}{text}", LINE), extra=self._extra(text))
+            _log.log(level, "%s", self._line(text), extra=self._extra(text))
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
@@ -51,17 +54,23 @@ class StatusLog:
     def error(self, text: str) -> None:
         """Log at ERROR, in as many lines as ``text`` has, which nobody else has written."""
         # Not cut: what matters of a stack is its end.
-        _log.error("%s%s", self._prefix, text, extra={**self._names, "rdzv_text": text})
+        _log.error("%s%s", self._prefix(), text, extra={**self._extra(""), "rdzv_text": text})
 
     def fail(self, text: str, error: BaseException) -> None:
         """Log at ERROR, with the traceback."""
         text = f"{text}: {error!r}"
-        line = shown(f"{self._prefix}{text}", LINE)
-        _log.error("%s", line, exc_info=error, extra=self._extra(text))
+        _log.error("%s", self._line(text), exc_info=error, extra=self._extra(text))
 
     def _extra(self, text: str) -> dict[str, object]:
         """What is in the line, for formatters that keep it apart."""
-        return {**self._names, "rdzv_text": shown(text, LINE)}
+        who = self.names(self._node_id)
+        return {"rdzv_job": self._job_id, "rdzv_node": who, "rdzv_text": shown(text, LINE)}
+
+    def _prefix(self) -> str:
+        return f"[{self._job_id}] {self.names(self._node_id)}: "
+
+    def _line(self, text: str) -> str:
+        return shown(f"{self._prefix()}{text}", LINE)
 
     def progress(self, text: str, now_s: float) -> float | None:
         """Tell how a wait goes on, unless something was told just now.

@@ -16,10 +16,10 @@ from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import LeaseGrant
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol.closing import Close
+from rdzv_etcd.protocol.describe import refused_lately
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Nodes, Round
 from rdzv_etcd.protocol.ranks import slices_for
-from rdzv_etcd.protocol.wait_text import refused_lately
 from rdzv_etcd.protocol.world_end import MemberLoss
 from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM
 from rdzv_etcd.text import shown

@@ -18,10 +18,9 @@ from typing import IO, TypeAlias
 
 from rdzv_etcd.arguments import has_run, runs_later
 from rdzv_etcd.errors import GateError, SettingsError
-from rdzv_etcd.names import display_name
 from rdzv_etcd.node.node import Node
+from rdzv_etcd.node.waiting import LineTimes
 from rdzv_etcd.process import Latch
-from rdzv_etcd.protocol.wait_text import LineTimes
 from rdzv_etcd.settings.fields import MAX_ID, gate_words
 from rdzv_etcd.settings.parse import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.text import shown
@@ -309,7 +308,7 @@ class Gate:
         context.log.warn(f"this node does not join: {how}")
         await node.give_up_seat(-1, how)
         await context.note_refused(how)
-        name = display_name(context.identity.node_id)
+        name = context.log.names(context.identity.node_id)
         raise GateError(
             f"{name} does not join job {context.settings.job_id!r}: {how}. Fix what the gate "
             "checks, or keep this host out of the job",

@@ -23,14 +23,22 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import TxnResult
-from rdzv_etcd.names import display_name
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.leave import drained_error, say_goodbye, why_interrupted
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.node.views import read_pages, within
-from rdzv_etcd.node.waiting import RETRY_S, Backoff
+from rdzv_etcd.node.waiting import RETRY_S, Backoff, LineTimes
 from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.describe import (
+    arrived_text,
+    is_news,
+    refused_lately,
+    refused_text,
+    round_text,
+    seat_text,
+    world_text,
+)
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Leader, NodeInfo, Round
@@ -46,16 +54,6 @@ from rdzv_etcd.protocol.steps import (
     joining_step,
 )
 from rdzv_etcd.protocol.views import nodes_from, slice_from
-from rdzv_etcd.protocol.wait_text import (
-    LineTimes,
-    is_news,
-    refused_lately,
-    refused_text,
-    tell_arrived,
-    tell_round,
-    tell_seat,
-    tell_world,
-)
 from rdzv_etcd.settings import AfterEnd, JobSettings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
@@ -309,7 +307,7 @@ class WaitLines:
         if limits.conflict or limits.is_spare():
             return ""
         refused = refused_lately(context.control.view, context.settings.job)
-        return "" if refused is None else refused_text(refused, [self._member.node_id])
+        return "" if refused is None else refused_text(refused, context.log.names)
 
     def _note_refused(self) -> None:
         self._known_refused.add(self._refused())
@@ -322,7 +320,7 @@ class WaitLines:
             return f"for etcd: {limits.trouble}"
         control = context.control.view
         if limits.is_spare():
-            return tell_seat(context.settings.job_id, control)
+            return seat_text(context.settings.job_id, control)
         formed = control.formed
         settings = context.settings.job if formed is None else formed.settings
         size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
@@ -339,7 +337,9 @@ class WaitLines:
         except RdzvEtcdError as error:
             return f"for round {control.next_number}: {error}"
         where = f"{context.settings.connection}, {context.settings.prefix}"
-        return tell_round(control, here, result.count, settings, where)
+        names = context.log.names
+        names.learn(() if here is None else here.present)
+        return f"for {round_text(control, here, result.count, settings, where, names=names)}"
 
 
 class Joining:
@@ -414,7 +414,7 @@ class Joining:
         waited_s = context.clock.now_s() - self._limits.began_s
         # Why the workers were restarted, and as what, is told where torchrun tells it by default.
         context.log.say(
-            tell_world(world, before, waited_s, reason), warn=is_news(world, before, reason)
+            world_text(world, before, waited_s, reason), warn=is_news(world, before, reason)
         )
         context.wakeup.notify()
         return world
@@ -614,9 +614,10 @@ class Joining:
         )
 
     def _closed_text(self, closure: Closure) -> str:
-        ago_s = max(0.0, self._context.clock.wall_s() - closure.wall_s)
+        context = self._context
+        ago_s = max(0.0, context.clock.wall_s() - closure.wall_s)
         return (
-            f"job {self._context.settings.job_id!r} was closed by {display_name(closure.by)}, "
+            f"job {context.settings.job_id!r} was closed by {context.log.names(closure.by)}, "
             f"{ago_s:.0f} s ago: {shown(closure.reason)}"
         )
 
@@ -638,7 +639,7 @@ class Joining:
         except RdzvEtcdError as error:
             return JoinTimeoutError(f"{text}etcd does not answer ({error})")
         nodes = nodes_from(context.keys, result, context.clock.now_s())
-        arrived, told = tell_arrived(control, nodes, context.settings.job)
+        arrived, told = arrived_text(control, nodes, context.settings.job)
         text += told
         earlier = self._member.met_end
         if earlier is not None:

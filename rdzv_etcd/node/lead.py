@@ -26,12 +26,14 @@ from rdzv_etcd.node.views import ViewWatch, read_pages
 from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
+from rdzv_etcd.protocol.describe import text_of_change
 from rdzv_etcd.protocol.lead import Publish, Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.protocol.views import nodes_after, nodes_from, nodes_went_back
-from rdzv_etcd.protocol.world_end import MemberLoss, change_text, losses
+from rdzv_etcd.protocol.world_end import MemberLoss, losses
+from rdzv_etcd.text import many
 from rdzv_etcd.world_change import left_because
 
 _TOLD = 8
@@ -277,6 +279,8 @@ class Leadership:
         if now_s < usable_s:
             return min(usable_s, now_s + RETRY_S)
         step = leader_step(self._member, control, nodes, context.settings, self._times(now_s))
+        if isinstance(step, Publish | Close | KeepWaiting):  # which names nodes in the log
+            context.log.names.learn(nodes.present)
         if isinstance(step, Publish):
             done = await self._publish(control, nodes, step)
         elif isinstance(step, Close):
@@ -317,7 +321,8 @@ class Leadership:
         self._losses = tuple(losses(change, nodes, context.clock.now_s()))
         for loss in self._losses:
             context.recorder.declared_lost(loss.cause, loss.after_s)
-        context.log.say(f"round {change.round} must be re-formed: {change_text(change)}")
+        why = text_of_change(change, context.log.names)
+        context.log.say(f"round {change.round} is over: {why}")
         return True
 
     async def drop_prepared_leases(self) -> None:
@@ -377,8 +382,9 @@ class Leadership:
         news: dict[str, object] = {"round": record, "round_revision": result.revision}
         if epoch_lease:
             news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
+        size = many(record.size, "node")
+        context.log.say(f"closed round {record.number} with {size}: {decision.reason}")
         context.show_written(result.revision, **news)
-        context.log.say(f"closed round {record.number} with {record.size} nodes: {decision.reason}")
         if requests.remembered(result) > kept:
             await self._forget(kept)
         return True
@@ -422,10 +428,10 @@ class Leadership:
         not work now did so before."""
         context = self._context
         if isinstance(problem, EtcdUnavailableError):
-            context.log.say(f"cannot lead at the moment: {problem}")
+            context.log.say(f"this node cannot lead at the moment: {problem}")
             return
         if type(problem) is not type(self._problem):
-            context.log.warn(f"cannot lead: {problem}")
+            context.log.warn(f"this node cannot lead: {problem}")
         if not isinstance(problem, StateCorruptError):  # the view of the control keys has that
             now_s = context.clock.now_s()
             if self._problem is None:

@@ -128,7 +128,7 @@ async def tell_drain(context: NodeContext, member: Member) -> None:
         if not told:
             told = True
             why = why_drained(drain, member.node_id)
-            context.log.warn(f"leaves at its next safe point ({why})")
+            context.log.warn(f"{why}; will leave at the next safe point")
         txn = requests.tell_drain(context.keys, member.node_id, drain, session)
         try:
             result = await context.etcd.txn(txn, repeatable=True)
@@ -136,7 +136,7 @@ async def tell_drain(context: NodeContext, member: Member) -> None:
             context.session.lost(session)
         except EtcdError as error:  # if etcd is away, the keep-alives say so
             if backoff.is_news(error):
-                context.log.warn(f"cannot tell the others that it is to leave: {error}")
+                context.log.warn(f"this node cannot announce that it is being drained: {error}")
             await context.clock.sleep(backoff.after(error))
         else:
             backoff.reset()

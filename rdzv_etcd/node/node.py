@@ -30,6 +30,7 @@ from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.describe import known_ids
 from rdzv_etcd.protocol.draining import should_yield
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member, Phase, Seat
@@ -40,7 +41,7 @@ from rdzv_etcd.protocol.world_end import cause_of_end, others_reason, why_over
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
-from rdzv_etcd.world_change import Left, MovedOn, Waiting, WorldChange
+from rdzv_etcd.world_change import Left, MovedOn, Waiting, WorldChange, text_of
 
 _FINISH_TOGETHER_S = 1.0
 """Members usually finish within this time of each other; then that need not be written."""
@@ -448,7 +449,7 @@ def _context(
     keys = JobKeys(settings.prefix, settings.job_id)
     timing = settings.timing
     etcd.watch_health.check_every(timing.lease_ttl_s)
-    log = StatusLog(settings.job_id, identity.name)
+    log = StatusLog(settings.job_id, identity.node_id)
     session = Session(
         etcd,
         clock,
@@ -465,6 +466,7 @@ def _context(
     def notice(view: Control) -> None:
         nonlocal told_epoch
         member.notice(view, clock.now_s())
+        log.names.learn(known_ids(view))
         if view.formed is not None and view.formed.lease_ttls_s is not None:
             session.note_ttls(*view.formed.lease_ttls_s)
         over = why_over(member, view, member.epoch)
@@ -474,9 +476,9 @@ def _context(
         if why is not None:
             told_epoch = member.epoch
             if isinstance(why, Left | Waiting):  # told with the next world, if there is one
-                member.note_reason(str(why))
+                member.note_reason(text_of(why, log.names))
             else:
-                log.warn(str(why))
+                log.warn(text_of(why, log.names))
 
     def went_back() -> None:
         member.note_regress()

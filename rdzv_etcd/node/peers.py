@@ -16,7 +16,6 @@ from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.names import names_apart
 from rdzv_etcd.node.accuse import SETTLED_S, Place, Witness
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.waiting import Backoff
@@ -24,8 +23,6 @@ from rdzv_etcd.peers import Answer, Contact, End, Peer, PeerNetwork
 from rdzv_etcd.protocol.liveness import (
     LONGEST_ROOM_S,
     follows_loss,
-    how_gone,
-    how_silent,
     names_dead,
     ring_after,
     ring_in_slice,
@@ -33,6 +30,7 @@ from rdzv_etcd.protocol.liveness import (
 )
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
+from rdzv_etcd.world_change import how_gone, how_silent
 
 _CONTACT_S = 5.0
 """How long a first contact may take: the other node may be about to begin to answer."""
@@ -395,7 +393,7 @@ class PeerLinks:
     async def _rest(self, node_id: str, error: EtcdError) -> None:
         """etcd did not do what it was asked; if it does not answer, the keep-alives say so."""
         if self._backoff.is_news(error):
-            name, _ = names_apart(node_id, self._me)
+            name = self._context.log.names(node_id)
             self._context.log.warn(f"cannot look after {name}, which may be gone: {error}")
         self._backoff.after(error)
         await self._context.clock.sleep(_RETRY_S)
@@ -410,10 +408,10 @@ class PeerLinks:
         if for_s < limit_s:
             return
         self._warned.add(info.node_id)
-        me, other = names_apart(self._me, info.node_id)
+        other = self._context.log.names(info.node_id)
         self._context.log.warn(
-            f"{me} cannot reach {other} at {info.address}:{info.peer_port} ({contact.why}): its "
-            "death will be noticed by its lease only, and MASTER_ADDR there may be unreachable, too"
+            f"this node cannot reach {other} at {info.address}:{info.peer_port} ({contact.why}): "
+            "only its lease will show its death, and MASTER_ADDR there may be unreachable as well"
         )
 
     # -- losing one -------------------------------------------------------------------------------
@@ -467,7 +465,9 @@ class PeerLinks:
         return True
 
     def _how(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> str:
-        me, _ = names_apart(self._me, info.node_id)
+        names = self._context.log.names
+        names.learn([info.node_id])
+        me = names(self._me)
         why, end = seen.contact.why, seen.end
         if evidence is not Evidence.SILENT:
             return how_gone(me, why, seen.after_s)

@@ -30,7 +30,6 @@ from rdzv_etcd.errors import (
     WatchLostError,
 )
 from rdzv_etcd.etcd.port import EventKind, KeyValue, Txn, Watch
-from rdzv_etcd.names import names_apart
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
@@ -143,8 +142,8 @@ async def _answer(context: NodeContext, member: Member, session: int, place: Key
             )
             result = await context.etcd.txn(txn, timeout_s=context.urgent_limit_s, repeatable=True)
             if result.succeeded:
-                by, _ = names_apart(found.by, member.node_id)
-                context.log.warn(f"was taken for dead by {by} ({shown(found.how)}), and is not")
+                by, how = context.log.names(found.by), shown(found.how)
+                context.log.warn(f"{by} reported this node dead ({how}); it is alive")
                 return True
             context.take_control(result)
     except StateCorruptError:  # somebody else has written there

@@ -13,8 +13,7 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.node.waiting import Wakeup
-from rdzv_etcd.protocol.wait_text import LineTimes
+from rdzv_etcd.node.waiting import LineTimes, Wakeup
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -234,7 +233,7 @@ class Session:
                 self._renewed_s = max(self._renewed_s, began_s)
                 if not await self._is_up_to_date():
                     return
-            if self._silence_lines.any_told:
+            if self._silence_lines.any_logged:
                 silent_s = self._clock.now_s() - self._last_contact_s
                 self._tell(f"etcd answers again, after {silent_s:.0f} s")
             elif failures:

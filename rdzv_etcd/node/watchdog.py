@@ -28,6 +28,7 @@ from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
 from rdzv_etcd.protocol.steps import waiting_count
 from rdzv_etcd.protocol.views import place_in
+from rdzv_etcd.world_change import how_wedged
 
 _LOOKS = 8
 _LONGEST_PERIOD_S = 1.0
@@ -197,11 +198,12 @@ class Watchdog:
     async def _give_up(self) -> None:
         """Have the others go on without this node."""
         context, member = self._context, self._member
-        how = f"is wedged: its thread has not called in for {self._limit_s:g} s"
+        how = how_wedged(self._limit_s)
         member.evict()
         context.wakeup.notify()
         context.log.error(
-            f"{how}; the others go on without it. That thread is at:\n{self._call_ins.stack()}"
+            f"this node is {how}; the others continue without it. That thread is at:\n"
+            f"{self._call_ins.stack()}"
         )
         async with context.presence_lock:  # who joins again does not arrive meanwhile
             if not member.evicted:
@@ -211,7 +213,7 @@ class Watchdog:
             try:
                 await context.clock.wait_for(self._say_so(how, session), _SAY_SO_S)
             except (EtcdError, StateCorruptError, TimeoutError) as error:
-                context.log.say(f"could not say that it is wedged, its lease will: {error}")
+                context.log.say(f"could not report this node as hung, its lease will: {error}")
             finally:
                 if self._network is not None and member.evicted:
                     self._network.disown()

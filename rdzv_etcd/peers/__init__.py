@@ -33,7 +33,7 @@ class Answer(Enum):
 
     SAME = "it answers"
     OTHER = "another node answers there"
-    REFUSED = "refused by its host"
+    REFUSED = "its host refuses the connection"
     MUTE = "accepted and closed without an answer"
     HELD = "accepted without an answer"
     """A kernel holds the connection: a process is there, but stopped, or very slow."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rdzv_etcd.names import display_names
+from rdzv_etcd.protocol import describe
 from rdzv_etcd.protocol.census import Census, take_census
 from rdzv_etcd.protocol.liveness import may_answer_until_s
 from rdzv_etcd.protocol.model import Control, NodeInfo, Nodes, Presence
 from rdzv_etcd.protocol.ranks import assign_ranks
-from rdzv_etcd.protocol.wait_text import finished_text, needed, no_successor
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.text import shown
-from rdzv_etcd.world_change import left_because
 
 _HEIRS = 32
 """One of them is enough, and every node reads their names."""
@@ -72,31 +69,32 @@ def decide_close(
 
     Whatever may be closed is closed before the leader gives up.
     """
-    stuck = no_successor(control)
+    stuck = describe.no_successor(control)
     if stuck:
         return KeepWaiting(None, stuck)
-    round_label = f"round {control.next_number}"
     if control.round is None and len(nodes.present) < settings.min_nodes:
         # The common case while a big job starts: do not sort thousands of nodes at each arrival.
-        return KeepWaiting(
-            None, f"{round_label}: {len(nodes.present)} of {needed(settings)} nodes here"
-        )
+        count = len(nodes.present)
+        return KeepWaiting(None, describe.round_text(control, None, count, settings))
     census = take_census(control, nodes, settings)
     pool = census.pool
     size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
-    here = f"{round_label}: {len(pool)} of {needed(settings)} nodes here"
     if not pool and control.closure is not None:
         return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
     if size < settings.min_nodes or size == 0:
-        return KeepWaiting(None, here + _missing(census, control, nodes))
+        return KeepWaiting(None, _waits_for(control, nodes, settings, census))
     until_s, why = _closes_at(control, census, size, settings, limits)
     # Who was accused and lives answers within this time, and would be left out of the world else.
     until_s = max(until_s, may_answer_until_s(nodes, now_s, limits.round_trip_s))
     if limits.give_up_s < until_s:
-        until_s, why = limits.give_up_s, "the leader's join timeout is about to end"
+        until_s, why = limits.give_up_s, describe.GIVES_UP
     if now_s >= until_s:
         return _close(control, census, size, why)
-    return KeepWaiting(until_s, here + _missing(census, control, nodes))
+    return KeepWaiting(until_s, _waits_for(control, nodes, settings, census))
+
+
+def _waits_for(control: Control, nodes: Nodes, settings: JobSettings, census: Census) -> str:
+    return describe.round_text(control, nodes, len(census.pool), settings, census=census)
 
 
 def _closes_at(
@@ -107,14 +105,14 @@ def _closes_at(
     enough_s = _enough_since(pool, settings, limits.opened_s)
     if census.expected or census.unplaced:
         until_s = max(limits.opened_s + limits.rejoin_s, enough_s)
-        return until_s, "live members were not back in time"
+        return until_s, describe.NOT_BACK
     if size == settings.max_nodes // settings.node_unit * settings.node_unit:
-        return -math.inf, "all seats are taken"
+        return -math.inf, describe.ALL_SEATS
     if control.formed is not None:
         last_s = max(limits.opened_s, *(presence.seen_s for presence in pool))
         until_s = min(last_s + limits.settle_s, enough_s + limits.last_call_s)
-        return until_s, "all live members are back"
-    return enough_s + limits.last_call_s, "last call passed"
+        return until_s, describe.ALL_BACK
+    return enough_s + limits.last_call_s, describe.LAST_CALL
 
 
 def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
@@ -123,25 +121,6 @@ def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: f
     least = (settings.min_nodes + unit - 1) // unit * unit
     arrivals = sorted(presence.seen_s for presence in pool)
     return max(opened_s, arrivals[least - 1])
-
-
-def _missing(census: Census, control: Control, nodes: Nodes) -> str:
-    parts = []
-    if census.expected:
-        parts.append(f"waiting for {display_names(census.expected)}")
-    change = control.open_change
-    lost = dict(change.lost) if change is not None else {}
-    lost.update({node_id: left_because(reason) for node_id, reason in census.leaving.items()})
-    for node_id in census.absent:
-        lost.setdefault(node_id, nodes.how_absent(node_id) if node_id in nodes.accused else "gone")
-    for node_id, how in lost.items():
-        if node_id in census.absent or node_id in census.leaving:
-            parts.append(f"lost {display_names([node_id])} ({shown(how)})")
-    if census.strangers:
-        strangers = [presence.info.node_id for presence in census.strangers]
-        parts.append(f"not counting {display_names(strangers)} (other settings)")
-    parts += finished_text(census)
-    return "".join(f", {part}" for part in parts)
 
 
 def _close(control: Control, census: Census, size: int, reason: str) -> Close:

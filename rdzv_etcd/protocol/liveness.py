@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from rdzv_etcd.names import display_name
 from rdzv_etcd.protocol.model import Accusation, Change, Nodes, Round
 from rdzv_etcd.world_change import reason_to_leave
 
@@ -156,20 +155,3 @@ def names_dead(change: Change | None, node_id: str) -> bool:
     """Whether ``change`` says of this node that it was lost, and had not left."""
     how = None if change is None else change.lost.get(node_id)
     return how is not None and reason_to_leave(how) is None
-
-
-def how_gone(by: str, why: str, after_s: float | None = None) -> str:
-    """How a node was lost whose process is gone; ``by``: who saw it, ``after_s``: seconds since its
-    link ended."""
-    after = "" if after_s is None else f" after {1000 * after_s:.0f} ms"
-    return f"its process is gone ({why}, seen by {by}{after})"
-
-
-def how_silent(by: str, why: str) -> str:
-    """How a node was lost that did not answer, neither its neighbour nor etcd."""
-    return f"its host is silent (seen by {by}: {why})"
-
-
-def how_reported(by: str, evidence: str) -> str:
-    """How a node was lost of which a program has said that it is dead."""
-    return f"reported dead: {evidence} (by {display_name(by)})"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rdzv_etcd.protocol.describe import lost_and_left
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Change, Closure, Control, Nodes
 from rdzv_etcd.protocol.steps import waiting_count
@@ -13,11 +14,11 @@ from rdzv_etcd.world_change import (
     Failed,
     Finished,
     Left,
-    Loss,
     Lost,
     MovedOn,
     Waiting,
     WorldChange,
+    cause_of_loss,
     reason_to_leave,
 )
 
@@ -41,7 +42,7 @@ def why_over(member: Member, control: Control, epoch: int) -> WorldChange | None
 
 def others_reason(member: Member, control: Control) -> WorldChange | None:
     """Why the world that this node works in is over, if that is not of its own making and nothing
-    that all were meant to do; of a node that has finished only the job's failure is told."""
+    that all were meant to do; to a node that has finished only the job's failure matters."""
     why = why_over(member, control, member.epoch)
     if member.has_finished and not isinstance(why, Failed):
         return None
@@ -63,34 +64,7 @@ def change_of(change: Change) -> Lost | Left | Waiting:
     return Waiting(change.waiters, change.because)
 
 
-def lost_and_left(gone: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Part the members that a change says are gone: those that were lost, and how, and those that
-    left, and why."""
-    reasons = {node: reason_to_leave(how) for node, how in gone.items()}
-    lost = {node: how for node, how in gone.items() if reasons[node] is None}
-    return lost, {node: reason for node, reason in reasons.items() if reason is not None}
-
-
-def change_text(change: Change) -> str:
-    """Say why a world is over, with all that a change holds."""
-    lost, left = lost_and_left(change.lost)
-    waiting = Waiting(change.waiters, change.because)
-    more = f"{change.unnamed} more" if change.unnamed else ""
-    return ", ".join(
-        part for part in (str(Lost(lost)), str(Left(left)), str(waiting), more) if part
-    )
-
-
 # --- kinds, for who counts them ------------------------------------------------------------------
-
-_CAUSES = {
-    Loss.EXPIRED.value: "lease_expired",
-    "its process is gone": "process_gone",
-    "its host is silent": "host_silent",
-    "reported dead": "reported",
-    "is wedged": "wedged",
-}
-"""By how they begin: see the words of :mod:`rdzv_etcd.protocol.liveness`."""
 
 _ENDS: dict[type[WorldChange], str] = {
     Lost: "lost",
@@ -114,9 +88,9 @@ class MemberLoss:
 
 
 def losses(change: Change, nodes: Nodes, at_s: float) -> Iterator[MemberLoss]:
-    """Tell the losses of a change that is published at ``at_s``, by the clock of ``nodes``.
+    """Yield the losses of a change that is published at ``at_s``, by the clock of ``nodes``.
 
-    Who has left is not lost. A change names the first 32 only.
+    A node that has left is not lost. A change names the first 32 only.
     """
     for node_id, how in change.lost.items():
         if reason_to_leave(how) is not None:
@@ -126,11 +100,6 @@ def losses(change: Change, nodes: Nodes, at_s: float) -> Iterator[MemberLoss]:
         if accused is not None and accused.accusation.after_ms is not None:
             after_s = max(0.0, at_s - accused.seen_s) + accused.accusation.after_ms / 1000
         yield MemberLoss(node_id, cause_of_loss(how), after_s)
-
-
-def cause_of_loss(how: str) -> str:
-    """Name the kind of a loss; ``how`` is what a change says of it."""
-    return next((cause for words, cause in _CAUSES.items() if how.startswith(words)), "other")
 
 
 def cause_of_end(change: WorldChange) -> str:

@@ -14,11 +14,11 @@ from rdzv_etcd.errors import (
     WorldClosedError,
     WorldOverError,
 )
-from rdzv_etcd.names import display_name
+from rdzv_etcd.names import display_names
 from rdzv_etcd.node.node import Node
+from rdzv_etcd.node.waiting import LineTimes
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Closure
-from rdzv_etcd.protocol.wait_text import LineTimes
 from rdzv_etcd.protocol.world_end import end_of
 from rdzv_etcd.world_change import WorldChange
 
@@ -104,13 +104,13 @@ async def first_of(node: Node, what: str, *tasks: asyncio.Future[Any]) -> None:
 
 def _over(what: str, seat: Seat, change: WorldChange) -> WorldOverError:
     return WorldOverError(
-        f"{what}: round {seat.round} is over ({change}); join the next one", change=change
+        f"{what}: round {seat.round} is over, join the next one: {change}", change=change
     )
 
 
 def _closed(what: str, job_id: str, closure: Closure, change: WorldChange) -> WorldClosedError:
     return WorldClosedError(
-        f"{what}: job {job_id!r} was closed by {display_name(closure.by)}: {closure.reason}",
+        f"{what}: job {job_id!r} was closed by {display_names([closure.by])}: {closure.reason}",
         closed_by=closure.by,
         reason=closure.reason,
         succeeded=closure.succeeded,

@@ -119,10 +119,9 @@ def test_a_request_stands_and_is_shown_until_the_node_leaves(
         }
         shown = act("status", job_id)
         assert shown.code == 0
-        host = node_id.split("~", maxsplit=1)[0]
         why = re.escape(f"drained by {operator()}: its fan is loud")
-        assert re.search(rf"^    to leave: {host} \({why}\)$", shown.out, re.MULTILINE)
-        assert re.search(rf" to leave: {why} *$", shown.out, re.MULTILINE)
+        assert re.search(rf"^    being drained: {node_id} \({why}\)$", shown.out, re.MULTILINE)
+        assert re.search(rf" being drained: {why} *$", shown.out, re.MULTILINE)
         nodes[1].leave()
         assert act("status", job_id, "--json").json["status"]["drains"] == []
 
@@ -186,7 +185,7 @@ def test_who_has_died_is_not_shown_as_about_to_leave(
     for node_id in ("one~1~a", "dead~1~a"):
         key = JobKeys(PREFIX, job_id).drain(node_id)
         etcd_server.gateway.put(key, value, lease(etcd_server))
-    assert "to leave: one (drained by me: its fan)" in act("status", job_id).out
+    assert "being drained: one (drained by me: its fan)" in act("status", job_id).out
     (told,) = act("status", job_id, "--json").json["status"]["drains"]
     assert told["node"] == "one~1~a"
 
@@ -258,7 +257,7 @@ def test_watch_tells_that_a_node_is_asked(etcd_server: EtcdServer, job_id: str, 
         told = {"node": node.node_id, "by": operator(), "reason": "why not"}
         assert event == {"type": "drain", **told}
         why = re.escape(f"drained by {operator()}: why not")
-        terminal.wait_for(rf"\d\d:\d\d:\d\d  .* is to leave: {why}")
+        terminal.wait_for(rf"\d\d:\d\d:\d\d  .* is being drained: {why}")
 
 
 # --- what is decided ------------------------------------------------------------------------------

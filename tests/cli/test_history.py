@@ -42,7 +42,7 @@ def test_a_drained_node_is_not_a_host_to_look_at(
         value = json.dumps(audit).encode()
         etcd_server.gateway.put(keys.audit(number, "run"), value, lease(etcd_server))
     out = cli("history", job_id, "--endpoint", etcd_server.endpoint).out
-    assert "gpu-7 left: drained: updates" in out
+    assert "gpu-7 left (drained: updates)" in out
     assert "lost" not in out
 
 
@@ -54,7 +54,7 @@ def test_before_the_first_round_it_says_what_status_does(
     assert (done.code, "nothing is recorded for it" in done.out) == (2, True)
     plant_node(etcd_server, job_id, "one~1~a")
     done = cli(*words)
-    assert (done.code, "waits for round 1: 1 of 1 to 2 nodes" in done.out) == (0, True)
+    assert (done.code, "waits for round 1: 1 node (1 to 2 wanted)" in done.out) == (0, True)
     assert cli(*words, "--json").json["history"]["rounds"] == []
 
 
@@ -75,8 +75,10 @@ def test_why_members_came_back_is_told_and_outlives_the_job(
     assert [each["back_because"] for each in told["rounds"][1:]] == [{two.node_id: shown}] * 5
     assert told["ended"][0]["reason"] == "done"
     out = " ".join(cli(*words).out.split())
-    assert f"came back ({shown})" in out
-    assert f"! most of 5 rounds ended because a member came back, the last time as {shown}" in out
+    assert f"rejoined ({shown})" in out
+    assert (
+        f"! most of 5 rounds ended because a member rejoined, the last time because {shown}" in out
+    )
 
 
 def test_who_was_kept_out_is_named_once(etcd_server: EtcdServer, job_id: str, cli: Run) -> None:

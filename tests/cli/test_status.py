@@ -83,7 +83,9 @@ def test_a_job_that_works(etcd_server: EtcdServer, job_id: str, status: Run) -> 
         assert sum(node["leads"] for node in told["nodes"]) == 1
         shown = status(job_id)
         assert shown.code == 0
-        assert re.search(rf"^{job_id}  WORKS  round 1, 2 of 1 to 2 nodes", shown.out, re.MULTILINE)
+        assert re.search(
+            rf"^{job_id}  WORKS  round 1, 2 nodes \(1 to 2 wanted\)", shown.out, re.MULTILINE
+        )
         assert "leader" in shown.out
 
 
@@ -124,7 +126,7 @@ def test_a_lost_node_is_named_with_how_it_was_lost(
         assert lost["why"]
         assert done.json["status"]["change"]["lost"] == {lost_id: lost["why"]}
         shown = status(job_id).out
-        assert "round 1 ended: " in shown
+        assert "round 1 is over: " in shown
         assert "LOST" in shown
         assert "next: start" in shown
 
@@ -181,7 +183,7 @@ def test_a_node_that_other_settings_keep_out_is_named(
             told = done.json["status"]["refused"]
             assert (told["node"], told["min_nodes"]) == (stranger.node_id, 3)
             shown = status(job_id).out
-            assert "the first of them came " in shown
+            assert "the first of them joined " in shown
             # of the waiting node's host
             other_one = "~".join(stranger.node_id.split("~")[:2])
             if node.node_id.startswith(f"{other_one}~"):  # two nodes of one process
@@ -263,12 +265,12 @@ def test_a_job_whose_nodes_all_died_is_not_unknown(
             etcd_server.gateway.delete_prefix(key)
     done = status(job_id)
     assert done.code == 2
-    assert "GONE  all its nodes died or left, and nobody closed it" in done.out
+    assert "GONE  all its nodes died or left, and none of them closed it" in done.out
     assert f"next: see rdzv-etcd history {job_id}" in done.out
     assert status(job_id, "--json").json["status"]["state"] == "gone"
     history = cli("history", job_id, "--endpoint", etcd_server.endpoint)
     assert history.code == 0
-    assert history.out.splitlines()[-1] == "all its nodes died or left, and nobody closed it"
+    assert history.out.splitlines()[-1] == "all its nodes died or left, and none of them closed it"
 
 
 def test_who_left_is_not_called_lost(etcd_server: EtcdServer, job_id: str, status: Run) -> None:
@@ -284,7 +286,7 @@ def test_who_left_is_not_called_lost(etcd_server: EtcdServer, job_id: str, statu
     rows = {row["node"]: (row["state"], row["why"]) for row in told["nodes"]}
     assert rows[members[1]] == ("left", "drained: its fan")
     assert rows[members[2]] == ("lost", "evicted")
-    assert "round 1 ended: three lost (evicted), two left: drained: its fan" in status(job_id).out
+    assert "round 1 is over: lost three: evicted; two left (drained: its fan)" in status(job_id).out
 
 
 def test_one_that_was_declared_lost_long_ago_is_not_about_to_be(
@@ -293,7 +295,7 @@ def test_one_that_was_declared_lost_long_ago_is_not_about_to_be(
     """The next world is at work, and the accusation still stands in the place of its presence."""
     plant_round(etcd_server, job_id, ["one~1~a"], number=2)
     plant_node(etcd_server, job_id, "one~1~a", arrived_for=2)
-    accusation = encode_accusation(Accusation("one~1~a", "its process is gone", is_certain=True))
+    accusation = encode_accusation(Accusation("one~1~a", "its process exited", is_certain=True))
     key = JobKeys(PREFIX, job_id).node("two~2~b")
     etcd_server.gateway.put(key, accusation, lease(etcd_server))
     done = status(job_id)
@@ -424,4 +426,4 @@ def test_many_nodes_that_nobody_leads_yet_wait(
         etcd_server.gateway.put(JobKeys(PREFIX, job_id).node(node), encode_node(info), granted)
     done = status(job_id)
     assert done.code == 1
-    assert f"{SHOWN_NODES + 1} nodes are there, and none of them leads yet" in done.out
+    assert f"{SHOWN_NODES + 1} nodes present, and none of them leads yet" in done.out

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.cli.event_text import Names, event_fields, lines_of
+from rdzv_etcd.cli.watch import event_fields, lines_of
+from rdzv_etcd.names import Names
 from rdzv_etcd.protocol.events import Joined, Missed, NodeLeft, NodeLost
 from tests.cli.terminal import Terminal
 from tests.cli.test_hostile import EVIL, is_harmless
@@ -35,14 +36,14 @@ def test_on_a_terminal_a_table_follows_what_happens(etcd_server: EtcdServer, job
         with groups(settings, 3) as nodes:
             join_all(nodes)
             terminal.wait_for(r"round 1: 3 nodes")
-            terminal.wait_for(rf"{job_id}  WORKS  round 1, 3 of 1 to 3 nodes")
+            terminal.wait_for(rf"{job_id}  WORKS  round 1, 3 nodes \(1 to 3 wanted\)")
             terminal.wait_for(r"NODE +RANK +STATE")
             so_far = len(terminal.text)
             nodes[0].leave("needed elsewhere")
-            terminal.wait_for(r"\d\d:\d\d:\d\d  .*left: needed elsewhere", after=so_far)
+            terminal.wait_for(r"\d\d:\d\d:\d\d  .*left \(needed elsewhere\)", after=so_far)
             terminal.wait_for(r"WAITS  for round 2", after=so_far)
             nodes[1].finish("all done")
-            terminal.wait_for(r"the job finished: .* says all done", after=so_far)
+            terminal.wait_for(r"finished the job: all done", after=so_far)
             terminal.wait_for("CLOSED", after=so_far)
         terminal.press(b"\x03")
         assert terminal.end() == 130
@@ -92,7 +93,7 @@ def test_an_etcd_that_goes_away_is_told_and_outlived(
         terminal.wait_for("up to date again")
         with groups(node_settings(server, job_id, "1"), 1) as nodes:
             join_all(nodes)
-            terminal.wait_for("round 1: 1 nodes")
+            terminal.wait_for("round 1: 1 node,")
 
 
 @pytest.mark.parametrize(
@@ -103,12 +104,3 @@ def test_an_etcd_that_goes_away_is_told_and_outlived(
 def test_what_others_wrote_is_harmless_in_an_event(event: Joined) -> None:
     assert is_harmless("\n".join(lines_of(event, Names())))
     json.dumps(event_fields(event))
-
-
-def test_nodes_of_one_host_are_told_apart() -> None:
-    names = Names()
-    assert [names("a~1~x"), names("b~2~x"), names("a~1~x"), names("a~3~y")] == [
-        *("a", "b", "a"),
-        "a~3",
-    ]
-    assert Names(with_pids=True)("a~1~x") == "a~1"

@@ -16,7 +16,7 @@ from tests.cli.tools import PREFIX, lease, plant_node, plant_round
 from tests.support.servers import EtcdServer
 
 COLUMNS = [80, 100, 140]
-HOW = "its process is gone (refused by its host, seen by gpu-05 after 3 ms)"
+HOW = "its process exited (its host refuses the connection; noticed by gpu-05 within 3 ms)"
 OTHER = "its host is silent, and nobody has heard of it for a good while by now"
 REASON = "host maintenance, as it was announced for tonight"
 
@@ -59,7 +59,7 @@ def test_status_shows_each_node_with_its_rank_and_state(
         assert rows[names[1]][5] == "1901"
         text = " ".join(" ".join(table).split())
         assert HOW in text
-        assert f"to leave: drained by me: {REASON}" in text
+        assert f"being drained: drained by me: {REASON}" in text
 
     check()
     change = Change("run", 1, (), {members[2]: HOW})
@@ -80,7 +80,7 @@ def test_history_shows_when_each_round_was_formed(
             "wall_s": 1e9 + number,
             "size": 12,
             "open_s": 0.13,
-            "because": "all live members are back",
+            "because": "all surviving members rejoined",
             "last_arrival": node,
             "change": {"lost": {node: OTHER}, "waiters": []},
         }
@@ -92,9 +92,9 @@ def test_history_shows_when_each_round_was_formed(
     for number in (7, 8):
         (row,) = (cells(line) for line in lines if line.startswith(f"{number} "))
         at = when(1e9 + number, time.time())
-        assert row[:5] == [str(number), at, "12", "0.13 s", "all live members are back"]
+        assert row[:5] == [str(number), at, "12", "0.13 s", "all surviving members rejoined"]
     text = " ".join(" ".join(lines).split())
-    assert text.count(f"trainer-worker-3 lost ({OTHER})") == 2
+    assert text.count(f"lost trainer-worker-3: {OTHER}") == 2
     assert text.count("trainer-worker-3") == 4
 
 

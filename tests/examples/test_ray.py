@@ -40,4 +40,4 @@ def test_a_killed_actor_comes_back_into_the_world(
         ended = {program.wait_for(r"actor (\d): ended at step 200")[1] for _ in range(2)}
         assert ended == {"0", "1"}
         assert program.end() == 0
-        assert any("its process is gone" in line for line in program.lines)
+        assert any("its process exited" in line for line in program.lines)

@@ -18,7 +18,7 @@ from tests.support.gateway import GatewayError
 from tests.support.leaks import Store, job_root
 from tests.torchrun.agents import Agent, Agents, Job, Step
 
-_JOINED = re.compile(r"round \d+: rank \d+ of")
+_JOINED = re.compile(r"round \d+ formed in [0-9.]+ s: node rank \d+ of")
 """What an agent writes whenever a round is formed with it, whether its workers get to work or
 not."""
 

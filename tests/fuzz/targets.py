@@ -186,7 +186,7 @@ def targets() -> Iterator[dict[str, Shot]]:
             ),
             "accusation": _decodes(
                 lambda value: values.decode_place(KEYS.node("a~1~x"), "a~1~x", value),
-                values.encode_accusation(Accusation("b~1~x", "its process is gone", True)),
+                values.encode_accusation(Accusation("b~1~x", "its process exited", True)),
             ),
             "store_value": store_value,
             "keys": keys,

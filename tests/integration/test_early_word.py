@@ -42,8 +42,8 @@ def patient(project: Callable[..., Project]) -> Project:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (Host.killed, ("its process is gone", "its host is silent")),
-        (agent_killed, ("its process is gone", "its host is silent")),
+        (Host.killed, ("its process exited", "its host is silent")),
+        (agent_killed, ("its process exited", "its host is silent")),
         (Host.disconnected, ("its host is silent",)),
     ],
 )

@@ -89,7 +89,7 @@ def when_entered(node: Node, call: Callable[[], object]) -> Iterator[None]:
     asked: list[object] = []
 
     def watch(record: logging.LogRecord) -> bool:
-        has_entered = node.phase is Phase.MEMBER and ": rank " in record.getMessage()
+        has_entered = node.phase is Phase.MEMBER and ": node rank " in record.getMessage()
         if has_entered and not asked:
             asked.append(call())
         return True

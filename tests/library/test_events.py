@@ -143,7 +143,7 @@ def test_a_killed_member_is_lost_and_for_how_long_it_had_been_gone_is_told(job: 
         told = until(events, WorldOver)
         assert [event for event in told if isinstance(event, NodeMissing)]
         (lost,) = [event for event in told if isinstance(event, NodeLost)]
-        assert (lost.node, lost.how[:19]) == (remote.node_id, "its process is gone")
+        assert (lost.node, lost.how[:18]) == (remote.node_id, "its process exited")
         assert lost.after_s is not None
 
 

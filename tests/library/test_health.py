@@ -153,7 +153,7 @@ def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
         assert is_wedged.wait(LIMIT_S)
         assert world.wait_over(LIMIT_S)  # it waits inside, which counts as calling in
         assert isinstance(world.change, Lost)
-        why = "is wedged: its thread has not called in for 3 s"
+        why = "hung: its thread has not called in for 3 s"
         assert dict(world.change.members) == {wedged.node_id: why}
         alone = other.join()
         assert alone.size == 1
@@ -161,7 +161,7 @@ def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
         wait_until("it waits for a seat", lambda: alone.over)
         assert other.join().size == 2
         assert hanging.result(LIMIT_S) == "2 False"
-    (record,) = [each for each in caplog.records if "is wedged" in each.getMessage()][:1]
+    (record,) = [each for each in caplog.records if "this node is hung" in each.getMessage()][:1]
     assert record.levelno == logging.ERROR
     assert "hang_in_a_file_system" in record.getMessage()
 

@@ -49,7 +49,7 @@ def test_who_waits_at_a_barrier_is_told_which_of_16_has_died(job: Job) -> None:
         for error in told:
             assert isinstance(error.change, Lost)
             assert list(error.change.members) == [victim.node_id]
-            assert "its process is gone" in str(error)
+            assert "its process exited" in str(error)
         again = join_all(nodes)
         assert {world.size for world in again} == {MEMBERS - 1}
 

@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rdzv_etcd.metrics.prometheus import (
-    CHANGES,
-    JOB,
-    LOSSES,
-    METRICS,
-    Page,
-    PrometheusRecorder,
-    metrics_table,
-)
-from rdzv_etcd.protocol.liveness import how_gone, how_reported, how_silent
+from rdzv_etcd.metrics.definitions import CHANGES, JOB, LOSSES, METRICS, Type, metrics_table
+from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
 from rdzv_etcd.protocol.model import Accusation, Accused, Change, Nodes
-from rdzv_etcd.protocol.world_end import cause_of_end, cause_of_loss, losses
+from rdzv_etcd.protocol.world_end import cause_of_end, losses
 from rdzv_etcd.world_change import (
     Expelled,
     Failed,
@@ -30,6 +22,11 @@ from rdzv_etcd.world_change import (
     MovedOn,
     Waiting,
     WorldChange,
+    cause_of_loss,
+    how_gone,
+    how_reported,
+    how_silent,
+    how_wedged,
     left_because,
 )
 from tests.sim.world import TIMING, SimJob, SimNode, simulate
@@ -154,7 +151,7 @@ def test_what_was_seen_of_a_loss_has_a_cause() -> None:
     assert cause_of_loss(how_silent(by, "timed out")) == "host_silent"
     assert cause_of_loss(how_reported(by, "lease expired")) == "reported"
     assert cause_of_loss("lease expired") == "lease_expired"
-    assert cause_of_loss("is wedged: its thread has not called in for 3 s") == "wedged"
+    assert cause_of_loss(how_wedged(3.0)) == "wedged"
     assert cause_of_loss("whatever a stranger wrote") == "other"
     lost = {"a": how_gone(by, "refused", 0.01), "c": left_because("done"), "d": "lease expired"}
     accused = Accused(Accusation(by, lost["a"], True, after_ms=40), 7, seen_s=100.0)
@@ -187,13 +184,11 @@ def test_the_page_has_what_the_table_says_and_nothing_else() -> None:
     recorder.declared_lost("wedged", 1.0)
     families = list(Page(recorder, {"file": "here"}).registry().collect())
     assert {(family.name, family.type, family.documentation) for family in families} == {
-        (name.removesuffix("_total"), metric.type, metric.help) for name, metric in METRICS.items()
+        (metric.name.removesuffix("_total"), metric.type.value, metric.help) for metric in METRICS
     }
     for family in families:
         assert family.samples
-        (metric,) = [
-            METRICS[name] for name in METRICS if name.removesuffix("_total") == family.name
-        ]
+        (metric,) = [one for one in METRICS if one.name.removesuffix("_total") == family.name]
         labels = {JOB, "file", *([metric.label] if metric.label else [])}
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == labels
@@ -209,9 +204,7 @@ def test_the_document_s_queries_and_alerts_name_what_there_is() -> None:
     samples = {sample.name for family in families for sample in family.samples}
     document = Document(ROOT / "docs/metrics.md")
     named = set(re.findall(r"rdzv_etcd_\w+", document.text))
-    assert named - samples == {
-        name for name, metric in METRICS.items() if metric.type == "histogram"
-    }
+    assert named - samples == {metric.name for metric in METRICS if metric.type is Type.HISTOGRAM}
     blocks = document.code("yaml")
     assert blocks
     for text in blocks:

@@ -151,9 +151,7 @@ def test_a_port_that_is_in_use_is_said_before_the_job_starts(
 ) -> None:
     with loopback() as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            SettingsError, match=rf"cannot listen on \S+:{port} \(metrics_port\): .*in use"
-        ):
+        with pytest.raises(SettingsError, match=f"metrics_port={port}: cannot listen .*in use"):
             Group(node_settings(etcd_server, job_id, "1", metrics_port=port))
     with Group(node_settings(etcd_server, job_id, "1", metrics_port=port)):
         assert value(scraped(port), "rounds_total") == 0
@@ -164,7 +162,7 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path, there: str) -> None:
     path = tmp_path / "rdzv.prom"
     os.mkfifo(path) if there == "a pipe" else path.mkdir()
     before = path.stat()
-    with pytest.raises(SettingsError, match="it exists and is not a file"):
+    with pytest.raises(SettingsError, match="something else than a file"):
         TextFile(PrometheusRecorder("job"), path, "")
     assert os.path.samestat(before, path.stat())
 
@@ -180,7 +178,7 @@ def test_a_file_that_cannot_be_written_any_more_is_told_once_and_written_again(
     folder.rename(tmp_path / "gone")
     for _ in range(3):
         recorder.etcd_silent()
-    wait_until("it is told", lambda: "No such file" in caplog.text)
+    wait_until("it is told", lambda: "are old ones: No such file" in caplog.text)
     (tmp_path / "gone").rename(folder)
     recorder.etcd_silent()
     wait_until(
@@ -188,7 +186,7 @@ def test_a_file_that_cannot_be_written_any_more_is_told_once_and_written_again(
         lambda: value((folder / "rdzv.prom").read_text(), "keep_alive_failures_total") == 4,
     )
     asyncio.run(file.close())
-    assert caplog.text.count("cannot update the metrics") == 1
+    assert caplog.text.count("are old ones") == 1
 
 
 def test_the_last_change_is_in_the_file_whenever_it_comes(tmp_path: Path) -> None:

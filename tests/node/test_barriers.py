@@ -521,7 +521,7 @@ def test_an_interrupted_call_ends_its_members_part_in_the_world(what: str, reach
         assert isinstance(change, MovedOn)
         assert change.because.startswith(f"was interrupted in {what}")
         for later in ("barrier", "exchange"):
-            with pytest.raises(WorldOverError, match=r"which ended its part in this world\); join"):
+            with pytest.raises(WorldOverError, match=r"which ended its part in this world"):
                 await (mine.barrier("b", 1.0) if later == "barrier" else mine.exchange(b"", 1.0))
         with pytest.raises(asyncio.CancelledError):
             await interrupted

@@ -269,7 +269,7 @@ def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
         if not lives:
             job.crash(node.name)
         (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
-        accusation = Accusation(by.node_id, "its process is gone", certain)
+        accusation = Accusation(by.node_id, "its process exited", certain)
         session = by.node.context.session.lease_id
         accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
         job.server.apply(accuse, by.node_id)
@@ -295,7 +295,7 @@ def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_an_ans
         )
         await job.pass_time(14.99)
         (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
-        accusation = Accusation(by.node_id, "its process is gone", is_certain=True)
+        accusation = Accusation(by.node_id, "its process exited", is_certain=True)
         session = by.node.context.session.lease_id
         node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
         accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
@@ -352,9 +352,7 @@ def test_a_wedged_node_is_lost_and_the_others_are_told_why(links: bool, leads: b
         told_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
         assert WATCHDOG_S - LOOK_S < told_s < WATCHDOG_S + LOOK_S + 3 * TOLD_S
         ((_, change),) = job.history.changes
-        assert dict(change.lost) == {
-            node.node_id: "is wedged: its thread has not called in for 4 s"
-        }
+        assert dict(change.lost) == {node.node_id: "hung: its thread has not called in for 4 s"}
         await job.until_works("".join(each.name for each in others))
         await job.pass_time(3 * TTL_S)  # it stays away, though its process lives
         assert job.works([each.name for each in others])
@@ -402,7 +400,7 @@ def test_a_process_that_was_stopped_is_not_told_as_wedged(
 
     with caplog.at_level(logging.ERROR):
         simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=True, watchdog_s=WATCHDOG_S)
-    assert "wedged" not in caplog.text
+    assert "hung" not in caplog.text
 
 
 def test_a_thread_that_waits_in_the_library_or_for_a_round_is_not_wedged() -> None:
@@ -431,7 +429,7 @@ def test_the_log_says_once_where_the_thread_is(caplog: pytest.LogCaptureFixture)
 
     with caplog.at_level(logging.ERROR):
         simulate(scenario, range(1), min_nodes=1, max_nodes=1, watchdog_s=WATCHDOG_S)
-    (record,) = [each for each in caplog.records if "wedged" in each.getMessage()]
+    (record,) = [each for each in caplog.records if "hung" in each.getMessage()]
     assert record.levelno == logging.ERROR
     assert "test_health.py" in record.getMessage()  # this thread's stack
     told = json.loads(JsonLines().format(record))
@@ -569,4 +567,4 @@ def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job() -> N
 
 def test_lost_is_what_the_others_call_a_wedged_node() -> None:
     """For the sake of a reader: it is no good-bye."""
-    assert str(Lost({"a~1~x": "is wedged"})) == "a lost (is wedged)"
+    assert str(Lost({"a~1~x": "hung"})) == "lost a: hung"

@@ -88,7 +88,7 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
         assert third["came_back"] == {}  # it came back as all did
         (how,) = third["change"]["lost"].values()
         if peer_links:
-            assert how.startswith("its process is gone")
+            assert how.startswith("its process exited")
             assert 0 < third["change"]["lost_after_s"][gone] < 1
         else:
             assert how == "lease expired"
@@ -96,7 +96,7 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
 
     with caplog.at_level(logging.INFO):
         simulate(scenario, [1], min_nodes=2, max_nodes=3, peer_links=peer_links)
-    told = [f"b came back ({WORKER_FAILED})" in record.getMessage() for record in caplog.records]
+    told = [f"b rejoined ({WORKER_FAILED})" in record.getMessage() for record in caplog.records]
     assert sum(told) >= 3, "the leader ends the round, and the members have their next world"
 
 

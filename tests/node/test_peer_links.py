@@ -78,7 +78,7 @@ def test_a_killed_process_is_told_at_once(slice_nodes: int) -> None:
         assert await told_after_s(job) < TOLD_S
         (change,) = [change for _, change in job.history.changes if change.lost]
         (how,) = change.lost.values()
-        assert how.startswith("its process is gone (refused by its host, seen by ")
+        assert how.startswith("its process exited (its host refuses the connection; noticed by ")
         await job.until_works([name for name in "abcd" if name != victim], limit_s=2.0)
 
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, slice_nodes=slice_nodes)
@@ -223,10 +223,12 @@ def test_every_survivor_tells_once_at_warning_who_was_lost_and_how(
 
     with caplog.at_level(logging.WARNING):
         simulate(scenario, range(1), min_nodes=2, max_nodes=4, peer_links=True)
-    told = [record.getMessage() for record in caplog.records if " lost (" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if ": lost " in record.getMessage()]
     assert len(told) == 3
-    assert all("b lost (its process is gone (refused by its host" in line for line in told)
-    worlds = [record.getMessage() for record in caplog.records if ": rank " in record.getMessage()]
+    assert all("lost b: its process exited (its host refuses" in line for line in told)
+    worlds = [
+        record.getMessage() for record in caplog.records if "node rank " in record.getMessage()
+    ]
     assert len(worlds) == 3, "and as what it works on"
     assert all("of 3 (was " in line for line in worlds)
 
@@ -527,7 +529,7 @@ def test_a_stopped_process_that_is_killed_is_told_when_its_host_says_so() -> Non
         job.kill("b")
         assert await told_after_s(job) < 6.0
         (change,) = [change for _, change in job.history.changes if change.lost]
-        assert "its process is gone" in next(iter(change.lost.values()))
+        assert "its process exited" in next(iter(change.lost.values()))
 
     simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
 
@@ -578,7 +580,7 @@ def test_a_death_that_etcd_would_not_hear_of_is_told_when_it_does() -> None:
         job.kill(victim)
         assert await told_after_s(job) < 8.0
         (change,) = [change for _, change in job.history.changes if change.lost]
-        assert "its process is gone" in next(iter(change.lost.values()))
+        assert "its process exited" in next(iter(change.lost.values()))
 
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, timing=LONG_LEASE)
 
@@ -835,8 +837,8 @@ def test_a_member_that_cannot_be_reached_is_warned_of_once(
 
     simulate(scenario, range(1), min_nodes=2, max_nodes=2, peer_links=True)
     (line,) = [text for text in caplog.messages if "cannot reach" in text]
-    assert "a cannot reach b at 10.0.0.b:" in line
-    assert "refused by its host" in line
+    assert "a: this node cannot reach b at 10.0.0.b:" in line
+    assert "its host refuses the connection" in line
     assert "MASTER_ADDR" in line
 
 

@@ -259,7 +259,7 @@ def test_a_newcomer_whose_role_does_not_let_it_lead_ends_and_another_leads(
         await job.on(node, node.run())
         assert isinstance(node.error, EtcdPermissionError)
         assert job.loop.time() - began_s < TIMING.last_call_timeout_s + 10.0
-        assert "cannot lead: denied by its role" in "".join(warnings_of(caplog, node))
+        assert "this node cannot lead: denied by its role" in "".join(warnings_of(caplog, node))
         assert "cannot lead the job: denied by its role" in str(node.error)
         assert f"readwrite {job.keys.root.decode()}" in str(node.error)
         job.start("b")

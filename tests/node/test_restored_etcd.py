@@ -366,7 +366,7 @@ def test_a_node_that_starts_while_etcd_goes_back_is_not_turned_away() -> None:
 def back_up_an_accusation(job: SimJob, victim: SimNode, by: SimNode) -> Snapshot:
     """Have a backup made while a wrong accusation stands, which is answered a moment later."""
     (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(victim.node_id)]
-    accusation = Accusation(by.node_id, "its process is gone (by the test)", is_certain=True)
+    accusation = Accusation(by.node_id, "its process exited (by the test)", is_certain=True)
     session = by.node.context.session.lease_id
     said = requests.accuse(job.keys, victim.node_id, presence, accusation, session)
     job.server.apply(said, by.node_id)

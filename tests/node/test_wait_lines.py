@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_every_node_says_what_it_waits_for_after_ten_seconds_and_then_rarely(
         await job.pass_time(1.0)
         for name in "ab":
             (line,) = said(caplog, job, name)
-            assert "waiting 10 s for round 1: 2 of 3 nodes (" in line
+            assert "waiting 10 s for round 1: 2 of 3 nodes here: " in line
         await job.pass_time(1000.0)
         assert [len(said(caplog, job, name)) for name in "ab"] == [6, 6]
 
@@ -54,7 +55,7 @@ def test_who_waits_is_told_at_once_of_one_that_other_settings_keep_out(
         await job.pass_time(1.0)
         for name in "ab":
             (line,) = said(caplog, job, name)
-            assert "2 of 3 nodes (" in line
+            assert "2 of 3 nodes here: " in line
             assert " cannot join: it was started with min_nodes=2, max_nodes=2; start all" in line
             assert "are the others started" not in line
         puts = [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
@@ -81,7 +82,7 @@ def test_one_of_the_same_host_that_other_settings_keep_out_is_named(
         caplog.clear()
         stranger = job.start("a", job=JobSettings(2, 2))  # in another terminal
         await job.until(lambda: stranger.error is not None, "it is refused", 20.0)
-        line = next(line for line in said(caplog, job, "a") if "waiting" in line)
+        line = next(line for line in caplog.messages if re.match(r"\[job\] a~.*: waiting", line))
         assert "a~2 cannot join: it was started with min_nodes=2, max_nodes=2" in line
         assert "are the others started" not in line
 
@@ -150,7 +151,7 @@ def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
         caplog.clear()
         await job.pass_time(11.0)
         (line,) = said(caplog, job, "s")
-        assert "10 s for a seat: job 'job' runs with all 2 of 2 nodes; is another job" in line
+        assert "10 s for a seat: job 'job' runs with 2 nodes, its maximum; is another job" in line
 
     simulate(scenario, range(3), min_nodes=2, max_nodes=2)
 
@@ -170,8 +171,8 @@ def test_who_is_missing_since_the_last_round_is_named_with_its_address(
         caplog.clear()
         await job.pass_time(13.0)
         (line,) = said(caplog, job, here)
-        assert "1 of 3 nodes (c)" in line
-        assert "missing since round 1: b (10.0.0.b, not back yet), a (lease expired)" in line
+        assert "1 of 3 nodes here: c" in line
+        assert "not back yet: b (10.0.0.b); lost a: lease expired" in line
 
     simulate(scenario, range(3), min_nodes=3, max_nodes=3)
 

@@ -118,7 +118,7 @@ def test_each_step_of_the_tutorial_shows_what_it_says(shell: Shell, tmp_path: Pa
 
     shell.run(drain)
     trains(tmp_path, port, round_number=4, size=1)
-    assert "left: drained: SIGUSR1" in shell.run(drained)
+    assert "left (drained: SIGUSR1)" in shell.run(drained)
 
     assert "seen enough" in shell.run(end)
     assert [path.name for path in tmp_path.iterdir()] == ["examples"]

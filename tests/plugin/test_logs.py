@@ -65,11 +65,11 @@ def test_an_agents_lines(leak_check: LeakCheck, etcd_server: EtcdServer, job_id:
     lines = errors.splitlines()
     for words in (
         "arrived for round 1",
-        "round 1: rank 0 of 1",
-        "round 1 must be re-formed",
-        "round 2: rank 0 of 2",
+        "round 1 formed in",
+        "round 1 is over: ",
+        "round 2 formed in",
         "lost",
-        "round 3: rank 0 of 1",
+        "round 3 formed in",
         "closed the job: the workers have finished",
     ):
         assert any(words in line and job_id in line for line in lines), (words, errors)
@@ -169,11 +169,12 @@ def test_lines_are_shown_as_the_option_says(
         assert any(one["message"] == "closed the job: all done" for one in told)
         assert all(one["time"].endswith("+00:00") for one in told)
         return
-    told = [sum(f"round {number}: rank 0" in line for line in lines) for number in (1, 2, 3)]
+    told = [
+        sum(f"round {number} formed in" in line and ": node rank 0 " in line for line in lines)
+        for number in (1, 2, 3)
+    ]
     assert told == ([1, 1, 1] if log == "info" else [0, 0, 1]), "only a change is a warning"
-    assert any(
-        "round 3: rank 0 of 2 (was 0 of 1; " in line and " waiting)" in line for line in lines
-    )
+    assert any(": node rank 0 of 2 (was 0 of 1; " in line and " joined)" in line for line in lines)
 
 
 @pytest.mark.parametrize(("conf", "words"), [({"lease_ttl": "x"}, "lease_ttl"), ({}, "refused")])
@@ -217,4 +218,4 @@ def test_an_agents_lines_are_shown_once_as_the_option_says(
     )
     lines = [line for line in done.stderr.splitlines() if job_id in line]
     told = [json.loads(line)["message"] for line in lines]
-    assert sum(message.startswith("round 1: rank 0") for message in told) == 1
+    assert sum(message.startswith("round 1 formed in") for message in told) == 1

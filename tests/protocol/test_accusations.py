@@ -16,14 +16,13 @@ from rdzv_etcd.protocol.liveness import (
     QUIET_S,
     Mistakes,
     doubted,
-    how_gone,
-    how_silent,
     lost_from_s,
     may_answer_until_s,
     ring_after,
     ring_in_slice,
 )
 from rdzv_etcd.protocol.model import Accusation, Accused, Nodes
+from rdzv_etcd.world_change import how_gone, how_silent
 from tests.protocol.scenes import NOW_S, Scene
 
 GONE = Accusation("b~1~x", how_gone("b", "refused by its host", 0.0031), is_certain=True)
@@ -130,8 +129,3 @@ def test_who_is_wrong_about_several_accuses_nobody_for_a_while() -> None:
         mistakes.note(f"n{at}", 100.0 + at)
     assert mistakes.quiet_until_s("b", 110.0) == 100.0 + QUIET_S
     assert mistakes.quiet_until_s("b", 100.0 + QUIET_S) < 100.0 + QUIET_S
-
-
-def test_how_it_is_told() -> None:
-    assert GONE.how == "its process is gone (refused by its host, seen by b after 3 ms)"
-    assert SILENT.how == "its host is silent (seen by b: timed out)"

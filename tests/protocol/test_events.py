@@ -24,7 +24,7 @@ from rdzv_etcd.protocol.model import Accusation, Change, Closure, Control, Ended
 from rdzv_etcd.world_change import Finished, Left, Lost
 from tests.protocol.scenes import NOW_S, Scene
 
-GONE = Accusation("b", "its process is gone", is_certain=True, after_ms=4)
+GONE = Accusation("b", "its process exited", is_certain=True, after_ms=4)
 
 
 class Story:
@@ -120,7 +120,7 @@ def test_a_member_that_was_only_missing_is_back() -> None:
 def test_how_long_a_process_had_been_gone_when_it_was_declared_lost() -> None:
     story = Story(world())
     scene = world().gone("c").accused("c", GONE, -2.0)
-    assert story.then(scene) == [NodeMissing("c", "its process is gone")]
+    assert story.then(scene) == [NodeMissing("c", "its process exited")]
     lost, _ = story.then(scene.changed(lost="c"))
     assert isinstance(lost, NodeLost)
     assert lost.after_s == pytest.approx(1.004)

@@ -93,7 +93,7 @@ def test_a_member_that_has_finished_is_neither_at_work_nor_waiting() -> None:
 
 
 def test_a_world_that_is_over() -> None:
-    gone = Accusation("a", "its process is gone", is_certain=True)
+    gone = Accusation("a", "its process exited", is_certain=True)
     scene = Scene(1, 4, members="a b c d").gone("b").accused("b", gone, 0.1).back("a")
     state = state_of(scene.changed(lost="b").leaving("d"))
     assert state.stage is Stage.CHANGING
@@ -101,7 +101,7 @@ def test_a_world_that_is_over() -> None:
     assert roles(state) == {"a": Role.RETURNING, "c": Role.MEMBER, "d": Role.LEAVING}
     assert state.missing == {"b": "lease expired"}  # as the leader has published it
     assert state_of(Scene(1, 4, members="a b").gone("b").accused("b", gone, 0.1)).missing == {
-        "b": "its process is gone"
+        "b": "its process exited"
     }
 
 

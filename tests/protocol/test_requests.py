@@ -655,7 +655,7 @@ def test_guards_look_at_the_record_as_it_was_read(store: Store) -> None:
 
 # --- accusations ----------------------------------------------------------------------------------
 
-ACCUSATION = Accusation("b~1~x", "its process is gone", is_certain=True)
+ACCUSATION = Accusation("b~1~x", "its process exited", is_certain=True)
 
 
 def _presence(store: Store, node_id: str) -> KeyValue:

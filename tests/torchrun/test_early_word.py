@@ -36,7 +36,7 @@ def test_killed_nodes_are_told_though_their_leases_live(
         alive.remove(victim)
         world = agents.wait_for_world(alive, size=len(alive), after=killed_at)
         for survivor in alive:
-            assert "lost (its process is gone (refused by its host" in survivor.output
+            assert ": its process exited (its host refuses the connection" in survivor.output
     job.stop_file.touch()
     assert [agent.wait() for agent in alive] == [0]
 
@@ -76,7 +76,7 @@ def test_a_host_that_falls_silent_is_told_though_its_lease_lives(
             alive[0].freeze()
             agents.wait_for_world(alive[1:], size=2, after=silent_at)
             for survivor in alive[1:]:  # a lease that ends is told as "lease expired"
-                assert "lost (its host is silent" in survivor.output
+                assert ": its host is silent" in survivor.output
         finally:
             agents.close()
             network.close()

@@ -130,5 +130,5 @@ def test_an_agent_that_has_finished_ends_when_the_job_fails(
     fail_worker(b)
     assert b.wait() == 1
     assert a.wait(PATIENCE_S) == 0
-    assert "gave the job up: the worker of rank" in a.output
+    assert "closed the job as failed: the worker of rank" in a.output
     assert_nothing_left(etcd, job)

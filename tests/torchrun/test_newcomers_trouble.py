@@ -36,5 +36,5 @@ def test_a_newcomer_that_cannot_start_its_workers_does_not_end_the_job(
     assert newcomer.wait() != 0
     agents.wait_for_world([healthy], size=1, after=began_at)
     agents.wait_for_undisturbed_steps([healthy], 20)
-    assert "left: its agent failed: " in healthy.output
+    assert "left (its agent failed: " in healthy.output
     finish(agents, etcd, job, [healthy])

@@ -117,7 +117,7 @@ def test_a_member_tells_the_others_which_signal_has_ended_it(
     send(ended, number)
     assert ended.wait() == (-number if handled == "SIGINT" else 1)
     agents.wait_for_world([other], size=1, after=sent_at)
-    assert f"left: {number.name}" in other.output
+    assert f"left ({number.name})" in other.output
     psutil.wait_procs(workers, timeout=60)
     assert not any(worker.is_running() for worker in workers)
     finish(agents, etcd, job, [other])

@@ -1,0 +1,260 @@
+"""Words for what a job waits for, and for what came of it. Pure.
+
+The only place that has them: logs, errors, ``status``, ``watch``, ``history`` and ``doctor`` take
+them from here. How a member was lost and why a world is over: :mod:`rdzv_etcd.world_change`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rdzv_etcd.names import Names, is_unknown
+from rdzv_etcd.protocol.census import Census, take_census
+from rdzv_etcd.protocol.member import Seat
+from rdzv_etcd.protocol.model import Change, Closure, Control, Nodes, Refused
+from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.settings.fields import MAX_ROUND
+from rdzv_etcd.text import many, shown
+from rdzv_etcd.world_change import Namer, change_text, first, reason_to_leave
+
+_WHY_SHOWN = 400
+
+
+def names_in(control: Control, nodes: Nodes | None = None) -> Names:
+    """Name nodes by all ids that are known of a job."""
+    names = Names(known_ids(control))
+    if nodes is not None:
+        names.learn((*nodes.present, *nodes.accused, *nodes.left))
+    return names
+
+
+def known_ids(control: Control) -> Iterable[str]:
+    """The ids of nodes in the control keys."""
+    record, change = control.round, control.change
+    yield from () if record is None else (each for each in record.members if not is_unknown(each))
+    yield from () if change is None else (*change.lost, *change.waiters)
+    if control.leader is not None:
+        yield control.leader.node_id
+    if control.refused is not None:
+        yield control.refused.node_id
+
+
+# --- why a world is over --------------------------------------------------------------------------
+
+
+def lost_and_left(gone: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Part the members that a change says are gone: those that were lost, and how, and those that
+    left, and why."""
+    reasons = {node: reason_to_leave(how) for node, how in gone.items()}
+    lost = {node: how for node, how in gone.items() if reasons[node] is None}
+    return lost, {node: reason for node, reason in reasons.items() if reason is not None}
+
+
+def text_of_change(change: Change, name: Namer) -> str:
+    """The same with all that a published change holds."""
+    lost_, left_ = lost_and_left(change.lost)
+    return change_text(name, lost_, left_, change.waiters, change.because, unnamed=change.unnamed)
+
+
+EXPELLED = "the other nodes formed a new world without this one"
+
+
+def moved_on(because: str) -> str:
+    """This node itself has ended its part; ``because`` a call of its own was interrupted."""
+    if because:
+        return f"this node {because}, which ended its part in this world"
+    return "this node has joined again, or has left"
+
+
+def end_text(name: str, reason: str, *, succeeded: bool) -> str:
+    """A run of the job has ended."""
+    how = "finished the job" if succeeded else "closed the job as failed"
+    return f"{name} {how}: {shown(reason)}"
+
+
+def closed_text(closure: Closure, when: str, name: Namer) -> str:
+    """How a run ended, as a verdict."""
+    how = "finished" if closure.succeeded else "failed"
+    return f"{how}: closed by {name(closure.by)} {when}: {shown(closure.reason)}"
+
+
+GONE = "all its nodes died or left, and none of them closed it"
+
+# --- what a node waits for ------------------------------------------------------------------------
+
+
+def world_text(world: Seat, before: Seat | None, waited_s: float, reason: str = "") -> str:
+    """What came of a wait; ``before`` is the node's seat in the world before, ``reason`` why that
+    is over."""
+    why = f"; {reason}" if reason else ""
+    was = "" if before is None else f" (was {before.rank} of {before.size}{why})"
+    return (
+        f"round {world.round} formed in {waited_s:.2f} s: node rank {world.rank} of "
+        f"{world.size}{was}, master {world.master_address}:{world.master_port}, epoch {world.epoch}"
+    )
+
+
+def is_news(world: Seat, before: Seat | None, reason: str) -> bool:
+    """Whether a world is another one than a restart of this node's own workers leads to."""
+    return before is not None and (
+        bool(reason) or (world.rank, world.size) != (before.rank, before.size)
+    )
+
+
+def wanted(settings: JobSettings) -> str:
+    """How many nodes a world may have."""
+    unit = f" in units of {settings.node_unit}" if settings.node_unit > 1 else ""
+    if settings.min_nodes == settings.max_nodes:
+        return f"{settings.min_nodes}{unit}"
+    return f"{settings.min_nodes} to {settings.max_nodes}{unit}"
+
+
+def count_text(count: int, settings: JobSettings, here: str = "") -> str:
+    """So many nodes, of those that a world may have."""
+    if settings.min_nodes == settings.max_nodes:
+        return f"{count} of {many(settings.max_nodes, 'node')}{here}"
+    return f"{many(count, 'node')}{here} ({wanted(settings)} wanted)"
+
+
+def seat_text(job_id: str, control: Control) -> str:
+    """What a spare waits for."""
+    formed = control.formed
+    if formed is None:
+        return "for a seat"
+    settings, size = formed.settings, formed.size
+    head = f"for a seat: job {job_id!r} runs with"
+    if size == settings.max_nodes:
+        return f"{head} {many(size, 'node')}, its maximum; is another job using this id?"
+    return f"{head} {count_text(size, settings)}; a world with this one would be no larger"
+
+
+def round_text(
+    control: Control,
+    nodes: Nodes | None,
+    count: int,
+    settings: JobSettings,
+    where: str = "",
+    *,
+    names: Names | None = None,
+    census: Census | None = None,
+) -> str:
+    """What the next round waits for.
+
+    ``nodes`` are all presences; ``None`` if there are too many to look at, ``count`` of them.
+    ``settings`` are the job's. ``where`` is it that a node looks for others: a node that has not
+    come yet may be looking elsewhere.
+    """
+    stuck = no_successor(control)
+    if stuck:
+        return f"round {control.next_number}: {stuck}"
+    here: list[str] = []
+    parts: list[str] = []
+    names = names_in(control, nodes) if names is None else names
+    named = ""
+    if nodes is not None:
+        census = take_census(control, nodes, settings) if census is None else census
+        here = [presence.info.node_id for presence in census.pool]
+        count = len(here)
+        named = f": {names.all(here)}" if here else ""
+        parts = missing(control, nodes, census, names)
+        if not parts and count >= settings.min_nodes and census.pool:
+            parts = ["more may join until the last call is over"]
+    head = f"round {control.next_number}: {count_text(count, settings, ' here')}{named}"
+    parts += _where_others_are(control, settings, names, count, where)
+    return "; ".join((head, *parts))
+
+
+def no_successor(control: Control) -> str:
+    """Say so if no round can follow the one there is: then all wait until its record is gone."""
+    number = control.next_number - 1
+    if number < MAX_ROUND:
+        return ""
+    return f"no round can follow that of number {number}, which no node wrote: delete ctl/round"
+
+
+def arrived_text(
+    control: Control, nodes: Nodes, settings: JobSettings
+) -> tuple[tuple[str, ...], str]:
+    """Who has arrived for the next round, when a node gives it up; and the same in words, with who
+    has not.
+
+    A node that is there has not arrived if it is still at work in the round before. ``control``
+    names its members; ``settings`` are the job's.
+    """
+    census = take_census(control, nodes, settings)
+    names = names_in(control, nodes)
+    arrived = tuple(sorted(presence.info.node_id for presence in census.pool))
+    parts = [
+        f"{len(arrived)} of at least {many(settings.min_nodes, 'node')} arrived "
+        f"({names.all(arrived) or 'none'})"
+    ]
+    parts += filter(None, [no_successor(control)])
+    return arrived, "; ".join((*parts, *missing(control, nodes, census, names)))
+
+
+def missing(control: Control, nodes: Nodes, census: Census, names: Names) -> list[str]:
+    """Name the nodes that the next round waits for, or does without, and why."""
+    change = control.open_change
+    how = {node_id: nodes.how_absent(node_id) for node_id in nodes.accused}
+    how |= {} if change is None else change.lost
+    lost_, left_ = lost_and_left(
+        {node: how.get(node, "gone") for node in census.absent if not is_unknown(node)}
+    )
+    left_ |= census.leaving
+    late = [
+        f"{names(node)} ({shown(nodes.present[node].info.address)})" for node in census.expected
+    ]
+    parts = [f"not back yet: {', '.join(first(late))}"] if late else []
+    if lost_ or left_:
+        parts.append(change_text(names, lost_, left_))
+    if census.strangers:
+        strangers = [presence.info.node_id for presence in census.strangers]
+        parts.append(f"not counting {names.all(strangers)}, started with other settings")
+    if census.finished:
+        verb = "has" if len(census.finished) == 1 else "have"
+        parts.append(f"{names.all(census.finished)} {verb} finished and will not rejoin")
+    return parts
+
+
+def _where_others_are(
+    control: Control, settings: JobSettings, names: Names, count: int, where: str
+) -> list[str]:
+    refused = refused_lately(control, settings)
+    if refused is not None:
+        return [f"{refused_text(refused, names)}; {refused_help(refused)}"] if where else []
+    if control.formed is not None or count >= settings.min_nodes or not where:
+        return []
+    return [f"are the others started, with the same --rdzv-id, etcd and prefix ({where})?"]
+
+
+def refused_lately(control: Control, settings: JobSettings | None) -> Refused | None:
+    """Return the node that could not join lately; ``settings`` are the job's, if they are known.
+
+    What other settings kept out of an earlier run may have those of this one.
+    """
+    refused = control.refused
+    if refused is None or refused.how:
+        return refused
+    return None if settings is None or refused.settings == settings else refused
+
+
+def refused_text(refused: Refused, name: Namer, when: str = "") -> str:
+    """Which node cannot join, and why."""
+    verb = f"could not join ({when})" if when else "cannot join"
+    return f"{name(refused.node_id)} {verb}: {shown(refused.why, _WHY_SHOWN)}"
+
+
+def refused_help(refused: Refused) -> str:
+    """What to do about it."""
+    if refused.how:
+        return "fix what its gate checks, or keep that host out of the job"
+    return "start all nodes with the same --nnodes and node_unit"
+
+
+# --- why a round was closed -----------------------------------------------------------------------
+
+ALL_SEATS = "all seats are taken"
+ALL_BACK = "all surviving members rejoined"
+NOT_BACK = "some members did not rejoin in time"
+LAST_CALL = "the last call is over"
+GIVES_UP = "the leader's join timeout is about to end"
