@@ -19,7 +19,6 @@ import grpc
 
 from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.errors import LAGGING, UNTOLD
-from rdzv_etcd.etcd.messages import Codec
 
 Notify = Callable[[Any], None]
 """Told each response with events, as the message that came."""
@@ -33,7 +32,6 @@ class SharedWatch:
 
     def __init__(self, channel: Any) -> None:
         self._rpc = messages.load()
-        self._codec = Codec()
         self._stream = self._rpc.WatchStub(channel).Watch()
         self._writing = asyncio.Lock()
         self._opening: deque[tuple[asyncio.Future[tuple[int, int]], Notify]] = deque()
@@ -44,7 +42,7 @@ class SharedWatch:
         opened: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
         async with self._writing:  # etcd confirms in the order in which it was asked
             self._opening.append((opened, notify))
-            await self._stream.write(self._codec.watch(key, range_end, 0))
+            await self._stream.write(messages.watch_request(key, range_end, 0))
         return await opened
 
     async def cancel(self, watch_id: int) -> None:

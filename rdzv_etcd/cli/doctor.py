@@ -26,7 +26,7 @@ from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
 from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EtcdError, StateCorruptError
-from rdzv_etcd.etcd.inspection import InspectingClient
+from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.names import display_name
 from rdzv_etcd.protocol.describe import wanted
@@ -110,7 +110,7 @@ async def _examine(
     found = [row for of_one in rows for row in of_one]
     of_job: list[Finding] = []
     if any(row.check == "etcd.endpoints" and row.level == "ok" for row in found):
-        client = InspectingClient(settings.connection)
+        client = EtcdClient(settings.connection)
         keys = JobKeys(settings.prefix, settings.job_id)
         try:
             may_read, rights = await doctor_etcd.examine_rights(

@@ -27,7 +27,7 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     SettingsError,
 )
-from rdzv_etcd.etcd.inspection import InspectingClient
+from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.protocol.inspect_requests import may_write
 from rdzv_etcd.protocol.keys import JobKeys
@@ -70,7 +70,7 @@ async def examine_endpoint(settings: Settings, endpoint: Endpoint) -> list[Findi
     only = replace(settings.connection, endpoints=(endpoint,))
     name, tls = str(only), only.tls
     try:
-        client = InspectingClient(only)
+        client = EtcdClient(only)
         try:
             await client.connect()
             began_s = time.monotonic()

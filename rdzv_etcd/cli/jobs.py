@@ -14,8 +14,8 @@ from functools import cached_property
 
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
-from rdzv_etcd.etcd.inspection import InspectingClient, LeaseLeft
-from rdzv_etcd.etcd.port import Etcd, Get, GetResult
+from rdzv_etcd.etcd.client import EtcdClient
+from rdzv_etcd.etcd.port import Etcd, Get, GetResult, LeaseLeft
 from rdzv_etcd.names import Names
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.views import read_pages, with_members
@@ -96,9 +96,9 @@ class Job:
 
 
 @asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[InspectingClient]:
+async def connected(settings: Settings) -> AsyncIterator[EtcdClient]:
     """A client that has reached etcd. Raises EtcdError within ``connect_timeout_s``."""
-    client = InspectingClient(settings.connection)
+    client = EtcdClient(settings.connection)
     try:
         await client.connect()
         yield client
@@ -138,7 +138,7 @@ async def read_job(
     if again.round is None and not view.count:
         audits = (await read_pages(etcd, keys.audits, keys_only=True)).kvs
         view = replace(view, formed_at=max((kv.mod_revision for kv in audits), default=0))
-    if closely and isinstance(etcd, InspectingClient) and len(view.leases) <= _ASKED_LEASES:
+    if closely and len(view.leases) <= _ASKED_LEASES:
         view = replace(view, left=await _left(etcd, view.leases))
     return view
 
@@ -157,7 +157,7 @@ async def _read_nodes(etcd: Etcd, keys: JobKeys, control: Control, *, every_node
     return Job(keys, control, nodes, len(kvs), leases)
 
 
-async def _left(etcd: InspectingClient, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:
+async def _left(etcd: Etcd, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:
     """What of this cannot be found out is left out: who may read a key may not see its lease
     everywhere."""
     slots = asyncio.Semaphore(_AT_ONCE)
@@ -165,7 +165,7 @@ async def _left(etcd: InspectingClient, leases: Mapping[str, int]) -> dict[str, 
     async def ask(lease_id: int) -> LeaseLeft | None:
         async with slots:
             try:
-                return await etcd.lease_left(lease_id)
+                return await etcd.time_to_live(lease_id)
             except EtcdError:
                 return None
 

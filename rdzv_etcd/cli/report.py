@@ -8,7 +8,7 @@ from enum import Enum
 
 from rdzv_etcd.cli.jobs import Job
 from rdzv_etcd.cli.output import CLOSED_OR_UNKNOWN, WAITS, WORKS, ago
-from rdzv_etcd.etcd.inspection import LeaseLeft
+from rdzv_etcd.etcd.port import LeaseLeft
 from rdzv_etcd.names import is_unknown
 from rdzv_etcd.protocol import describe
 from rdzv_etcd.protocol.draining import why_drained

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from rdzv_etcd.clock import Clock
@@ -19,7 +19,7 @@ from rdzv_etcd.etcd.grpc_start import grpc
 from rdzv_etcd.process import note_use
 
 Credentials: TypeAlias = Callable[[], "grpc.ChannelCredentials | None"]
-"""Tells with which credentials the next connection is to be made; the same object: no others."""
+"""Returns the credentials for the next connection; the same object as before: no others."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -47,7 +47,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+def _open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
     """Return a channel, encrypted if there are credentials."""
     note_use()
     if credentials is None:
@@ -55,8 +55,8 @@ def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> gr
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
 
 
-def bind(channel: Any) -> dict[str, Any]:
-    """Return the calls this package uses, by name, on a channel of either kind."""
+def _bind(channel: Any) -> dict[str, Any]:
+    """Return the calls that this package uses, by name."""
     rpc = messages.load()
     kv, lease = rpc.KVStub(channel), rpc.LeaseStub(channel)
     return {
@@ -75,51 +75,14 @@ class ClosedError(Exception):
     """The channel was closed under a call. Never leaves this package."""
 
 
-class Stream(Protocol):
-    """One bidirectional call, with one reader at a time."""
-
-    def send(self, message: Any) -> None:
-        """Send a message after those before it. Does not block; its failure is the reader's."""
-
-    async def read(self) -> Any:
-        """Return the next message, ``None`` when the server ended the stream without an error."""
-
-    def cancel(self) -> None:
-        """End the call at once; a pending read fails. Idempotent, does not block."""
-
-
-class Server(Protocol):
-    """One endpoint. Bound to the event loop of its first call."""
-
-    name: str
-
-    async def ready(self, limit_s: float) -> bool:
-        """Wait for the connection; ``False``: nothing was decided within ``limit_s``.
-
-        ``True`` after a failed attempt as well: the next call then fails at once with its cause.
-        """
-
-    async def unary(
-        self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
-    ) -> Any: ...
-
-    def stream(self, method: str, *, metadata: Metadata) -> Stream: ...
-
-    def renew(self) -> Coroutine[Any, Any, None]:
-        """Give up the connection, so that the next call makes a new one; what is returned closes
-        the old one."""
-
-    async def close(self) -> None: ...
-
-
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
-class _AioStream:
-    """Implements :class:`Stream`.
+class Stream:
+    """One bidirectional call, with one reader at a time.
 
     A task of its own writes, while there is anything to write: gRPC cancels a stream whose writer
-    is cancelled, as whoever asks for something may be at any time.
+    is cancelled, as a task that asks for something may be at any time.
     """
 
     def __init__(self, call: Any, channel: grpc.aio.Channel) -> None:
@@ -130,11 +93,13 @@ class _AioStream:
         self._writer: asyncio.Task[None] | None = None
 
     def send(self, message: Any) -> None:
+        """Send a message after those before it. Does not block; the reader gets its failure."""
         self._unsent.append(message)
         if self._writer is None:
             self._writer = asyncio.create_task(self._write(), name="rdzv-etcd stream writer")
 
     async def read(self) -> Any:
+        """Return the next message, ``None`` when the server ended the stream without an error."""
         try:
             message = await self._open_call().read()
         except grpc.RpcError as error:
@@ -147,6 +112,7 @@ class _AioStream:
         return message if message else None  # only grpc.aio.EOF is falsy
 
     def cancel(self) -> None:
+        """End the call at once; a pending read fails. Idempotent, does not block."""
         if self._call is not None:
             self._call.cancel()
         if self._writer is not None:
@@ -158,10 +124,10 @@ class _AioStream:
         self.cancel()
 
     async def ended(self) -> None:
-        """Wait until gRPC and the writer are through with a dropped call, so that no task is left.
+        """Wait until gRPC and the writer are done with a dropped call, so that no task remains.
 
-        Then let go of it: a call keeps its connection, closed or not, and may itself be kept by the
-        traceback of an error, here and in gRPC, until the garbage collector comes by.
+        Then forget it: a call keeps its connection, closed or not, and may itself be kept by the
+        traceback of an error, here and in gRPC, until the garbage collector runs.
         """
         if self._writer is not None:
             await asyncio.wait([self._writer])
@@ -184,16 +150,10 @@ class _AioStream:
         return self._call
 
 
-class AioServer:
-    """An endpoint over ``grpc.aio``; the channel is made on first use, in the running loop."""
+class Server:
+    """One endpoint; its channel is made on first use, in the running loop, and bound to that."""
 
-    def __init__(
-        self,
-        name: str,
-        target: str,
-        credentials: Credentials,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, name: str, target: str, credentials: Credentials, clock: Clock) -> None:
         self.name = name
         self._target = target
         self._credentials = credentials
@@ -202,16 +162,20 @@ class AioServer:
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._in_flight: dict[Any, grpc.aio.Channel] = {}
-        self._streams: WeakSet[_AioStream] = WeakSet()
+        self._streams: WeakSet[Stream] = WeakSet()
         self._retired: list[grpc.aio.Channel] = []
         self._closed = False
 
     async def ready(self, limit_s: float) -> bool:
+        """Wait for the connection; ``False``: nothing was decided within ``limit_s``.
+
+        ``True`` after a failed attempt as well: the next call then fails at once with its cause.
+        """
         state = self._open().get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return True
         if self._credentials() is not self._used:
-            # A channel keeps its credentials, and would be refused for ever once they have expired.
+            # A channel keeps its credentials, and would be refused forever once they have expired.
             await self.renew()
         try:
             await self._clock.wait_for(self._decided(), limit_s)
@@ -237,14 +201,15 @@ class AioServer:
 
     def stream(self, method: str, *, metadata: Metadata) -> Stream:
         channel = self._open()
-        stream = _AioStream(self._calls[method](metadata=metadata), channel)
+        stream = Stream(self._calls[method](metadata=metadata), channel)
         self._streams.add(stream)
         return stream
 
     def renew(self) -> Coroutine[Any, Any, None]:
-        """Unary calls in flight go on on the old channel, which is closed when the last has ended.
+        """Give up the connection, so that the next call makes a new one.
 
-        Streams on it end at once, and are opened again on the new one by whoever holds them.
+        Unary calls in flight continue on the old channel, which is closed when the last has ended;
+        streams on it end at once. What is returned waits for that.
         """
         if self._channel is not None:
             self._retired.append(self._channel)
@@ -256,7 +221,7 @@ class AioServer:
         for call in tuple(self._in_flight):
             call.cancel()
         channels = [*self._retired, *([self._channel] if self._channel is not None else [])]
-        # The stubs go too: they keep the channel, and it grpc's own thread, alive.
+        # The stubs as well: they keep the channel, and it grpc's own thread, alive.
         self._retired, self._channel, self._calls = [], None, {}
         for channel in channels:
             await self._end_streams(channel)
@@ -267,8 +232,8 @@ class AioServer:
             raise ClosedError("the client is closed")
         if self._channel is None:
             self._used = self._credentials()
-            self._channel = open_channel(self._target, self._used)
-            self._calls = bind(self._channel)
+            self._channel = _open_channel(self._target, self._used)
+            self._calls = _bind(self._channel)
         return self._channel
 
     async def _decided(self) -> None:

@@ -22,11 +22,10 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd import messages, port, retry
 from rdzv_etcd.etcd.auth import Authenticator
-from rdzv_etcd.etcd.channel import AioServer, Credentials, Server
+from rdzv_etcd.etcd.channel import Credentials, Server
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.grpc_start import require_free
 from rdzv_etcd.etcd.lease import KeepAlive
-from rdzv_etcd.etcd.messages import Codec
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S, Deadline, Failover
 from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch, WatchStreams
@@ -65,8 +64,8 @@ class EtcdClient:
         clock = SystemClock() if clock is None else clock
         refuse_after_fork()
         self._connection = connection
-        self._codec = Codec()
-        probe = ("Range", self._codec.get(_ANY_READ))
+        self._rpc = messages.load()
+        probe = ("Range", messages.range_request(_ANY_READ))
         self._failover = Failover(
             _servers(connection, clock),
             Authenticator(connection.credentials, clock),
@@ -95,7 +94,7 @@ class EtcdClient:
                 await self.get(_ANY_READ, timeout_s=self._connection.connect_timeout_s)
 
     async def get(self, request: port.Get, *, timeout_s: float | None = None) -> port.GetResult:
-        message = self._codec.get(request)
+        message = messages.range_request(request)
         try:
             response = await self._failover.call(
                 retry.READ, "Range", message, self._timeout_s(timeout_s)
@@ -112,7 +111,7 @@ class EtcdClient:
         else:
             kind = retry.REPEATABLE_WRITE if repeatable else retry.GUARDED_WRITE
         deadline = Deadline(self._failover.clock, self._timeout_s(timeout_s))
-        message = self._codec.txn(request)
+        message = messages.txn_request(request)
         try:
             response = await self._failover.call(kind, "Txn", message, deadline.timeout_s)
         except LeaseNotFoundError:
@@ -128,37 +127,37 @@ class EtcdClient:
         kind = retry.REPEATABLE_WRITE if lease_id else retry.UNCLAIMED_GRANT
         # Chosen here, so that an attempt whose reply was lost leaves no second lease behind.
         lease_id = lease_id or 1 + secrets.randbits(62)
-        message = self._codec.rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
-        outcome = await self._failover.call_noting_doubt(
-            kind, "LeaseGrant", message, deadline.timeout_s
-        )
-        if isinstance(outcome.error, LeaseExistsError):
-            if kind.writes and not outcome.doubtful:
+        message = self._rpc.LeaseGrantRequest(TTL=ttl_s, ID=lease_id)
+        try:
+            response = await self._failover.call(kind, "LeaseGrant", message, deadline.timeout_s)
+        except LeaseExistsError as error:
+            if kind.writes and not error.maybe_applied:
                 raise LeaseExistsError(lease_id) from None
             # An earlier attempt of this very call made it, and its reply was lost.
             return await self._own_grant(lease_id, deadline)
-        response = outcome.result()
         return port.LeaseGrant(response.ID, response.TTL, response.header.revision)
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
-        message = self._codec.rpc.LeaseRevokeRequest(ID=lease_id)
-        outcome = await self._failover.call_noting_doubt(
-            retry.REPEATABLE_WRITE, "LeaseRevoke", message, self._timeout_s(timeout_s)
-        )
-        if isinstance(outcome.error, LeaseNotFoundError):
-            return outcome.doubtful  # then an earlier attempt of this very call revoked it
-        outcome.result()
+        message = self._rpc.LeaseRevokeRequest(ID=lease_id)
+        try:
+            await self._failover.call(
+                retry.REPEATABLE_WRITE, "LeaseRevoke", message, self._timeout_s(timeout_s)
+            )
+        except LeaseNotFoundError as error:
+            return error.maybe_applied  # then an earlier attempt of this very call revoked it
         return True
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
         return await self._keep_alive.renew(lease_id, self._timeout_s(timeout_s))
 
-    async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
+    async def time_to_live(
+        self, lease_id: int, *, timeout_s: float | None = None
+    ) -> port.LeaseLeft | None:
         response = await self._time_to_live(lease_id, self._timeout_s(timeout_s))
-        return max(-1, int(response.TTL))
+        return None if response.TTL < 0 else port.LeaseLeft(response.TTL, response.grantedTTL)
 
     async def _time_to_live(self, lease_id: int, timeout_s: float) -> Any:
-        message = self._codec.rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        message = self._rpc.LeaseTimeToLiveRequest(ID=lease_id)
         return await self._failover.call(retry.READ, "LeaseTimeToLive", message, timeout_s)
 
     def watch(
@@ -174,7 +173,6 @@ class EtcdClient:
             raise EtcdUnavailableError(_CLOSED)
         watch = EtcdWatch(
             self._streams,
-            self._codec,
             (key, range_end),
             start_revision,
             self._revision,
@@ -224,8 +222,7 @@ class EtcdClient:
         """Find out which of a transaction's leases is gone; etcd does not say."""
         candidates = sorted({put.lease_id for put in request.puts() if put.lease_id})
         for lease_id in candidates[:-1]:
-            response = await self._time_to_live(lease_id, deadline.remaining_s())
-            if response.TTL < 0:
+            if await self.time_to_live(lease_id, timeout_s=deadline.remaining_s()) is None:
                 return lease_id
         return candidates[-1]
 
@@ -273,6 +270,6 @@ def _servers(connection: Connection, clock: Clock) -> list[Server]:
     if connection.tls is not None:
         credentials = TlsFiles(connection.tls).current
     return [
-        AioServer(f"{scheme}://{endpoint.target}", endpoint.target, credentials, clock)
+        Server(f"{scheme}://{endpoint.target}", endpoint.target, credentials, clock)
         for endpoint in connection.endpoints
     ]

@@ -162,7 +162,7 @@ def judge_text(code: grpc.StatusCode | None, text: str, *, authenticated: bool) 
     return unavailable(Verdict.UNKNOWN, _unknown_reason(code, text))
 
 
-def told(failed: AttemptError, user: str | None) -> EtcdError:
+def final_error(failed: AttemptError, user: str | None) -> EtcdError:
     """Return what to raise for a final failure: with the endpoint and the user, if they matter."""
     error = failed.fault.error
     if isinstance(error, EtcdPermissionError | EtcdAuthError):

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
+from functools import partial
 from typing import Any
 
 from rdzv_etcd.errors import EtcdRefusedError, EtcdUnavailableError
-from rdzv_etcd.etcd import messages, retry
+from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.channel import ClosedError
-from rdzv_etcd.etcd.errors import AttemptError, Verdict, told, unavailable
+from rdzv_etcd.etcd.errors import AttemptError, Verdict, final_error, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.etcd.retry import Deadline, Failover, OpenStream
+from rdzv_etcd.etcd.retry import KEEP_ALIVE, Deadline, Failover, OpenStream
 
 _log = logging.getLogger("rdzv_etcd")
 
@@ -35,23 +36,18 @@ class KeepAlive:
         Raises :class:`EtcdUnavailableError` if no reply came in time, and authentication errors.
         """
         deadline = Deadline(self._failover.clock, timeout_s)
-
-        def policy() -> retry.Policy:
-            return retry.bounded(
-                retry.KEEP_ALIVE,
-                deadline,
-                self._failover.pause(),
-                self._failover.clock,
-                lambda: False,
-            )
-
         try:
-            ttl_s = await retry.attempts(policy, self._attempt, lease_id, deadline)
+            ttl_s = await self._failover.repeat(
+                partial(self._attempt, lease_id, deadline),
+                lambda failed: failed.fault.verdict in KEEP_ALIVE.repeat_after,
+                self._failover.pause(),
+                deadline.remaining_s,
+            )
             self._refused = False
             return ttl_s
         except AttemptError as failed:
             if failed.fault.verdict is Verdict.FINAL:
-                raise told(failed, self._failover.user) from None
+                raise final_error(failed, self._failover.user) from None
             raise EtcdUnavailableError(
                 f"keep-alive of lease {lease_id:016x} not answered within {timeout_s:g} s: {failed}"
             ) from None
@@ -73,7 +69,7 @@ class KeepAlive:
             )
 
     async def _attempt(self, lease_id: int, deadline: Deadline) -> int:
-        limit_s = min(self._failover.attempt_limit_s(retry.KEEP_ALIVE), deadline.remaining_s())
+        limit_s = min(self._failover.attempt_limit_s(KEEP_ALIVE), deadline.remaining_s())
         try:
             exchange = await self._exchange(limit_s)
         except AttemptError as failed:

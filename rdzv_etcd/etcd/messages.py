@@ -147,53 +147,46 @@ _RELATIONS = {
 _DELETE_EVENT = 1  # mvccpb.Event.DELETE
 
 
-class Codec:
-    """Encodes requests and decodes responses; holds the generated message classes."""
+# -- requests -------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.rpc = load()
 
-    # -- requests ---------------------------------------------------------------------------------
+def range_request(request: port.Get) -> Any:
+    return load().RangeRequest(**_range_fields(request))
 
-    def get(self, request: port.Get) -> Any:
-        return self.rpc.RangeRequest(**_range_fields(request))
 
-    def txn(self, request: port.Txn) -> Any:
-        """Build the request; never one that etcd would take for a transaction that only reads.
+def txn_request(request: port.Txn) -> Any:
+    """Build the request; never one that etcd would take for a transaction that only reads.
 
-        etcd up to 3.5.4 ends when it applies such a one and the caller has gone meanwhile
-        (https://github.com/etcd-io/etcd/issues/14110; 3.5.5 and 3.5.6 end in another way, #14891).
-        An operation that is no read keeps it off that path: an empty transaction is one, changes
-        nothing, and needs neither space nor the right to write. It goes through etcd's log, as
-        writes do.
-        """
-        # From plain dicts: half the time that a message object for every part takes.
-        fields = _txn_fields(request)
-        if all(isinstance(op, port.Get) for op in (*request.success, *request.failure)):
-            fields["failure"].append({"request_txn": {}})
-        return self.rpc.TxnRequest(**fields)
+    etcd up to 3.5.4 crashes when it applies such a one and the caller has gone meanwhile
+    (https://github.com/etcd-io/etcd/issues/14110; 3.5.5 and 3.5.6 crash in another way, #14891).
+    An operation that is not a read keeps it off that path: an empty transaction is one, changes
+    nothing, and needs neither space nor the right to write. It goes through etcd's log, as writes
+    do.
+    """
+    # From plain dicts: half the time that a message object for every part takes.
+    fields = _txn_fields(request)
+    if all(isinstance(op, port.Get) for op in (*request.success, *request.failure)):
+        fields["failure"].append({"request_txn": {}})
+    return load().TxnRequest(**fields)
 
-    def watch(
-        self,
-        key: bytes,
-        range_end: bytes | None,
-        start_revision: int,
-        *,
-        puts_only: bool = False,
-    ) -> Any:
-        """Build the request that opens a watch.
 
-        Progress notifications (every ten minutes) let a quiet watch move its resume point on, so
-        that a later reconnect does not ask for a revision that was compacted meanwhile.
-        """
-        create = self.rpc.WatchCreateRequest(
-            key=key,
-            range_end=range_end or b"",
-            start_revision=start_revision,
-            progress_notify=True,
-            filters=(self.rpc.WatchCreateRequest.NODELETE,) if puts_only else (),
-        )
-        return self.rpc.WatchRequest(create_request=create)
+def watch_request(
+    key: bytes, range_end: bytes | None, start_revision: int, *, puts_only: bool = False
+) -> Any:
+    """Build the request that opens a watch.
+
+    Progress notifications (every ten minutes) let a quiet watch move its resume point, so that a
+    later reconnect does not ask for a revision that was compacted meanwhile.
+    """
+    rpc = load()
+    create = rpc.WatchCreateRequest(
+        key=key,
+        range_end=range_end or b"",
+        start_revision=start_revision,
+        progress_notify=True,
+        filters=(rpc.WatchCreateRequest.NODELETE,) if puts_only else (),
+    )
+    return rpc.WatchRequest(create_request=create)
 
 
 def _txn_fields(request: port.Txn) -> dict[str, Any]:
@@ -267,7 +260,7 @@ def get_result(message: Any, revision: int = 0) -> port.GetResult:
 
 
 def txn_result(request: port.Txn, message: Any, revision: int = 0) -> port.TxnResult:
-    """Return the answer to what was asked, without that to what :meth:`Codec.txn` added."""
+    """Return the answer to what was asked, without that to what :func:`txn_request` added."""
     at = message.header.revision or revision
     asked = request.success if message.succeeded else request.failure
     return port.TxnResult(

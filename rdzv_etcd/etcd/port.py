@@ -151,6 +151,19 @@ class LeaseGrant:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseLeft:
+    """How long a lease has left, in whole seconds, rounded down."""
+
+    left_s: int
+    granted_s: int
+
+    @property
+    def silent_s(self) -> int:
+        """How long ago it was renewed."""
+        return max(0, self.granted_s - self.left_s)
+
+
 OPS_PER_TXN = 100
 """What callers put into one list of a transaction at most: servers allow 128 unless told otherwise
 (``--max-txn-ops``), guards and nested operations counted in."""
@@ -271,9 +284,13 @@ class Etcd(Protocol):
         :class:`~rdzv_etcd.errors.EtcdUnavailableError` if no reply came in time.
         """
 
-    async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        """Return the seconds until a lease runs out, rounded down; -1 if it does not exist, or no
-        longer does. Does not renew it."""
+    async def time_to_live(
+        self, lease_id: int, *, timeout_s: float | None = None
+    ) -> LeaseLeft | None:
+        """Return how long a lease has left, ``None`` if there is no such lease. Does not renew it.
+
+        On an etcd with users this needs permission to read the keys on the lease.
+        """
 
     def watch(
         self,

@@ -24,11 +24,10 @@ from rdzv_etcd.errors import (
     EtcdUnavailableError,
     RevisionRegressedError,
 )
-from rdzv_etcd.etcd import messages, retry
+from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.channel import ClosedError
-from rdzv_etcd.etcd.errors import AttemptError, Fault, Verdict, judge_text, told
+from rdzv_etcd.etcd.errors import AttemptError, Fault, Verdict, final_error, judge_text
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.etcd.messages import Codec
 from rdzv_etcd.etcd.port import GetResult, WatchBatch, keys_text
 from rdzv_etcd.etcd.retry import Failover, OpenStream
 from rdzv_etcd.etcd.watch_check import Delivered, Keys
@@ -291,7 +290,6 @@ class EtcdWatch:
     def __init__(
         self,
         streams: WatchStreams,
-        messages: Codec,
         key_range: tuple[bytes, bytes | None],
         start_revision: int,
         current_revision: Callable[[bytes], Awaitable[int]],
@@ -301,7 +299,6 @@ class EtcdWatch:
     ) -> None:
         self._failover = streams.failover
         self._streams = streams
-        self._codec = messages
         self._key, self._range_end = key_range
         self._next_revision = start_revision
         self._current_revision = current_revision
@@ -379,11 +376,13 @@ class EtcdWatch:
 
     async def _run(self) -> None:
         try:
-            await retry.attempts(
-                lambda: retry.endless(self._pause, self._failover.clock), self._follow
+            await self._failover.repeat(
+                self._follow,
+                lambda failed: failed.fault.verdict is not Verdict.FINAL,
+                self._pause,
             )
         except AttemptError as failed:
-            self._failure = told(failed, self._failover.user)
+            self._failure = final_error(failed, self._failover.user)
             if isinstance(self._failure, EtcdPermissionError):
                 keys = keys_text(self._key, self._range_end)
                 self._failure = EtcdPermissionError(f"{self._failure}: watch {keys}")
@@ -407,7 +406,7 @@ class EtcdWatch:
 
     async def _follow_from(self, start_revision: int) -> int:
         """Watch until the stream breaks; return from where to begin again if it has not."""
-        request = self._codec.watch(
+        request = messages.watch_request(
             self._key, self._range_end, start_revision, puts_only=self._puts_only
         )
         subscription = await self._streams.subscribe(request, _OPEN_LIMIT_S)

@@ -316,6 +316,6 @@ async def _left_s(etcd: Etcd, control: Control, timeout_s: float | None) -> floa
     if control.round is None:
         return None
     with contextlib.suppress(EtcdPermissionError):  # whoever may read the keys may not ask for it
-        left_s = await etcd.time_to_live(control.round.job_lease, timeout_s=timeout_s)
-        return max(0.0, float(left_s))
+        left = await etcd.time_to_live(control.round.job_lease, timeout_s=timeout_s)
+        return 0.0 if left is None else float(left.left_s)
     return None

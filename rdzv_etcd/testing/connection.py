@@ -16,18 +16,18 @@ from rdzv_etcd.errors import (
     LeaseExistsError,
     OutcomeUnknownError,
 )
-from rdzv_etcd.etcd.port import Get, GetResult, LeaseGrant, Txn, TxnResult
+from rdzv_etcd.etcd.port import Get, GetResult, LeaseGrant, LeaseLeft, Txn, TxnResult
 from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.testing.checks import check_types
 from rdzv_etcd.testing.model import (
     Grant,
     KeepAlive,
     KeptAlive,
-    LeaseLeft,
     Request,
     Response,
     Revoke,
     Revoked,
+    TimeLeft,
     TimeToLive,
 )
 from rdzv_etcd.testing.network import Fate, Link, Planned
@@ -99,10 +99,11 @@ class MemoryConnection:
             KeptAlive, await self._call(KeepAlive(lease_id), timeout_s, repeatable=True)
         ).ttl_s
 
-    async def time_to_live(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        return cast(
-            LeaseLeft, await self._call(TimeToLive(lease_id), timeout_s, repeatable=True)
-        ).left_s
+    async def time_to_live(
+        self, lease_id: int, *, timeout_s: float | None = None
+    ) -> LeaseLeft | None:
+        answer = await self._call(TimeToLive(lease_id), timeout_s, repeatable=True)
+        return cast(TimeLeft, answer).lease
 
     def watch(
         self,

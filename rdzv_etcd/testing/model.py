@@ -33,6 +33,7 @@ from rdzv_etcd.etcd.port import (
     GetResult,
     KeyValue,
     LeaseGrant,
+    LeaseLeft,
     Op,
     OpResult,
     Put,
@@ -91,12 +92,12 @@ class Model:
             return self._look_up(request)
         return self._compact(request)
 
-    def _look_up(self, request: KeepAlive | TimeToLive) -> KeptAlive | LeaseLeft:
+    def _look_up(self, request: KeepAlive | TimeToLive) -> KeptAlive | TimeLeft:
         """Answer as if the lease had just been renewed: time is the server's business."""
         lease = self.leases.get(request.lease_id)
         if isinstance(request, KeepAlive):
             return KeptAlive(0 if lease is None else lease.ttl_s)
-        return LeaseLeft(-1 if lease is None else lease.ttl_s)
+        return TimeLeft(None if lease is None else LeaseLeft(lease.ttl_s, lease.ttl_s))
 
     def history(self, start_revision: int) -> Iterator[Revision]:
         """Return the changes from ``start_revision`` on; :class:`CompactedError` if forgotten."""
@@ -367,10 +368,10 @@ class TimeToLive:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLeft:
-    """The seconds that a lease has left, -1 if there is no such lease."""
+class TimeLeft:
+    """``None``: there is no such lease."""
 
-    left_s: int
+    lease: LeaseLeft | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +403,7 @@ class Compacted:
 
 Request: TypeAlias = "Get | Txn | Grant | Revoke | KeepAlive | TimeToLive | Compact"
 Response: TypeAlias = (
-    "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | LeaseLeft | Compacted"
+    "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | TimeLeft | Compacted"
 )
 
 

@@ -17,19 +17,19 @@ from typing import cast
 
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError
-from rdzv_etcd.etcd.port import Get, GetResult, KeyValue, LeaseGrant, prefix_end
+from rdzv_etcd.etcd.port import Get, GetResult, KeyValue, LeaseGrant, LeaseLeft, prefix_end
 from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.model import (
     Compact,
     KeepAlive,
     KeptAlive,
-    LeaseLeft,
     Model,
     Request,
     Response,
     Revision,
     Revoke,
+    TimeLeft,
     TimeToLive,
 )
 from rdzv_etcd.testing.network import Link, Match
@@ -241,7 +241,8 @@ class MemoryEtcd:
             self._observe(source, request, error, before)
             raise
         if isinstance(request, TimeToLive) and request.lease_id in self._expiry_s:
-            response = LeaseLeft(int(self._expiry_s[request.lease_id] - self.clock.now_s()))
+            left_s = int(self._expiry_s[request.lease_id] - self.clock.now_s())
+            response = TimeLeft(LeaseLeft(left_s, self.model.leases[request.lease_id].ttl_s))
         self._track_leases(request, response)
         self._observe(source, request, response, before)
         if self.model.revision != before:

@@ -136,9 +136,12 @@ async def test_a_lease_that_is_renewed_lives(lab: Lab) -> None:
 
 async def test_how_long_a_lease_has_left(lab: Lab) -> None:
     grant = await lab.etcd.grant(60)
-    assert 50 <= await lab.etcd.time_to_live(grant.lease_id) <= 60
+    left = await lab.etcd.time_to_live(grant.lease_id)
+    assert left is not None
+    assert 50 <= left.left_s <= left.granted_s == 60
+    assert left.silent_s == 60 - left.left_s
     await lab.etcd.revoke(grant.lease_id)
-    assert await lab.etcd.time_to_live(grant.lease_id) == -1
+    assert await lab.etcd.time_to_live(grant.lease_id) is None
 
 
 async def test_keeping_a_missing_lease_alive_returns_zero(lab: Lab) -> None:

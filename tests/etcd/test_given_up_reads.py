@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdPermissionError
-from rdzv_etcd.etcd.messages import Codec
+from rdzv_etcd.etcd.messages import txn_request
 from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
@@ -81,11 +81,10 @@ def test_a_transaction_that_reads_needs_no_right_to_write(
 
 
 def test_only_transactions_that_read_are_changed() -> None:
-    codec = Codec()
     writes = put(b"x")
-    assert [len(codec.txn(writes).success), len(codec.txn(writes).failure)] == [1, 0]
+    assert [len(txn_request(writes).success), len(txn_request(writes).failure)] == [1, 0]
     for reads in (Txn((), READS), Txn((ABSENT,), ()), Txn((ABSENT,), READS, READS)):
-        message = codec.txn(reads)
+        message = txn_request(reads)
         kinds = {op.WhichOneof("request") for op in (*message.success, *message.failure)}
         assert kinds - {"request_range"}
         assert not kinds & {"request_put", "request_delete_range"}

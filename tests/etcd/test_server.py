@@ -12,14 +12,14 @@ import grpc
 import pytest
 
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.etcd.channel import AioServer, ClosedError
+from rdzv_etcd.etcd.channel import ClosedError, Server
 from rdzv_etcd.etcd.messages import load
 from tests.etcd.tools import run
 
 TURNS = 12
 """Of the loop, after which everything waits for the server."""
 
-Asked = Callable[[AioServer], Awaitable[Any]]
+Asked = Callable[[Server], Awaitable[Any]]
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def target() -> Iterator[str]:
         yield f"127.0.0.1:{silent.getsockname()[1]}"
 
 
-async def ready(server: AioServer) -> bool:
+async def ready(server: Server) -> bool:
     return await server.ready(0.2)
 
 
-async def unary(server: AioServer) -> object:
+async def unary(server: Server) -> object:
     request = load().RangeRequest(key=b"k")
     return await server.unary("Range", request, timeout_s=0.2, metadata=())
 
 
-async def read(server: AioServer) -> object:
+async def read(server: Server) -> object:
     stream = server.stream("Watch", metadata=())
     stream.send(load().WatchRequest())
     return await stream.read()
@@ -51,8 +51,8 @@ def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
 ) -> None:
     """Others would end the watch or the call, for which this is one endpoint among several."""
 
-    async def outcome(ended: Callable[[AioServer], Awaitable[None]]) -> object:
-        server = AioServer(target, target, lambda: None, SystemClock())
+    async def outcome(ended: Callable[[Server], Awaitable[None]]) -> object:
+        server = Server(target, target, lambda: None, SystemClock())
         task = asyncio.ensure_future(asked(server))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -62,8 +62,8 @@ def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
         return answers[0]
 
     async def scenario() -> None:
-        renewed = await outcome(AioServer.renew)
-        closed = await outcome(AioServer.close)
+        renewed = await outcome(Server.renew)
+        closed = await outcome(Server.close)
         assert isinstance(closed, ClosedError)
         if asked is ready:
             assert renewed is False  # it has waited for the next channel
