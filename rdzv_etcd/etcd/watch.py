@@ -41,15 +41,11 @@ _CANCEL_AFTER_S = 0.1
 barrier of 512 agents a process, cancelling each was a tenth of the work."""
 
 
-class FellBehindError(Exception):
-    """The reader, in this process, is slow. Nothing has failed, least of all the server."""
+class _ResumeError(Exception):
+    """The watch must leave its stream and resume on another one, by no fault of the server's."""
 
 
-class StreamGivenUpError(Exception):
-    """The stream is of no more use, by no fault of the server's: its watches go on over another."""
-
-
-class WatchCancelledError(Exception):
+class _CancelledError(Exception):
     """etcd cancelled this watch, for the reason given; the stream is intact."""
 
 
@@ -72,13 +68,13 @@ class WatchStreams:
             return shared.subscribe(request)
 
     def give_up(self) -> None:
-        """Let the watches of the stream go on over another one."""
+        """Let the watches of the stream resume on another one."""
         if self._current is not None:
-            self._current.give_up(StreamGivenUpError("a watch on the stream was silent"))
+            self._current.give_up(_ResumeError("a watch on the stream was silent"))
             self._current = None
 
     async def close(self) -> None:
-        """Wait until the streams have ended, whose watches must have been closed before."""
+        """Wait until the streams have ended; their watches must have been closed before."""
         self._current = None
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -113,10 +109,10 @@ class Subscription:
         return revision
 
     async def deliver(self, receive: Callable[[Any], None]) -> NoReturn:
-        """Hand each response to ``receive`` as it comes, without a task; raise what ends the watch.
+        """Pass each response to ``receive`` as it comes, without a task; raise what ends the watch.
 
         That is gRPC's error or :class:`ClosedError` if the stream broke, or else one of this
-        module's, or :class:`CompactedError`. ``receive`` may raise :class:`FellBehindError`.
+        module's, or :class:`CompactedError`. ``receive`` may raise :class:`_ResumeError`.
         """
         for response in self._early:
             receive(response)
@@ -125,7 +121,9 @@ class Subscription:
         await self._until_ended()
 
     async def _until_ended(self) -> NoReturn:
-        raise (await self._ended).with_traceback(None)  # the stream's other watches raise it, too
+        raise (await self._ended).with_traceback(
+            None
+        )  # others raise it as well
 
     def close(self) -> None:
         """End the watch. Idempotent, does not block."""
@@ -137,22 +135,22 @@ class Subscription:
         if response.compact_revision:
             self.end(CompactedError(response.compact_revision))
         elif response.canceled:
-            self.end(WatchCancelledError(response.cancel_reason or "etcd cancelled the watch"))
+            self.end(_CancelledError(response.cancel_reason or "etcd cancelled the watch"))
         elif response.created:
             if not self._confirmed.done():  # and the limit has not passed
                 self._confirmed.set_result(response.header.revision)
         elif self._receive is None:
             self._early.append(response)
             if len(self._early) > UNREAD_LIMIT:
-                self.end(FellBehindError(f"{UNREAD_LIMIT} responses wait to be delivered"))
+                self.end(_ResumeError(f"{UNREAD_LIMIT} responses wait to be delivered"))
         else:
             try:
                 self._receive(response)
-            except FellBehindError as error:
+            except _ResumeError as error:
                 self.end(error)
 
     def end(self, error: Exception) -> None:
-        """Leave the stream, and tell the watch why."""
+        """Leave the stream, and let the watch raise ``error``."""
         self._stream.leave(self)
         if not self._ended.done():
             self._ended.set_result(error)
@@ -222,7 +220,7 @@ class _SharedStream:
                 if response is None:
                     raise ClosedError("etcd ended the watch stream")
                 self._dispatch(response)
-        except (grpc.RpcError, ClosedError, StreamGivenUpError) as error:
+        except (grpc.RpcError, ClosedError, _ResumeError) as error:
             failure = error
         finally:
             self._reader = None
@@ -242,8 +240,8 @@ class _SharedStream:
             if response.canceled:
                 subscription.take(response)
                 # With the refusal etcd (seen: 3.5.1) forgets the stream's watch 0 as well, which
-                # would be silent for ever. So all others resume, on a stream of their own.
-                raise StreamGivenUpError("etcd refused another watch on the stream")
+                # would be silent forever. So all others resume, on a stream of their own.
+                raise _ResumeError("etcd refused another watch on the stream")
             if subscription in self._subscriptions:
                 subscription.watch_id = watch_id
                 self._watching[watch_id] = subscription
@@ -283,8 +281,8 @@ _READ_UP = UNREAD_LIMIT // 2
 class EtcdWatch:
     """Implements :class:`rdzv_etcd.etcd.port.Watch`; see there for its promise.
 
-    What comes is queued, so that giving up one iteration step (a timeout around it) loses nothing.
-    A task of its own opens and resumes the watch; ``close`` ends it.
+    Batches are queued, so that a timeout around one iteration step loses nothing. A task of its own
+    opens and resumes the watch; ``close`` ends it.
     """
 
     def __init__(
@@ -390,13 +388,13 @@ class EtcdWatch:
             self._failure = error
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Give the reader what nobody expected, too, rather than let it wait for ever."""
+        """Give the reader an unexpected error as well, rather than let it wait forever."""
         if not task.cancelled() and self._failure is None:
             self._failure = task.exception()
         self._changed.set()
 
     async def _follow(self) -> None:
-        """Watch until the stream breaks. Raises :class:`AttemptError` or the last word."""
+        """Watch until the stream breaks. Raises :class:`AttemptError`, or what ends the watch."""
         start_revision = self._next_revision
         while True:
             start_revision = await self._follow_from(start_revision)
@@ -419,19 +417,19 @@ class EtcdWatch:
                 # compacted to, but has forgotten its deletions. So a watch that has to catch up
                 # begins one revision earlier, which `_receive` drops. One that has not sees all
                 # live; asked for an earlier revision it would wait for the next catch-up, up to
-                # 100 ms. Who wants no deletions need not begin again: the puts of that revision
+                # 100 ms. A watch without deletions need not begin again: the puts of that revision
                 # are kept.
                 return self._next_revision - 1
             self._note_confirmed(revision)
             self._pause.good()
             self._denials = 0
             await subscription.deliver(self._receive)
-        except (FellBehindError, StreamGivenUpError):
-            # Not the server's doing, and no reason to leave it. Nor to pause: the watches of a
-            # stream that was given up go on together, on a new one, before the watch that etcd
-            # refused comes with a new token, on another one, and is perhaps refused again.
+        except _ResumeError:
+            # No reason to leave the server. Nor to pause: the watches of a stream that was given up
+            # resume together, on a new one, before the watch that etcd refused comes with a new
+            # token, on another one, and is perhaps refused again.
             return self._next_revision
-        except WatchCancelledError as cancelled:
+        except _CancelledError as cancelled:
             raise self._judge_cancel(opened, str(cancelled)) from None
         except (grpc.RpcError, ClosedError) as error:
             raise self._failover.failed(opened.server, error, opened.metadata) from error
@@ -439,9 +437,8 @@ class EtcdWatch:
             subscription.close()
 
     async def _confirm(self, subscription: Subscription) -> int:
-        """Make sure that etcd watches, and that the cluster is not older than what was seen.
-
-        Returns the member's revision when it began to watch.
+        """Make sure that etcd watches, and that the cluster is not older than what was seen; return
+        the member's revision when it began to watch.
 
         A cluster that was wiped accepts a watch from a future revision and would stay silent until
         it gets there. The confirmation carries the member's revision; a member that merely lags
@@ -481,7 +478,7 @@ class EtcdWatch:
         if not events:
             return
         if len(self._batches) >= UNREAD_LIMIT:
-            raise FellBehindError(f"{UNREAD_LIMIT} batches of events are unread")
+            raise _ResumeError(f"{UNREAD_LIMIT} batches of events are unread")
         revision = events[-1].kv.mod_revision
         self._next_revision = revision + 1
         self.delivered.take(events)
