@@ -121,9 +121,7 @@ class Subscription:
         await self._until_ended()
 
     async def _until_ended(self) -> NoReturn:
-        raise (await self._ended).with_traceback(
-            None
-        )  # others raise it as well
+        raise (await self._ended).with_traceback(None)  # others raise it as well
 
     def close(self) -> None:
         """End the watch. Idempotent, does not block."""

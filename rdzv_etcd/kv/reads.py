@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import KEY_SHOWN
 from rdzv_etcd.clock import Clock, abandon
@@ -21,7 +21,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.port import OPS_PER_TXN, Etcd, EventKind, Get, GetResult, KeyValue
 from rdzv_etcd.etcd.reads import PartSize, puts_after, read_range
-from rdzv_etcd.kv.writes import Deadline, OnceWriter, store_lost
+from rdzv_etcd.kv.writes import OnceWriter, StoreDeadline, store_lost
 from rdzv_etcd.protocol import store as requests
 from rdzv_etcd.protocol.keys import KeyRange, span
 from rdzv_etcd.text import shown as shown_text
@@ -46,7 +46,7 @@ class Reader:
         self._part = part
         self._writes = writes
 
-    async def all_there(self, keys: Sequence[bytes], deadline: Deadline) -> bool:
+    async def all_there(self, keys: Sequence[bytes], deadline: StoreDeadline) -> bool:
         """Tell whether all keys exist; no value travels."""
         reads = [requests.read(key, keys_only=True) for key in keys]
         proof = self._writes.proof()
@@ -56,7 +56,7 @@ class Reader:
         await self._require(proof, results, deadline)
         return False
 
-    async def keys(self, listing: KeyRange, deadline: Deadline) -> list[bytes]:
+    async def keys(self, listing: KeyRange, deadline: StoreDeadline) -> list[bytes]:
         """Return all keys of the range, the one that tells of losses among them."""
         proof = {key: 1 for key in self._writes.proof() if key in listing}
         reading = read_range(
@@ -69,7 +69,7 @@ class Reader:
     async def until_present(
         self,
         keys: Iterable[bytes],
-        deadline: Deadline,
+        deadline: StoreDeadline,
         name: Callable[[bytes], str],
         *,
         keys_only: bool = False,
@@ -80,51 +80,44 @@ class Reader:
         that and the beginning of the watch.
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
         """
-        wanted = _Each(keys, keys_only=keys_only)
-        await self._until(wanted, deadline, lambda: [name(key) for key in wanted.missing])
-        return wanted.found
-
-    async def first_put(self, key: bytes, revision: int, deadline: Deadline) -> KeyValue:
-        """Return the first put on the key at or after ``revision``.
-
-        Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
-        """
-        wanted = _Any(requests.read(key))
-        await self._clock.wait_for(
-            self._follow(wanted, revision - 1, deadline, catch_up=True), deadline.left_s()
-        )
-        return wanted.found[0]
-
-    async def _until(
-        self, wanted: _Wanted, deadline: Deadline, names: Callable[[], Sequence[str]]
-    ) -> None:
-        """Read, and watch until ``wanted`` is complete; ``names`` tells what is missing."""
-        while not wanted.complete:
+        wanted = _Wanted(keys, keys_only=keys_only)
+        while wanted.missing:
             began_s = self._clock.now_s()
             revision = await self._look(wanted, deadline)
-            if wanted.complete:
-                return
-            quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
+            if not wanted.missing:
+                break
+            is_quick = self._clock.now_s() - began_s < QUICK_ANSWER_S
+            following = self._follow(wanted, revision, deadline, catch_up=not is_quick)
             try:
                 await self._clock.wait_for(
-                    self._unless_lost(
-                        self._follow(
-                            wanted, revision, deadline, catch_up=not quick, tell_resumes=True
-                        ),
-                        revision,
-                    ),
-                    deadline.left_s(),
+                    self._unless_lost(following, revision), deadline.left_s()
                 )
             except WatchLostError:
                 continue  # read again: that is all a lost watch asks for
             except TimeoutError:
-                raise _timed_out(deadline, names()) from None
+                raise _timed_out(deadline, [name(key) for key in wanted.missing]) from None
+        return wanted.found
 
-    async def _look(self, wanted: _Wanted, deadline: Deadline) -> int:
+    async def first_put(self, key: bytes, revision: int, deadline: StoreDeadline) -> KeyValue:
+        """Return the first put on the key at or after ``revision``.
+
+        Raises :class:`TimeoutError`, :class:`~rdzv_etcd.errors.WatchLostError`.
+        """
+
+        async def put() -> KeyValue:
+            after = puts_after(self._etcd, key, None, revision - 1, catch_up=True)
+            async with after as (watch, _):
+                async for batch in watch:
+                    for event in batch.events:
+                        return event.kv
+            raise WatchLostError("the watch was closed")
+
+        return await self._clock.wait_for(put(), deadline.left_s())
+
+    async def _look(self, wanted: _Wanted, deadline: StoreDeadline) -> int:
         """Read what is wanted and not found yet; return the revision of that."""
-        rest, keys = wanted.reads(), self._part.keys
-        if rest[0].keys_only:
-            keys = len(rest)
+        rest = [requests.read(key, keys_only=wanted.keys_only) for key in wanted.missing]
+        keys = len(rest) if wanted.keys_only else self._part.keys
         revisions: list[int] = []
         proof = unread = self._writes.proof()
         proved: list[GetResult] = []
@@ -136,30 +129,29 @@ class Reader:
             unread = {}
             wanted.take(kvs)
             revisions += [result.revision for result in results]
-            if kvs and not part[0].keys_only:
+            if kvs and not wanted.keys_only:
                 self._part.note(kvs)
                 keys = self._part.keys
             else:
                 keys *= 4  # what is not there costs nothing
-        if not wanted.complete:
+        if wanted.missing:
             await self._require(proof, proved, deadline)
         return min(revisions)  # of several parts: the oldest one misses nothing
 
-    async def _look_again(self, wanted: _Wanted, deadline: Deadline) -> None:
-        """Look, in between what the watch brings, until etcd answers; if it refuses to, there is
-        only the watch."""
+    async def _look_again(self, wanted: _Wanted, deadline: StoreDeadline) -> None:
+        """Read once more until etcd answers; if it refuses to, there is only the watch."""
         while True:
             try:
                 await self._look(wanted, deadline)
             except EtcdUnavailableError:
                 await deadline.pause()
+                continue
             except EtcdError:
-                return
-            else:
-                return
+                pass
+            return
 
     async def _require(
-        self, proof: Mapping[bytes, int], results: Sequence[GetResult], deadline: Deadline
+        self, proof: Mapping[bytes, int], results: Sequence[GetResult], deadline: StoreDeadline
     ) -> None:
         found = (kv for result in results for kv in result.kvs)
         await self._writes.require(proof, found, deadline)
@@ -184,44 +176,38 @@ class Reader:
             await watch.close()
 
     async def _follow(
-        self,
-        wanted: _Wanted,
-        revision: int,
-        deadline: Deadline,
-        *,
-        catch_up: bool,
-        tell_resumes: bool = False,
+        self, wanted: _Wanted, revision: int, deadline: StoreDeadline, *, catch_up: bool
     ) -> None:
-        """Watch what is put after ``revision`` until ``wanted`` is complete. ``tell_resumes``: and
-        look again when the watch goes on after a break, for etcd may have gone back meanwhile."""
-        async with puts_after(
-            self._etcd,
-            *wanted.key_range(),
-            revision,
-            catch_up=catch_up,
-            tell_resumes=tell_resumes,
-        ) as (watch, missed):
+        """Watch what is put after ``revision`` until nothing is missing.
+
+        Read again when the watch has resumed after a break: etcd may have lost data meanwhile.
+        """
+        key, range_end = wanted.key_range()
+        after = puts_after(
+            self._etcd, key, range_end, revision, catch_up=catch_up, tell_resumes=True
+        )
+        async with after as (watch, missed):
             if missed:
                 await self._look(wanted, deadline)
-                if wanted.complete:
+                if not wanted.missing:
                     return
             async for batch in watch:
                 if batch.events:
                     wanted.take(event.kv for event in batch.events)
                 else:
                     await self._look_again(wanted, deadline)
-                if wanted.complete:
+                if not wanted.missing:
                     return
         raise WatchLostError("the watch was closed")
 
-    async def _read_all(self, reads: Sequence[Get], deadline: Deadline) -> list[GetResult]:
+    async def _read_all(self, reads: Sequence[Get], deadline: StoreDeadline) -> list[GetResult]:
         batches = [
             reads[start : start + OPS_PER_TXN] for start in range(0, len(reads), OPS_PER_TXN)
         ]
         answers = await side_by_side([self._read_batch(batch, deadline) for batch in batches])
         return [result for answer in answers for result in answer]
 
-    async def _read_batch(self, reads: Sequence[Get], deadline: Deadline) -> list[GetResult]:
+    async def _read_batch(self, reads: Sequence[Get], deadline: StoreDeadline) -> list[GetResult]:
         if len(reads) == 1:
             return [await self._etcd.get(reads[0], timeout_s=deadline.request_s())]
         try:
@@ -251,71 +237,30 @@ async def side_by_side(coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Wanted(Protocol):
-    """What a wait is for, and what of it has been found."""
-
-    @property
-    def complete(self) -> bool: ...
-
-    def reads(self) -> list[Get]: ...
-
-    def key_range(self) -> tuple[bytes, bytes | None]:
-        """Return the range to watch."""
-
-    def take(self, kvs: Iterable[KeyValue]) -> None:
-        """Look at what was read, or put."""
-
-
-class _Each:
-    """Each of some keys."""
+class _Wanted:
+    """The keys that a wait is for, and what of them has been found."""
 
     def __init__(self, keys: Iterable[bytes], *, keys_only: bool) -> None:
-        self._keys_only = keys_only
+        self.keys_only = keys_only
         self.found: dict[bytes, KeyValue] = {}
         self.missing = dict.fromkeys(keys)
 
-    @property
-    def complete(self) -> bool:
-        return not self.missing
-
-    def reads(self) -> list[Get]:
-        return [requests.read(key, keys_only=self._keys_only) for key in self.missing]
-
     def key_range(self) -> tuple[bytes, bytes | None]:
+        """Return the range to watch."""
         if len(self.missing) == 1:
             return next(iter(self.missing)), None
         keys = span(self.missing)
         return keys.start, keys.end
 
     def take(self, kvs: Iterable[KeyValue]) -> None:
+        """Note what was read, or put."""
         for kv in kvs:
             if kv.key in self.missing:
                 self.found[kv.key] = kv
                 del self.missing[kv.key]
 
 
-class _Any:
-    """Whatever one read finds, or is put in its range."""
-
-    def __init__(self, read: Get) -> None:
-        self.found: list[KeyValue] = []
-        self._read = read
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.found)
-
-    def reads(self) -> list[Get]:
-        return [self._read]
-
-    def key_range(self) -> tuple[bytes, bytes | None]:
-        return self._read.key, self._read.range_end
-
-    def take(self, kvs: Iterable[KeyValue]) -> None:
-        self.found.extend(kvs)
-
-
-def _timed_out(deadline: Deadline, names: Sequence[str]) -> StoreTimeoutError:
+def _timed_out(deadline: StoreDeadline, names: Sequence[str]) -> StoreTimeoutError:
     shown = ", ".join(shown_text(name, KEY_SHOWN) for name in names[:_NAMED_KEYS])
     more = f" and {len(names) - _NAMED_KEYS} more" if len(names) > _NAMED_KEYS else ""
     return StoreTimeoutError(

@@ -35,7 +35,7 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.etcd.port import OPS_PER_TXN, Etcd, KeyValue
 from rdzv_etcd.etcd.reads import PART_BYTES, PartSize
 from rdzv_etcd.kv.reads import Reader, side_by_side
-from rdzv_etcd.kv.writes import Deadline, OnceWriter, Written, named_if_too_large
+from rdzv_etcd.kv.writes import OnceWriter, StoreDeadline, Written, named_if_too_large
 from rdzv_etcd.protocol import store as requests
 from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.protocol.store import (
@@ -219,13 +219,13 @@ class KeyValueStore:
 
     # -- how ---------------------------------------------------------------------------------------
 
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._clock, timeout_s)
+    def _deadline(self, timeout_s: float | None) -> StoreDeadline:
+        return StoreDeadline(self._clock, timeout_s)
 
     def _put_if_unchanged(self, name: bytes, value: bytes, seen: KeyValue | None) -> Body:
         return requests.put_if_unchanged(name, value, self._lease_id, seen)
 
-    async def _set_batch(self, items: Sequence[tuple[str, bytes]], deadline: Deadline) -> None:
+    async def _set_batch(self, items: Sequence[tuple[str, bytes]], deadline: StoreDeadline) -> None:
         encoded = [(self._keys.value(k), encode_value(v)) for k, v in items]
         body = requests.put_all(encoded, self._lease_id)
         key, _ = max(items, key=lambda item: len(item[1]))
@@ -268,19 +268,21 @@ class KeyValueStore:
             )
         return number
 
-    async def _peek(self, name: bytes, deadline: Deadline) -> KeyValue | None:
+    async def _peek(self, name: bytes, deadline: StoreDeadline) -> KeyValue | None:
         read = requests.read(name)
         kvs = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         return kvs[0] if kvs else None
 
-    async def _seen(self, name: bytes, written: Written, deadline: Deadline) -> KeyValue | None:
+    async def _seen(
+        self, name: bytes, written: Written, deadline: StoreDeadline
+    ) -> KeyValue | None:
         """Return what a write that kept everything found in its way."""
         if written.recovered_at is not None:
             return await self._peek(name, deadline)
         return written.kv
 
     async def _recovered(
-        self, name: bytes, written: Written, deadline: Deadline
+        self, name: bytes, written: Written, deadline: StoreDeadline
     ) -> KeyValue | None:
         """Return the key as the write left it, though others may have written since."""
         if not written.wrote or written.recovered_at is None:

@@ -41,7 +41,7 @@ LEAST_REQUEST_S = 1.0
 _RETRY_S = 0.5
 
 
-class Deadline:
+class StoreDeadline:
     """When one call on the store must be done; ``None`` seconds: never."""
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
@@ -113,7 +113,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class Slot:
+class _Slot:
     """A marker, and how often its writer has put it."""
 
     key: bytes
@@ -138,10 +138,10 @@ class OnceWriter:
         """The marker put last that etcd has answered for, with its version."""
         self._has_lost = False
         """Whether this writer has seen that the store has lost something."""
-        self._free: list[Slot] = []
+        self._free: list[_Slot] = []
         self._numbers = count(1)
 
-    async def apply(self, body: Body, deadline: Deadline) -> Written:
+    async def apply(self, body: Body, deadline: StoreDeadline) -> Written:
         """Apply ``body`` exactly once and tell which branch was taken.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
@@ -181,7 +181,7 @@ class OnceWriter:
         return {self._whole: 1, **self._last}
 
     async def require(
-        self, proof: Mapping[bytes, int], found: Iterable[KeyValue], deadline: Deadline
+        self, proof: Mapping[bytes, int], found: Iterable[KeyValue], deadline: StoreDeadline
     ) -> None:
         """Raise :class:`~rdzv_etcd.errors.StoreLostError` if what was found is no such proof."""
         kvs = {kv.key: kv for kv in found}
@@ -193,7 +193,7 @@ class OnceWriter:
         if self._whole not in found:
             raise store_lost()
 
-    async def _declare_lost(self, deadline: Deadline) -> StoreLostError:
+    async def _declare_lost(self, deadline: StoreDeadline) -> StoreLostError:
         """Let the others know what only this writer can know; return what to raise here."""
         self._has_lost = True
         with contextlib.suppress(EtcdError):
@@ -201,13 +201,13 @@ class OnceWriter:
             await self._etcd.txn(txn, timeout_s=deadline.request_s(), repeatable=True)
         return store_lost()
 
-    def _take_slot(self) -> Slot:
+    def _take_slot(self) -> _Slot:
         try:
             return self._free.pop()
         except IndexError:
-            return Slot(self._keys.marker(self._writer, next(self._numbers)))
+            return _Slot(self._keys.marker(self._writer, next(self._numbers)))
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, slot: _Slot) -> None:
         """Let others use a slot whose write has been answered."""
         slot.uses += 1
         self._last = {slot.key: slot.uses}
@@ -215,25 +215,11 @@ class OnceWriter:
 
 
 def _read(result: TxnResult) -> Written:
+    leaves = list(_leaves(result))
+    reads = [leaf for leaf in leaves if isinstance(leaf, GetResult)]
+    kv = reads[-1].kvs[0] if reads and reads[-1].kvs else None
     # Each branch puts its marker; whatever it writes beyond that is the write itself.
-    reads = sum(isinstance(leaf, GetResult) for leaf in _leaves(result))
-    leaves = sum(1 for _ in _leaves(result))
-    return Written(leaves - reads > 1, _last_get(result))
-
-
-def _found(result: TxnResult, key: bytes) -> Iterator[KeyValue]:
-    """Yield what was read of the key."""
-    for leaf in _leaves(result):
-        if isinstance(leaf, GetResult):
-            yield from (kv for kv in leaf.kvs if kv.key == key)
-
-
-def _last_get(result: TxnResult) -> KeyValue | None:
-    kv = None
-    for leaf in _leaves(result):
-        if isinstance(leaf, GetResult):
-            kv = leaf.kvs[0] if leaf.kvs else None
-    return kv
+    return Written(len(leaves) - len(reads) > 1, kv)
 
 
 def _leaves(result: TxnResult) -> Iterator[OpResult]:
