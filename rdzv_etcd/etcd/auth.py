@@ -1,29 +1,45 @@
-"""Holds the authentication token and renews it, one renewal at a time.
+"""Who this client is to etcd: the token of its user, renewed one at a time, and its TLS files.
 
-Knows user, password and token. Must not know which calls need it. Files that user and password
-came from are read again for every token, which blocks briefly.
+Knows user, password and token, PEM files, and where systems keep their root certificates. Must not
+know endpoints, nor which calls need a token. Files are read again for every token and connection,
+which blocks briefly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import cast
+import ssl
+from pathlib import Path
+from typing import NoReturn, cast
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.errors import EtcdTlsError, SettingsError
 from rdzv_etcd.etcd import messages
 from rdzv_etcd.etcd.channel import Metadata, Server
 from rdzv_etcd.etcd.errors import AttemptError, Fault, Verdict, judge, unavailable
 from rdzv_etcd.etcd.grpc_start import grpc
-from rdzv_etcd.settings.connection import Credentials
-from rdzv_etcd.settings.secrets import read_again
+from rdzv_etcd.settings.connection import Credentials, Tls
+from rdzv_etcd.settings.secrets import read_again, read_file
 
 _log = logging.getLogger("rdzv_etcd")
 
 # Refuses the call at once on a member without a leader, instead of letting it wait there.
 # Source: etcd's MetadataRequireLeaderKey
 REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
+# Where distributions keep their bundle when OpenSSL's compiled-in path does not exist here (as in
+# relocatable Python builds). Source: Go's crypto/x509/root_linux.go
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+_LARGEST = 1 << 24
+"""Bytes; what systems trust is a hundredth of it."""
+
+_Version = tuple[tuple[int, int, int] | None, ...]
 
 
 class Authenticator:
@@ -102,3 +118,135 @@ class Authenticator:
                 fault = Fault(Verdict.FINAL, fault.reason, fault.error)
             raise AttemptError(fault, server.name) from error
         return (*REQUIRE_LEADER, ("token", response.token))
+
+
+class TlsFiles:
+    """Credentials that follow their files: what was rotated on disk serves the next connection.
+
+    Making one raises what :func:`channel_credentials` raises.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._version = _version(tls)
+        self._credentials = channel_credentials(tls)
+
+    def current(self) -> grpc.ChannelCredentials:
+        """Return the same object until the files change. Thread-safe.
+
+        Files that cannot be used, such as a certificate whose key has yet to be replaced, are
+        reported once, at WARNING, and those read before are kept until the files change again.
+        """
+        version = _version(self._tls)
+        if version != self._version:
+            self._version = version
+            try:
+                self._credentials = channel_credentials(self._tls)
+            except EtcdTlsError as error:
+                _log.warning("TLS still uses the files as they were before: %s", error)
+        return self._credentials
+
+
+def _version(tls: Tls) -> _Version:
+    """Tell versions of the files apart. Kubernetes replaces a folder's failover, others rename."""
+    return tuple(
+        _file_version(path) for path in (tls.ca_cert, tls.cert, tls.key) if path is not None
+    )
+
+
+def _file_version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Return credentials for a secure channel.
+
+    Raises :class:`EtcdTlsError` naming the file that is missing, is not PEM or does not match, and
+    :class:`SettingsError` for a key without a certificate.
+    """
+    roots = system_roots() if tls.ca_cert is None else _read_ca(tls.ca_cert)
+    if tls.cert is None:
+        if tls.key is not None:
+            raise SettingsError(
+                f"a client key ({tls.key}) was given without its certificate (cert)"
+            )
+        return grpc.ssl_channel_credentials(root_certificates=roots)
+    chain, key = _read_pair(tls.cert, tls.key)
+    return grpc.ssl_channel_credentials(
+        root_certificates=roots, private_key=key, certificate_chain=chain
+    )
+
+
+def system_roots() -> bytes | None:
+    """Return the system's root certificates as PEM; ``None``: none found, gRPC uses its own.
+
+    ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` are honoured, as OpenSSL does.
+    """
+    paths = ssl.get_default_verify_paths()
+    for candidate in (paths.cafile, *_BUNDLES):
+        if candidate is not None and Path(candidate).is_file():
+            return Path(candidate).read_bytes()
+    if paths.capath is not None:
+        parts = [file.read_bytes() for file in sorted(Path(paths.capath).glob("*.[0-9]"))]
+        return b"\n".join(parts) or None
+    return None
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return read_file(path, f"the {what} {path}", _LARGEST)
+    except SettingsError as error:
+        raise EtcdTlsError(str(error)) from error
+    except OSError as error:
+        raise EtcdTlsError(f"cannot read the {what} {path}: {error.strerror}") from error
+
+
+def _read_ca(path: Path) -> bytes:
+    content = _read(path, "CA certificate")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Only ASCII is taken; comments between the certificates may be in any encoding.
+    text = content.decode("ascii", errors="replace").replace("\ufffd", "?")
+    try:
+        context.load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError) as error:
+        raise EtcdTlsError(
+            f"the CA certificate {path} is not a PEM certificate ({_reason(error)})"
+        ) from error
+    return content
+
+
+def _read_pair(cert: Path, key: Path | None) -> tuple[bytes, bytes]:
+    chain = _read(cert, "client certificate")
+    if b"-----BEGIN CERTIFICATE-----" not in chain:
+        raise EtcdTlsError(f"the client certificate {cert} is not a PEM certificate")
+    key_path = cert if key is None else key
+    key_content = _read(key_path, "client key")
+    if b"PRIVATE KEY-----" not in key_content:
+        missing = "; set key, or append the key to it" if key is None else ""
+        raise EtcdTlsError(f"{key_path} contains no PEM private key{missing}")
+    if b"ENCRYPTED" in key_content:
+        _refuse_encrypted(key_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_cert_chain(cert, key_path, password=lambda: _refuse_encrypted(key_path))
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise EtcdTlsError(
+                f"the client key {key_path} does not belong to the certificate {cert}"
+            ) from error
+        raise EtcdTlsError(
+            f"the client certificate {cert} or key {key_path} is unusable ({_reason(error)})"
+        ) from error
+    return chain, key_content
+
+
+def _refuse_encrypted(path: Path) -> NoReturn:
+    raise EtcdTlsError(f"the client key {path} is encrypted; only unencrypted keys can be used")
+
+
+def _reason(error: ssl.SSLError | ValueError) -> str:
+    return getattr(error, "reason", None) or str(error)

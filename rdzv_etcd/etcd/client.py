@@ -21,13 +21,12 @@ from rdzv_etcd.errors import (
     SettingsError,
 )
 from rdzv_etcd.etcd import messages, port, retry
-from rdzv_etcd.etcd.auth import Authenticator
+from rdzv_etcd.etcd.auth import Authenticator, TlsFiles
 from rdzv_etcd.etcd.channel import Credentials, Server
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.grpc_start import require_free
 from rdzv_etcd.etcd.lease import KeepAlive
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S, Deadline, Failover
-from rdzv_etcd.etcd.tls import TlsFiles
 from rdzv_etcd.etcd.watch import EtcdWatch, WatchStreams
 from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.process import refuse_after_fork

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, SettingsError
+from rdzv_etcd.etcd.auth import channel_credentials
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.settings.connection import Tls
 from tests.etcd.tools import LIMIT_S, client_of, connection, put, run
 from tests.support.certificates import Certificates, make_certificates

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rdzv_etcd.errors import RdzvEtcdError, SettingsError
+from rdzv_etcd.etcd.auth import channel_credentials
 from rdzv_etcd.etcd.port import Event, EventKind, GetResult, KeyValue
-from rdzv_etcd.etcd.tls import channel_credentials
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import (
