@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from rdzv_etcd.etcd import messages
-from rdzv_etcd.etcd.errors import LAGGING, UNTOLD
+from rdzv_etcd.etcd.errors import LAGGING, SENDING
 
 Notify = Callable[[Any], None]
 """Told each response with events, as the message that came."""
@@ -99,7 +99,7 @@ class SharedRenewals:
                 await asyncio.gather(reading, sending)
             except grpc.RpcError as error:
                 told = error.details() or ""
-                if LAGGING not in told and UNTOLD not in told:
+                if LAGGING not in told and SENDING not in told:
                     raise
             finally:
                 reading.cancel()

@@ -61,13 +61,13 @@ class Authenticator:
 
     @property
     def current(self) -> Metadata | None:
-        """The metadata for a call; ``None`` if a token has to be got first."""
+        """The metadata for a call; ``None`` if a token must be requested first."""
         return self._metadata
 
     async def metadata(self, server: Server, limit_s: float) -> Metadata:
         """Return the metadata for a call, authenticating at ``server`` first if need be.
 
-        Raises :class:`AttemptError` if that fails; whatever its cause, the call was not sent.
+        Raises :class:`AttemptError` if that fails; the call was not sent then.
         """
         if self._metadata is not None:
             return self._metadata
@@ -89,7 +89,7 @@ class Authenticator:
             return self._metadata
 
     def _read_again(self) -> Credentials:
-        """Return user and password as they are now; those of before if they cannot be read."""
+        """Return the current user and password; the previous ones if they cannot be read."""
         try:
             self._credentials = read_again(cast(Credentials, self._credentials))
         except SettingsError as error:
@@ -109,7 +109,7 @@ class Authenticator:
             )
         except grpc.RpcError as error:
             if "authentication is not enabled" in (error.details() or ""):
-                # As etcd's own client does: credentials do no harm where none are needed.
+                # As in etcd's own client: credentials do no harm where none are needed.
                 return REQUIRE_LEADER
             fault = judge(error, authenticated=True)
             if fault.verdict is Verdict.UNKNOWN:  # of the token, not of the call that needs it
@@ -148,7 +148,7 @@ class TlsFiles:
 
 
 def _version(tls: Tls) -> _Version:
-    """Tell versions of the files apart. Kubernetes replaces a folder's failover, others rename."""
+    """Distinguish versions of the files. Kubernetes replaces a folder's link, others rename."""
     return tuple(
         _file_version(path) for path in (tls.ca_cert, tls.cert, tls.key) if path is not None
     )

@@ -43,10 +43,10 @@ messages.load()  # from here on `import etcd3` works in the whole process
 class EtcdClient:
     """Implements :class:`rdzv_etcd.etcd.port.Etcd`; see there for what each method promises.
 
-    Making one reads the TLS files (blocks briefly; :class:`EtcdTlsError`, :class:`SettingsError`)
-    and opens no connection. :class:`SettingsError` also if a password would go over plain http to
-    another machine, and that was not allowed; :class:`EtcdError` if there
-    are too few file descriptors left.
+    Making one reads the TLS files, which blocks briefly, and opens no connection. Raises
+    :class:`EtcdTlsError`, :class:`SettingsError` (also if a password would be sent over plain http
+    to another machine without permission), and :class:`EtcdError` if too few file descriptors are
+    left.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class EtcdClient:
         *,
         failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
-        """``failback_after_s``: about how long after the endpoint chosen first has failed it is
-        tried again, in the background."""
+        """``failback_after_s``: about how long after its failure the preferred endpoint is tried
+        again, in the background."""
         require_free()
         _require_private(connection)
         clock = SystemClock() if clock is None else clock
@@ -198,12 +198,12 @@ class EtcdClient:
         try:
             return await self.get(request, timeout_s=timeout_s)
         except EtcdUnavailableError:
-            if not self._failover.has_alternatives:  # else it has moved already
+            if not self._failover.has_alternatives:  # otherwise it has moved already
                 self._move()
             raise
 
     def _move(self) -> None:
-        """Go on at another endpoint, or over another connection if there is none: all of it."""
+        """Continue at another endpoint, or over another connection if there is none: all of it."""
         self._streams.give_up()
         self._failover.move()
 
@@ -227,7 +227,7 @@ class EtcdClient:
 
 
 def _wanted(request: port.Op) -> str:
-    """Tell what was to be done to which keys; etcd does not say which of them it denied."""
+    """Word what was to be done to which keys; etcd does not say which of them it denied."""
     wanted = tuple(dict.fromkeys(_parts(request)))
     more = len(wanted) - _NAMED_KEYS
     return ", ".join(wanted[:_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")
@@ -247,7 +247,7 @@ def _parts(op: port.Op) -> Iterator[str]:
 
 
 def _require_private(connection: Connection) -> None:
-    """Refuse to send a password where everybody on the way can read it."""
+    """Refuse to send a password where it can be read on the way."""
     if connection.credentials is None or connection.tls or connection.allow_plain_password:
         return
     for endpoint in connection.endpoints:

@@ -1,4 +1,4 @@
-"""Judges gRPC's and etcd's failures, once: what they mean for a retry, and which error they become.
+"""Judges failures of gRPC and etcd: what they mean for a retry, and which error they become.
 
 Knows etcd's error texts and gRPC's. Must not know which call failed, nor retry anything.
 
@@ -46,8 +46,7 @@ class Fault:
     reason: str
     """Short, for messages: what happened and its likely cause."""
     error: EtcdError
-    """What to raise if this failure is the last word (and nothing was applied)."""
-
+    """What to raise if there is no other attempt (and nothing was applied)."""
     is_timeout: bool = False
     """Whether there was no answer in time."""
 
@@ -94,7 +93,7 @@ _TLS_HINTS = (
     ("Hostname Verification", _OTHER_HOST),
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS - use http://"),
     ("CERTIFICATE_REQUIRED", "the server requires a client certificate - set cert and key"),
-    # What servers built with Go before 1.20 say to all that is wrong with it, and to none.
+    # Servers built with Go before 1.20 say this whatever is wrong with it, or if there is none.
     (
         "BAD_CERTIFICATE",
         "the server refused the client certificate: none is given, it has expired, or its CA is "
@@ -103,7 +102,7 @@ _TLS_HINTS = (
     ("UNKNOWN_CA", "the server does not trust the client certificate's CA - check cert"),
     ("UNKNOWN_CERTIFICATE", "the server refused the client certificate - check cert and key"),
     ("CERTIFICATE_EXPIRED", "the client certificate has expired - renew cert"),
-    # An alert that comes after the client's side of a TLS 1.3 handshake is done.
+    # An alert that comes after the client has finished its side of a TLS 1.3 handshake.
     (
         "TSI_DATA_CORRUPTED",
         "refused after the handshake - does it require a client certificate, or has the one given "
@@ -130,18 +129,18 @@ _CONNECT_HINTS = (
     ("imed out", "connection timed out"),
 )
 LAGGING = "applied index took too long"
-"""With this etcd (seen: 3.5.30, not 3.5.1) refuses a renewal and ends its stream while it is behind
-by more than a second with carrying out what is committed."""
-UNTOLD = "Internal error from Core"
-"""All that gRPC tells of a stream's end if a message was being sent at that moment."""
+"""etcd (seen: 3.5.30, not 3.5.1) refuses a renewal with this, and ends its stream, while it is more
+than a second behind with applying what is committed."""
+SENDING = "Internal error from Core"
+"""All that gRPC reports of a stream's end if a message was being sent at that moment."""
 _UNKNOWN_HINTS = (
     (LAGGING, "etcd is overloaded: it lags behind what it has committed"),
-    (UNTOLD, "the stream ended while a message was being sent"),
+    (SENDING, "the stream ended while a message was being sent"),
 )
 
 
 def judge(error: grpc.RpcError, *, authenticated: bool) -> Fault:
-    """Judge a failed call; ``authenticated`` tells whether we have credentials to renew."""
+    """Judge a failed call; ``authenticated``: whether there are credentials to renew."""
     return judge_text(error.code(), error.details() or "", authenticated=authenticated)
 
 
@@ -227,12 +226,12 @@ def _not_connected(text: str) -> Fault:
 
 
 def _unknown_reason(code: grpc.StatusCode | None, text: str) -> str:
-    unsaid = f"failed with {code.name if code is not None else 'no status'}"
-    return _hint(_UNKNOWN_HINTS, text) or _shorten(text) or unsaid
+    status = code.name if code is not None else "no status"
+    return _hint(_UNKNOWN_HINTS, text) or _shorten(text) or f"failed with {status}"
 
 
 def _hint(hints: Sequence[tuple[str, str]], text: str) -> str | None:
-    """Return the first one whose mark is in the text."""
+    """Return the first hint whose mark is in the text."""
     return next((hint for mark, hint in hints if mark in text), None)
 
 

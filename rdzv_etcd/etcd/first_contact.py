@@ -1,7 +1,7 @@
-"""What is wrong with an endpoint that gives no contact: asked by TCP, TLS and plain HTTP.
+"""Finds out by TCP, TLS and plain HTTP what is wrong with an endpoint that cannot be reached.
 
-gRPC does not tell the one from the other, and words what it does tell differently in each version.
-Knows sockets; must not know gRPC or what is asked of etcd.
+gRPC does not distinguish these, and words what it reports differently in each version. Knows
+sockets; must not know gRPC or what is asked of etcd.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,12 +25,13 @@ from rdzv_etcd.text import LINE, shown
 _log = logging.getLogger(__name__)  # of its own: the command line shows only this one's lines
 
 LOOK_AFTER_S = 2.0
-"""Before that, an etcd that is well has answered."""
+"""A healthy etcd has answered before that."""
 _STEP_S = 1.5
-"""How long one question may take: of TLS, or of HTTP."""
+"""How long one probe may take: of TCP, TLS or HTTP."""
 _AFTER_FAILURE_S = 1.0
-"""How long an error may be kept back to be explained."""
-_ENOUGH = 4096
+"""How long an error may be delayed to be explained."""
+_PIECES = 4
+"""The first one says what speaks there; more, for a server that sends its refusal in several."""
 _NO_HTTPS = "speaks http, not https: use http:// in the endpoint (or protocol=http)"
 _NO_HTTP = "speaks https, not http: use https:// in the endpoint (or protocol=https)"
 
@@ -43,7 +43,7 @@ class Problem:
     endpoint: str
     text: str
     is_scheme: bool = False
-    """Whether it was given the wrong scheme, which no patience mends."""
+    """Whether the endpoint has the wrong scheme, which does not pass by itself."""
 
     def __str__(self) -> str:
         return f"{self.endpoint} {self.text}" if self.is_scheme else f"{self.endpoint}: {self.text}"
@@ -51,8 +51,8 @@ class Problem:
 
 @asynccontextmanager
 async def first_contact(connection: Connection | None) -> AsyncIterator[None]:
-    """Log what is wrong if the block, which needs etcd, takes more than two seconds; and if it ends
-    with an error because of the wrong scheme, say that in the error.
+    """Log what is wrong if the block, which needs etcd, takes more than two seconds; if it fails
+    because of a wrong scheme, name that in the error.
 
     ``None``: etcd is reached in another way.
     """
@@ -97,7 +97,7 @@ def _joined(problems: Sequence[Problem]) -> str:
 
 
 async def look(connection: Connection) -> list[Problem]:
-    """Tell what is wrong at each endpoint, as far as that shows within some seconds."""
+    """Return what is wrong at each endpoint, as far as that shows within some seconds."""
     over_tls = connection.tls is not None
     looks: list[asyncio.Future[Problem | None]] = []
     try:
@@ -138,8 +138,10 @@ def _why(error: OSError | UnicodeError) -> str:
 
 
 def _speaks_tls(endpoint: Endpoint) -> bool:
-    """Whether a TLS handshake gets an answer in TLS, be it a refusal. Raises OSError if there is no
-    connection."""
+    """Tell whether a TLS handshake gets an answer in TLS, even a refusal.
+
+    Raises OSError if there is no connection.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the protocol matters
     with _connected(endpoint) as plain:
@@ -153,17 +155,17 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
 
 
 def _speaks_http(endpoint: Endpoint) -> bool:
-    """Whether a request in plain HTTP gets an answer in HTTP, but for the one with which Go's TLS
-    servers refuse it. Raises OSError if there is no connection."""
+    """Tell whether a request in plain HTTP gets an answer in HTTP, other than the refusal of Go's
+    TLS servers.
+
+    Raises OSError if there is no connection.
+    """
     with _connected(endpoint) as plain:
-        received, until_s = b"", time.monotonic() + _STEP_S
+        received = b""
         with contextlib.suppress(OSError):
             plain.sendall(b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n")
-            while len(received) < _ENOUGH and time.monotonic() < until_s:
-                piece = plain.recv(_ENOUGH)
-                if not piece:
-                    break
-                received += piece
+            for _ in range(_PIECES):
+                received += plain.recv(4096)
     return received.startswith(b"HTTP/") and b"HTTPS server" not in received
 
 

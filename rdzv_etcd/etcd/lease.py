@@ -1,6 +1,6 @@
 """One shared keep-alive stream for all leases of a client.
 
-Knows the LeaseKeepAlive call. Must not know when a lease is to be renewed, or what it is for.
+Knows the LeaseKeepAlive call. Must not know when to renew a lease, or what it is for.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class KeepAlive:
             self._live = None
 
     def _note_refusal(self, failed: AttemptError) -> None:
-        """Tell the first refusal of a row: unlike an outage, it does not pass by itself."""
+        """Log the first refusal in a row: unlike an outage, it does not pass by itself."""
         error, stale = failed.fault.error, failed.fault.verdict is Verdict.STALE_TOKEN
         if isinstance(error, EtcdRefusedError) and not stale and not self._refused:
             self._refused = True
             _log.warning(
-                "%s refuses to renew this node's lease, which expires unless this is mended: %s",
+                "%s refuses to renew this node's lease, which expires unless this is fixed: %s",
                 failed.endpoint,
                 error,
             )
@@ -72,15 +72,11 @@ class KeepAlive:
         limit_s = min(self._failover.attempt_limit_s(KEEP_ALIVE), deadline.remaining_s())
         try:
             exchange = await self._exchange(limit_s)
-        except AttemptError as failed:
-            self._note_refusal(failed)
-            raise
-        try:
             return await self._failover.clock.wait_for(
                 exchange.ask(lease_id), min(limit_s, deadline.remaining_s())
             )
         except TimeoutError:
-            # A connection that swallows requests is not waited for: the lease runs out meanwhile.
+            # A connection that swallows requests is not waited for: the lease expires meanwhile.
             fault = unavailable(Verdict.UNKNOWN, "no answer in time")
             if exchange is self._live:
                 self._live = None
@@ -102,8 +98,8 @@ class KeepAlive:
 class _Exchange:
     """One stream with the requests that wait for a reply on it.
 
-    Replies to one lease's requests come in the order of the requests, so the oldest waiter gets
-    the next reply, even if it has given up: a reply must not be taken for a later request's.
+    Replies to the requests of one lease come in their order, so the oldest waiter gets the next
+    reply, even if it has given up: a reply must not be taken for a later request's.
     """
 
     def __init__(self, failover: Failover, opened: OpenStream) -> None:
@@ -126,8 +122,8 @@ class _Exchange:
         return await reply
 
     async def close(self) -> None:
-        """End the task and let go of it: a cancelled task keeps the traceback, that the call, and
-        that its connection, until the garbage collector comes by."""
+        """End the task and forget it: a cancelled task keeps the traceback, that the call, and that
+        its connection, until the garbage collector runs."""
         self.opened.stream.cancel()
         reader, self._reader = self._reader, None
         if reader is not None:

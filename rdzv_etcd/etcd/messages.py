@@ -260,7 +260,8 @@ def get_result(message: Any, revision: int = 0) -> port.GetResult:
 
 
 def txn_result(request: port.Txn, message: Any, revision: int = 0) -> port.TxnResult:
-    """Return the answer to what was asked, without that to what :func:`txn_request` added."""
+    """Return the results of the caller's operations, without that of what :func:`txn_request`
+    added."""
     at = message.header.revision or revision
     asked = request.success if message.succeeded else request.failure
     return port.TxnResult(

@@ -1,4 +1,4 @@
-"""The port: what this library asks of an etcd, as plain values and one protocol.
+"""The port: what this library needs of an etcd, as plain values and one protocol.
 
 Implemented by :mod:`rdzv_etcd.etcd.client` (real servers) and :mod:`rdzv_etcd.testing` (in memory).
 Knows etcd v3's vocabulary; knows neither gRPC nor what the keys mean.
@@ -29,7 +29,7 @@ class KeyValue:
 
 
 class Target(Enum):
-    """What of a key a :class:`Compare` looks at; a missing key has zero for every number."""
+    """The attribute of a key that a :class:`Compare` tests; all numbers of a missing key are zero."""
 
     VERSION = "version"
     CREATE = "create"
@@ -68,7 +68,7 @@ class Get:
     keys_only: bool = False
     count_only: bool = False
     newest_first: bool = False
-    """In the order in which the keys were written last, the latest first, instead."""
+    """In the order of their last writes, the latest first, instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Delete:
 class Txn:
     """If all guards hold do ``success``, else ``failure``, atomically and in order.
 
-    A key may be written once per transaction. The server limits operations per list, nested ones
-    counted in: see :data:`OPS_PER_TXN`.
+    A key may be written once per transaction. The server limits the operations per list, nested
+    ones included: see :data:`OPS_PER_TXN`.
     """
 
     guards: tuple[Compare, ...]
@@ -123,7 +123,7 @@ class GetResult:
     revision: int
     kvs: tuple[KeyValue, ...]
     count: int
-    """How many keys there are, those beyond the limit included."""
+    """How many keys there are, including those beyond the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ OpResult: TypeAlias = "GetResult | WriteResult | TxnResult"
 class LeaseGrant:
     lease_id: int
     ttl_s: int
-    """What the server granted; it may be more than was asked for."""
+    """What the server granted; it may be more than was requested."""
     revision: int
 
 
@@ -165,8 +165,8 @@ class LeaseLeft:
 
 
 OPS_PER_TXN = 100
-"""What callers put into one list of a transaction at most: servers allow 128 unless told otherwise
-(``--max-txn-ops``), guards and nested operations counted in."""
+"""The most that callers put into one list of a transaction: servers allow 128 by default
+(``--max-txn-ops``), guards and nested operations included."""
 
 
 class EventKind(Enum):
@@ -190,7 +190,7 @@ class WatchBatch:
 
 
 class Watch(Protocol):
-    """A gapless stream of changes; survives reconnects and endpoint changes by itself.
+    """A gapless stream of changes; it survives reconnects and endpoint changes by itself.
 
     Iterating raises :class:`~rdzv_etcd.errors.WatchLostError` when a gap cannot be excluded
     (compacted, data wiped, a read shows what the watch has not brought), and auth or permission
@@ -202,15 +202,15 @@ class Watch(Protocol):
     async def ready(self) -> int:
         """Wait until the server has confirmed the watch; return its revision then.
 
-        A read made after this and the watch leave no gap between them, and nothing has to be
-        caught up: etcd delivers what a watch has missed before it began with a delay of up to
-        100 ms (``syncWatchersLoop`` in its mvcc package). Raises what iterating would raise.
+        There is no gap between a read made after this and the watch, and nothing to catch up: etcd
+        delivers changes from before a watch began with a delay of up to 100 ms
+        (``syncWatchersLoop`` in its mvcc package). Raises what iterating would raise.
         """
 
     def count_from(self, result: GetResult) -> None:
         """Take a read of the whole range that was made after :meth:`ready`.
 
-        From then on the watch notices, too, if etcd does not report that a key was deleted.
+        From then on the watch also notices if etcd does not report the deletion of a key.
         """
 
     async def close(self) -> None:
@@ -218,13 +218,13 @@ class Watch(Protocol):
 
 
 class WatchHealth(Protocol):
-    """Whether the watches of a connection bring what there is: about once a period, while there are
+    """Whether the watches of a connection are up to date: about once a period, while there are
     watches, the connection compares them with reads."""
 
     problem: EtcdError | None
     """Why the last comparison did not find all watches up to date."""
     listeners: list[Callable[[], None]]
-    """Called whenever there is a problem, and when there is none any more."""
+    """Called whenever there is a problem, and when it is over."""
 
     async def check_now(self) -> None:
         """Compare them now. Raises nothing: see :attr:`unsure_s`."""
@@ -236,7 +236,7 @@ class WatchHealth(Protocol):
     def unsure_s(self) -> float:
         """For how long such a comparison has been due.
 
-        While that is long, nobody can tell whether what the watches show is what is there.
+        While that is long, the watches may not show what is in etcd.
         """
 
 
@@ -270,7 +270,7 @@ class Etcd(Protocol):
         """Grant a lease (``lease_id`` 0: any that is free).
 
         Raises :class:`~rdzv_etcd.errors.LeaseExistsError` if the chosen id is taken. Retried and,
-        if the id is not the caller's, given up like a read: an orphan that nobody knows carries
+        if the id is not the caller's, given up like a read: a lease with an unknown id carries
         nothing, and expires.
         """
 
@@ -305,9 +305,9 @@ class Etcd(Protocol):
 
         0 means from now on, that is from when :meth:`Watch.ready` returns at the latest.
         ``puts_only``: without deletions, which makes catching up cheaper.
-        ``tell_resumes``: with an empty batch whenever it goes on over another connection. An etcd
-        that went back meanwhile (wiped, restored) and has written as much again since is not told
-        from one that did not: who has to know reads then.
+        ``tell_resumes``: with an empty batch whenever it resumes over another connection. It cannot
+        show whether etcd lost data meanwhile (wiped, restored) and has written as much again since:
+        a caller that must know reads then.
 
         Returns at once; errors appear when iterating.
         """

@@ -32,7 +32,7 @@ class PartSize:
         self.keys = min(_FIRST_KEYS, _that_fit(size))
 
     def note(self, kvs: Sequence[KeyValue]) -> None:
-        """Note what a part brought; nothing says nothing."""
+        """Note what a part contained."""
         if kvs:
             mean = sum(len(kv.key) + len(kv.value) for kv in kvs) // len(kvs)
             self.keys = min(_GROWTH * self.keys, _that_fit(mean))
@@ -57,9 +57,9 @@ async def read_range(
 ) -> AsyncIterator[GetResult]:
     """Yield the keys of ``[start, end)`` in ascending order, a part at a time.
 
-    ``size``: what is known of such values. ``limit_s`` returns the limit of the next request. What
-    the first part holds is as of its revision, the others as of that or later: a caller that has
-    watched since then, and applies that, sees each change. Raises EtcdError.
+    ``size``: what is known of such values. ``limit_s`` returns the limit of the next request. The
+    first part is as of its revision, the others as of that or later: a caller that also applies
+    what a watch has brought since then sees each change. Raises EtcdError.
     """
     size = PartSize() if size is None else size
     while True:
@@ -82,14 +82,14 @@ async def puts_after(
     catch_up: bool = False,
     tell_resumes: bool = False,
 ) -> AsyncIterator[tuple[Watch, bool]]:
-    """Watch the puts after ``revision``, that of a read; tell whether to read once more.
+    """Watch the puts after ``revision``, that of a read; yield also whether to read again.
 
-    etcd lets a watch that has something to catch up wait for it, up to 100 ms
+    etcd takes up to 100 ms to deliver what a watch has to catch up
     (:meth:`~rdzv_etcd.etcd.port.Watch.ready`). So this one begins now, and if etcd has written
-    anything since ``revision`` the second value is ``True``: what the caller reads now and what the
-    watch brings leave no gap. With ``catch_up`` the watch begins right after ``revision``, and the
-    value is ``False``. ``tell_resumes``: as of :meth:`~rdzv_etcd.etcd.port.Etcd.watch`. The watch
-    is closed in the end. Raises what iterating over it would raise.
+    anything since ``revision`` the second value is ``True``: between what the caller then reads and
+    the watch there is no gap. With ``catch_up`` the watch begins right after ``revision``, and the
+    value is ``False``. ``tell_resumes``: see :meth:`~rdzv_etcd.etcd.port.Etcd.watch`. The watch is
+    closed in the end. Raises what iterating over it would raise.
     """
     watch = etcd.watch(
         key,

@@ -1,9 +1,9 @@
-"""Checks that watches hear: compares what they have brought with what a read shows.
+"""Checks that watches are not deaf: compares what they have delivered with what a read shows.
 
 A watch can fall silent without an error. A member of etcd whose disk hangs answers pings and
 forwards keep-alives, but applies nothing; a proxy may stall one stream; etcd may forget a watch.
-Nothing but a read shows that, so about once a period each watched range is read: how many keys
-there are, and which was written last. Knows watches and revisions, and nothing of what keys mean.
+Only a read shows that, so about once a period each watched range is read: how many keys there are,
+and which was written last. Knows watches and revisions; must not know what the keys mean.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DEFAULT_PERIOD_S = 10.0
 _GRACE_S = 1.0
 _GRACE_PERIODS = 0.25
 _ROUND_TRIPS = 4
-"""A watch may bring a change so much later than a read shows it: an etcd that has thousands of
-watches to serve takes seconds. One that brings something meanwhile gets as long again."""
+"""A watch may deliver a change this much later than a read shows it: an etcd that serves thousands
+of watches takes seconds. A watch that delivers something meanwhile gets as long again."""
 _LOOKS = 10
-"""So often in that time it looks whether the watch has brought it."""
+"""How often in that time it is tested whether the watch has delivered it."""
 _JITTER_PERIODS = 0.25
 _RETRIES_PER_PERIOD = 3
 
@@ -40,18 +40,18 @@ Keys: TypeAlias = "tuple[bytes, bytes | None]"
 
 
 class Delivered:
-    """What one watch has brought so far."""
+    """What one watch has delivered so far."""
 
     def __init__(self, *, puts_only: bool) -> None:
         self._puts_only = puts_only
         self.batches = 0
         self._base: tuple[int, int] | None = None
-        """A revision, and how many keys there were then; ``None``: not known …"""
+        """A revision, and how many keys there were then, if that is known."""
         self._changes: deque[tuple[int, int]] = deque()
-        """… and by how many there were more or fewer at each revision since."""
+        """By how many keys there were more or fewer at each revision since."""
 
     def take(self, events: Collection[Event]) -> None:
-        """Note events of one revision or more that have just come."""
+        """Note events, of one revision or more, that have just arrived."""
         self.batches += 1
         if self._puts_only:
             return
@@ -62,7 +62,7 @@ class Delivered:
                 self._changes.append((event.kv.mod_revision, 1))
 
     def count_from(self, revision: int, count: int) -> None:
-        """Count from here: a read showed so many keys, at a revision after the watch began."""
+        """Count from here: a read showed ``count`` keys at a revision after the watch began."""
         if self._base is not None and revision < self._base[0]:
             return
         self._base = (revision, count)
@@ -70,7 +70,7 @@ class Delivered:
             self._changes.popleft()
 
     def has_shown(self, result: GetResult, upto: int) -> bool:
-        """Whether it has brought all that a read shows; ``upto``: the revision it has come to."""
+        """Tell whether it has delivered all that a read shows, being at the revision ``upto``."""
         if upto < result.revision:  # else all that came before is here, and more
             if any(kv.mod_revision > upto for kv in result.kvs):
                 return False
@@ -88,7 +88,7 @@ class Delivered:
 
 
 class CheckedWatch(Protocol):
-    """What a watch offers to be checked."""
+    """What the check needs of a watch."""
 
     delivered: Delivered
 
@@ -97,11 +97,11 @@ class CheckedWatch(Protocol):
 
     @property
     def upto(self) -> int:
-        """Up to which revision it has brought everything, as far as it knows; 0 while it need not:
-        etcd has not confirmed it, its reader is behind, or it has ended."""
+        """The revision up to which it has delivered everything, as far as it knows; 0 while it need
+        not: etcd has not confirmed it, its reader is behind, or it has ended."""
 
     def lose(self, error: BaseException) -> None:
-        """End it: its reader gets ``error`` after what has come already."""
+        """End it: its reader gets ``error`` after what has arrived already."""
 
 
 class WatchCheck:
@@ -114,8 +114,8 @@ class WatchCheck:
         read: Callable[[Get, float], Awaitable[GetResult]],
         move: Callable[[], None],
     ) -> None:
-        """``read`` (within so many seconds) is linearizable, asks where the watches are, and leaves
-        that place if it is not answered, as ``move`` does."""
+        """``read`` (with a limit in seconds) is linearizable, uses the endpoint of the watches, and
+        leaves it if there is no answer, as ``move`` does."""
         self._clock = clock
         self._watches = watches
         self._read = read
@@ -126,21 +126,21 @@ class WatchCheck:
         self.problem: EtcdError | None = None
         self.listeners: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        """For the next check …"""
+        """For the next check."""
         self._task: asyncio.Task[None] | None = None
-        """… and the one that is under way."""
+        """The check that is under way."""
 
     def check_every(self, period_s: float) -> None:
         self._period_s = period_s
 
     def begin(self) -> None:
-        """There is a watch to check. Idempotent."""
+        """Begin to check, as there is a watch. Idempotent."""
         if self._timer is None and self._task is None:
             self._sure_s = self._clock.now_s()
             self._check_after(1)
 
     async def check_now(self) -> None:
-        """Check without waiting for the next time; a check that is under way counts."""
+        """Check without waiting for the period; a check that is under way counts."""
         if self._timer is not None:
             self._timer.cancel()
             self._start()
@@ -168,7 +168,7 @@ class WatchCheck:
         return max(0.0, self._clock.now_s() - self._sure_s - self._period_s)
 
     def _check_after(self, periods: float) -> None:
-        """Check after about so many periods, at another time than other clients."""
+        """Check after about ``periods``, at another time than other clients."""
         pause_s = (periods - self._clock.jitter(_JITTER_PERIODS * periods)) * self._period_s
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._start)
 
@@ -186,7 +186,7 @@ class WatchCheck:
         if error is None:
             self._check_after(1 / _RETRIES_PER_PERIOD if self.problem else 1)
             return
-        for watch in tuple(self._watches()):  # a defect: nobody is to rely on unchecked watches
+        for watch in tuple(self._watches()):  # a defect: an unchecked watch must not be relied on
             watch.lose(error)
 
     async def _check(self) -> None:
@@ -199,7 +199,7 @@ class WatchCheck:
                 listener()
 
     async def _look(self) -> EtcdError | None:
-        """Check every watch once; return what keeps it from being sure of them."""
+        """Check every watch once; return why not all of them are known to be up to date."""
         watches = {watch: watch.upto for watch in self._watches() if watch.upto}
         began_s = self._clock.now_s()
         ranges = tuple(dict.fromkeys(watch.keys for watch in watches))
@@ -233,7 +233,7 @@ class WatchCheck:
     async def _silent(
         self, checked: Mapping[CheckedWatch, GetResult], grace_s: float
     ) -> Collection[CheckedWatch]:
-        """Return watches that lack what a read shows, and bring nothing for a while."""
+        """Return watches that lack what a read shows, and deliver nothing for a while."""
         late = list(checked)
         while late := [watch for watch in late if not _has_shown(watch, checked[watch])]:
             before = {watch: watch.delivered.batches for watch in late}
@@ -248,7 +248,7 @@ class WatchCheck:
         return ()
 
     def _give_up(self, silent: Collection[CheckedWatch]) -> EtcdError:
-        """Let the readers of silent watches begin again, at another endpoint if there is one."""
+        """Let the readers of silent watches start again, at another endpoint if there is one."""
         names = ", ".join(sorted({keys_text(*watch.keys) for watch in silent}))
         error = WatchLostError(
             f"etcd did not report changes of {names}, which a read shows; this client watches "
@@ -262,5 +262,5 @@ class WatchCheck:
 
 
 def _has_shown(watch: CheckedWatch, result: GetResult) -> bool:
-    """Whether it has brought all that a read shows, or has ended."""
+    """Tell whether it has delivered all that a read shows, or has ended."""
     return not watch.upto or watch.delivered.has_shown(result, watch.upto)
