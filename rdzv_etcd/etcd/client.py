@@ -35,7 +35,6 @@ from rdzv_etcd.settings.hosts import is_loopback
 
 _ANY_READ = port.Get(b"\x00", count_only=True, limit=1)
 _NAMED_KEYS = 4
-_CLOSED = "the etcd client is closed"
 
 messages.load()  # from here on `import etcd3` works in the whole process
 
@@ -169,7 +168,7 @@ class EtcdClient:
         tell_resumes: bool = False,
     ) -> EtcdWatch:
         if self._failover.closed:
-            raise EtcdUnavailableError(_CLOSED)
+            raise EtcdUnavailableError("the etcd client is closed")
         watch = EtcdWatch(
             self._streams,
             (key, range_end),

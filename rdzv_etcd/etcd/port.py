@@ -29,7 +29,7 @@ class KeyValue:
 
 
 class Target(Enum):
-    """The attribute of a key that a :class:`Compare` tests; all numbers of a missing key are zero."""
+    """What a :class:`Compare` tests of a key; all numbers of a missing key are zero."""
 
     VERSION = "version"
     CREATE = "create"

@@ -1,7 +1,7 @@
 """Reads of the round's store: many keys at once, and waiting until keys are there.
 
-Knows batches, watches and deadlines; knows nothing of what the values mean. Waiting is one read and
-a watch; nothing is polled, and what the watch brings is not read a second time.
+Knows batches, watches and deadlines; must not know what the values mean. Waiting is one read and a
+watch; nothing is polled, and what the watch delivers is not read a second time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reader:
     """Reads keys given as etcd keys."""
 
     def __init__(self, etcd: Etcd, clock: Clock, part: PartSize, writes: OnceWriter) -> None:
-        """``part``: how many values are read at once. ``writes``: tells whether the store has lost
+        """``part``: how many values are read at once. ``writes`` knows whether the store has lost
         anything; what is missing then raises :class:`~rdzv_etcd.errors.StoreLostError`."""
         self._etcd = etcd
         self._clock = clock
@@ -57,7 +57,7 @@ class Reader:
         return False
 
     async def keys(self, listing: KeyRange, deadline: StoreDeadline) -> list[bytes]:
-        """Return all keys of the range, the one that tells of losses among them."""
+        """Return all keys of the range, including the one that shows losses."""
         proof = {key: 1 for key in self._writes.proof() if key in listing}
         reading = read_range(
             self._etcd, listing.start, listing.end, keys_only=True, limit_s=deadline.request_s
@@ -76,8 +76,8 @@ class Reader:
     ) -> dict[bytes, KeyValue]:
         """Return all keys as soon as each has been there; ``keys_only``: their values may be empty.
 
-        Not seen is what comes and goes before the first read or, where answers are quick, between
-        that and the beginning of the watch.
+        A key that comes and goes before the first read is not seen, nor, where answers are quick,
+        one that does so between that and the beginning of the watch.
         Raises :class:`~rdzv_etcd.errors.StoreTimeoutError` with the names of the missing ones.
         """
         wanted = _Wanted(keys, keys_only=keys_only)
@@ -133,7 +133,7 @@ class Reader:
                 self._part.note(kvs)
                 keys = self._part.keys
             else:
-                keys *= 4  # what is not there costs nothing
+                keys *= 4  # missing keys cost nothing
         if wanted.missing:
             await self._require(proof, proved, deadline)
         return min(revisions)  # of several parts: the oldest one misses nothing

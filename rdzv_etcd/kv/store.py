@@ -1,23 +1,23 @@
 """The round's key-value store on etcd, with the operations of torch's stores.
 
-Knows what each operation promises and how to keep that in as few requests as possible; knows no
-torch and starts no threads. How a write is applied once is :mod:`rdzv_etcd.kv.writes`' business,
-how waiting works :mod:`rdzv_etcd.kv.reads`'.
+Knows what each operation promises and how to keep that in as few requests as possible; must not
+know torch, and starts no threads. :mod:`rdzv_etcd.kv.writes` applies a write once,
+:mod:`rdzv_etcd.kv.reads` waits.
 
 ``add`` counts without compare-and-set: :mod:`rdzv_etcd.protocol.store` says how a counter is
-kept in a key's version. Adding the amount that a counter was made with never conflicts with
-anybody. Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by
-its number; only that, ``append`` and ``compare_set`` are repeated when somebody else was quicker.
+kept in a key's version. Adding the amount that a counter was made with never conflicts with other
+writers. Adding another amount, or to a number that was ``set``, re-bases the counter, guarded by
+its number; only that, ``append`` and ``compare_set`` are repeated when another writer was quicker.
 
 Requests: one for set, delete, check, get of a present key, add (two if the amount is new to the
 counter), compare_set (two on a counter), append to a new key (two otherwise); one per 100 keys for
 multi_get and multi_set, those of half a MiB side by side (:mod:`rdzv_etcd.etcd.reads`); a few for
-num_keys and list_keys. When something has to be waited
-for, one watch, and another read if something was written before the watch began.
+num_keys and list_keys. A wait takes one watch, and another read if something was written before the
+watch began.
 
 All ``timeout_s`` bound the whole call; ``None``: no limit on waiting, and etcd's absence is bounded
 by the connection's own limit. Every method raises :class:`~rdzv_etcd.errors.EtcdError`, and
-:class:`~rdzv_etcd.errors.MisuseError` for keys, values and amounts that are none.
+:class:`~rdzv_etcd.errors.MisuseError` for invalid keys, values and amounts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Items: TypeAlias = "list[tuple[str, bytes]]"
 class KeyValueStore:
     """One round's store. Values are bytes, keys are any text; every key lives as long as the job.
 
-    ``writer`` must be unique among all stores that are ever opened on the same round.
+    ``writer`` must be unique among all stores ever opened on the same round.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class KeyValueStore:
         await self.multi_set([(key, value)], timeout_s)
 
     async def multi_set(self, items: Sequence[tuple[str, bytes]], timeout_s: float | None) -> None:
-        """Set all; of two values for one key the last one counts. Each batch is atomic.
+        """Set all; of two values for one key the last counts. Each batch is atomic.
 
         Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`, naming the largest value's key.
         """
@@ -243,7 +243,7 @@ class KeyValueStore:
             return self._put_if_unchanged(name, rebased.encode(), seen)
         if counter is None:
             counter = self._counters.get(name)
-        # A new counter of zeros must not have a scale of zero: nobody could add to it by version.
+        # A new counter of zeros must not have a scale of zero: its version would add nothing.
         fresh = Counter(amount) if amount else Counter(1, -1)
         if counter is None or counter.scale != fresh.scale:
             counter = fresh
@@ -252,7 +252,7 @@ class KeyValueStore:
         return requests.count_on(name, counter, self._lease_id, create=fresh)
 
     def _remember(self, kv: KeyValue) -> None:
-        """Keep a re-based counter's form in mind: with it the next add takes one request."""
+        """Remember the form of a re-based counter: with it the next add takes one request."""
         counter = counter_of(kv)
         if counter is not None and counter.base:
             self._counters[kv.key] = counter
@@ -276,7 +276,7 @@ class KeyValueStore:
     async def _seen(
         self, name: bytes, written: Written, deadline: StoreDeadline
     ) -> KeyValue | None:
-        """Return what a write that kept everything found in its way."""
+        """Return the key as it kept a write from writing."""
         if written.recovered_at is not None:
             return await self._peek(name, deadline)
         return written.kv
@@ -296,7 +296,7 @@ class KeyValueStore:
 
 
 def _cut(items: Sequence[tuple[str, bytes]], most_bytes: int, most: int) -> list[Items]:
-    """Cut so that each part has at most so many bytes and items; a value too large goes alone."""
+    """Cut into parts of at most ``most_bytes`` and ``most`` items; a larger value goes alone."""
     parts: list[Items] = []
     size = 0
     for key, value in items:

@@ -1,6 +1,6 @@
 """Writes of the round's store that are applied once, however often they are sent.
 
-Knows transactions, markers and deadlines; knows nothing of what the written keys mean.
+Knows transactions, markers and deadlines; must not know what the written keys mean.
 
 A reply can be lost, and a request can arrive after its sender has given up and sent it again. So
 each write carries a *marker*: a key that only this writer puts, once with every write, under the
@@ -70,10 +70,10 @@ class StoreDeadline:
 
 @contextmanager
 def named_if_too_large(call: str, key: str, size: int, of: str = "") -> Iterator[None]:
-    """Let a write that etcd refuses because of its size name the ``call`` and the ``key``.
+    """Name the ``call`` and the ``key`` when etcd refuses a write because of its size.
 
-    ``size``: the bytes that it sends besides the key; ``of``: what they are, if the caller gave
-    only some of them. Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`.
+    ``size``: the bytes sent besides the key; ``of``: what they are, if the caller gave only some of
+    them. Raises :class:`~rdzv_etcd.errors.RequestTooLargeError`.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def named_if_too_large(call: str, key: str, size: int, of: str = "") -> Iterator
 
 
 def too_large(what: str, size: int, of: str = "") -> RequestTooLargeError:
-    """The error for ``what`` a caller wanted to write, in the caller's words."""
+    """Return the error for ``what`` a caller wanted to write, in the caller's words."""
     return RequestTooLargeError(
         f"{what} takes {size} bytes{of}, more than etcd accepts in one request: 1.5 MiB, "
         "everything included, unless its --max-request-bytes is raised; cut it into several, or "
@@ -95,7 +95,7 @@ def store_lost() -> StoreLostError:
     return StoreLostError(
         "the store of this world has lost data: no member could renew the job's lease (6 × "
         "lease_ttl, at least 60 s) in time, or etcd's data was deleted, wiped or restored; or the "
-        "world has been over for long. What was read or counted before need not hold any more. "
+        "world has been over for long. What was read or counted before may no longer hold. "
         "Join again: the next world has a new store"
     )
 
@@ -109,7 +109,7 @@ class Written:
     kv: KeyValue | None
     """What the branch read last; ``None`` if nothing was there, or ``recovered_at`` is set."""
     recovered_at: int | None = None
-    """The revision of the copy that was applied, if its reply was lost and with it ``kv``."""
+    """The revision of the copy that was applied, if its reply, and with it ``kv``, was lost."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class _Slot:
 
 
 class OnceWriter:
-    """Applies writes once. ``writer`` must be unique among all who ever write to the store.
+    """Applies writes once. ``writer`` must be unique among all writers the store ever has.
 
     Nothing is written to a store that has lost data.
     """
@@ -133,16 +133,16 @@ class OnceWriter:
         self._writer = writer
         self._whole = keys.whole
         self._revision = 0
-        """The highest one that an answer was of."""
+        """The highest of any answer."""
         self._last: dict[bytes, int] = {}
-        """The marker put last that etcd has answered for, with its version."""
+        """The marker of the last write that etcd has answered, with its version."""
         self._has_lost = False
         """Whether this writer has seen that the store has lost something."""
         self._free: list[_Slot] = []
         self._numbers = count(1)
 
     async def apply(self, body: Body, deadline: StoreDeadline) -> Written:
-        """Apply ``body`` exactly once and tell which branch was taken.
+        """Apply ``body`` exactly once and return which branch was taken.
 
         Raises :class:`~rdzv_etcd.errors.EtcdError`; after
         :class:`~rdzv_etcd.errors.OutcomeUnknownError` it was applied once or not at all, and so it
@@ -176,14 +176,14 @@ class OnceWriter:
         raise await self._declare_lost(deadline)
 
     def proof(self) -> dict[bytes, int]:
-        """Return which keys tell a reader that nothing is lost, with their lowest versions; for
+        """Return the keys that prove that nothing is lost, with their lowest versions, for
         :meth:`require`."""
         return {self._whole: 1, **self._last}
 
     async def require(
         self, proof: Mapping[bytes, int], found: Iterable[KeyValue], deadline: StoreDeadline
     ) -> None:
-        """Raise :class:`~rdzv_etcd.errors.StoreLostError` if what was found is no such proof."""
+        """Raise :class:`~rdzv_etcd.errors.StoreLostError` if what was found does not prove it."""
         kvs = {kv.key: kv for kv in found}
         self._require_whole(kvs)
         if any(key not in kvs or kvs[key].version < version for key, version in proof.items()):
@@ -194,7 +194,7 @@ class OnceWriter:
             raise store_lost()
 
     async def _declare_lost(self, deadline: StoreDeadline) -> StoreLostError:
-        """Let the others know what only this writer can know; return what to raise here."""
+        """Record for the others what only this writer can know; return what to raise here."""
         self._has_lost = True
         with contextlib.suppress(EtcdError):
             txn = declare_lost(self._whole)
@@ -208,7 +208,7 @@ class OnceWriter:
             return _Slot(self._keys.marker(self._writer, next(self._numbers)))
 
     def _give_back(self, slot: _Slot) -> None:
-        """Let others use a slot whose write has been answered."""
+        """Free a slot whose write has been answered."""
         slot.uses += 1
         self._last = {slot.key: slot.uses}
         self._free.append(slot)
