@@ -24,7 +24,7 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.watch import LiveView, follow
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.embedded import ensure_etcd
+from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.protocol.events import JobEvent, WorldFormed
 from rdzv_etcd.settings import Settings, settings_from_config

@@ -7,6 +7,7 @@ Each finding is a row. Version, alarms, quota and command line come from the pag
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import re
 import ssl
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from rdzv_etcd.cli.output import duration
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.embedded.port import MalformedReplyError, ask, connect
+from rdzv_etcd.embedded.port import ask
 from rdzv_etcd.errors import (
     EtcdAuthError,
     EtcdError,
@@ -235,21 +236,19 @@ def _read_pages(endpoint: Endpoint, tls: Tls | None) -> dict[str, str]:
 
 
 def _page(endpoint: Endpoint, tls: Tls | None, path: str) -> str:
-    deadline = time.monotonic() + _PAGE_LIMIT_S
+    where, limit_s = (endpoint.host, endpoint.port), _PAGE_LIMIT_S
     try:
-        with connect(endpoint.host, endpoint.port, deadline) as plain:
-            if tls is None:
-                reply = ask(plain, "GET", path, deadline=deadline)
-            else:
-                ca = None if tls.ca_cert is None else str(tls.ca_cert)
-                context = ssl.create_default_context(cafile=ca)
-                if tls.cert is not None:
-                    context.load_cert_chain(tls.cert, tls.key)
-                with context.wrap_socket(plain, server_hostname=endpoint.host) as secured:
-                    reply = ask(secured, "GET", path, deadline=deadline)
-    except (OSError, ValueError, MalformedReplyError):  # a certificate's problem is an OSError
+        connection = http.client.HTTPConnection(*where, timeout=limit_s)
+        if tls is not None:
+            ca = None if tls.ca_cert is None else str(tls.ca_cert)
+            context = ssl.create_default_context(cafile=ca)
+            if tls.cert is not None:
+                context.load_cert_chain(tls.cert, tls.key)
+            connection = http.client.HTTPSConnection(*where, timeout=limit_s, context=context)
+        _, page = ask(connection, path, limit_s)
+    except (OSError, ValueError, http.client.HTTPException):  # a certificate's is an OSError
         return ""
-    return reply.body.decode(errors="replace")  # /health is 503 when something is wrong
+    return page.decode(errors="replace")  # /health is 503 when something is wrong
 
 
 def _json(text: str) -> dict[str, object]:

@@ -15,8 +15,8 @@ from rdzv_etcd.cli import output
 from rdzv_etcd.cli.options import Target, common
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
 from rdzv_etcd.embedded.child import START_LIMIT_S, Etcd, Login, Plan, StartError, ToldToStopError
-from rdzv_etcd.embedded.port import listen_urls, own_addresses, take_lock
-from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.port import listen_urls, own_addresses
+from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, take_lock, wait_for_signal
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection
 

@@ -1,16 +1,14 @@
 """An etcd of our own, so that a newcomer needs none: ``--rdzv-conf=embed=1``.
 
 The node on the machine that the endpoint names starts it; it outlives that node and stops by
-itself when nobody has used it for a while.
+itself when no node has used it for a while.
 
     start.py       decides whether to start, wait or refuse (the only public part)
     binary.py      where the etcd executable is
-    port.py        what answers at an address, whose it is, and one supervisor per port
+    port.py        what answers at an address, and whose it is
     supervisor.py  the detached process that keeps etcd and ends it; a program of its own
     child.py       its etcd: command line, users, data folder, requests
-    program.py     a process and all that it starts, and the signals a supervisor waits for
+    program.py     a process and all that it starts, signals, and one supervisor per port
+
+Nothing is imported here: the supervisor loads no more than it needs.
 """
-
-from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
-
-__all__ = ["StartedEtcd", "ensure_etcd"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import http.client
 import json
 import os
 import platform
@@ -27,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv_etcd.embedded.port import MalformedReplyError, ask
 from rdzv_etcd.embedded.program import UNBLOCKED, Program, answer, is_told_to_stop, wait_for_signal
 from rdzv_etcd.text import shown
 
@@ -211,7 +211,7 @@ class Etcd:
     def _healthy(self) -> bool:
         try:
             return b'"health":"true"' in self._exchange("GET", "/health", "")[1]
-        except (OSError, MalformedReplyError):
+        except (OSError, http.client.HTTPException):
             return False
 
     def _call(self, path: str, **body: object) -> dict[str, Any] | None:
@@ -232,20 +232,35 @@ class Etcd:
         try:
             status, content = self._exchange("POST", path, json.dumps(body), limit_s)
             reply = json.loads(content) if status == 200 else None
-        except (OSError, MalformedReplyError, ValueError):
+        except (OSError, http.client.HTTPException, ValueError):
             return None
         return reply if isinstance(reply, dict) else None
 
     def _exchange(
         self, verb: str, path: str, body: str, limit_s: float = _ASK_LIMIT_S
     ) -> tuple[int, bytes]:
-        deadline = time.monotonic() + limit_s
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(limit_s)
-            # A short way to it: a socket's path has at most 107 characters.
-            connection.connect(f"/proc/self/fd/{self._entrance}/{_CLIENT_SOCKET}")
-            reply = ask(connection, verb, path, body, self._token, deadline=deadline)
-        return reply.status, reply.body
+        connection = _Gateway(self._entrance, limit_s)
+        try:
+            headers = {"Authorization": self._token} if self._token else {}
+            connection.request(verb, path, body, headers)
+            with connection.getresponse() as response:
+                return response.status, response.read()
+        finally:
+            connection.close()
+
+
+class _Gateway(http.client.HTTPConnection):
+    """A connection to etcd's socket in the folder that is open as ``entrance``."""
+
+    def __init__(self, entrance: int, limit_s: float) -> None:
+        super().__init__("etcd", timeout=limit_s)
+        # A short way to it: a socket's path has at most 107 characters.
+        self._path = f"/proc/self/fd/{entrance}/{_CLIENT_SOCKET}"
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def lease_age_s(reply: Mapping[str, Any]) -> int | None:

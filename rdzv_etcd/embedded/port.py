@@ -1,32 +1,148 @@
-"""Whose etcd it is that answers, and whether it knows our password.
+"""What answers at an address, whose it is, and which addresses are this machine's.
 
-Knows Linux's lists of sockets and etcd's JSON gateway. Whoever may write a job's keys tells its
-workers where to connect: another user's etcd is not for us.
+Knows Linux's lists of sockets and etcd's pages over plain HTTP. Whoever may write a job's keys
+decides where its workers connect: another user's etcd is not for us.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import json
 import os
 import pwd
-import re
 import socket
-import struct
 import sys
-import time
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
-from rdzv_etcd.settings import Connection, Credentials, Endpoint
+from rdzv_etcd.errors import EmbeddedEtcdError
+from rdzv_etcd.settings import Connection, Endpoint
 from rdzv_etcd.settings.hosts import is_loopback, is_ours
 
+_LARGEST = 1 << 22
+"""Bytes; no reply that is asked for here comes near it."""
 _LISTENS = "0A"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+# --- what answers ---------------------------------------------------------------------------------
+
+
+class Answer(Enum):
+    """What was found at an endpoint."""
+
+    ETCD = "an etcd"
+    NOTHING = "nothing listens there"
+    SILENCE = "something accepts connections but does not answer"
+    STRANGER = "something that is not etcd listens there"
+    TLS = "something that speaks only https listens there"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    answer: Answer
+    detail: str = ""
+    """For NOTHING: why there was no connection, in the system's words."""
+
+
+def probe(endpoint: Endpoint, timeout_s: float) -> Found:
+    """Return what is at ``endpoint``; blocks for at most about ``timeout_s``; never raises.
+
+    A machine that cannot be resolved or reached counts as ``NOTHING``: it may come up yet. (Only
+    the resolver keeps its own time.)
+
+    Source: etcd serves ``/version`` on its client port without authentication in all 3.x versions.
+    """
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    try:
+        connection.connect()
+    except UnicodeError:
+        return Found(Answer.NOTHING, f"{endpoint.host} is not a host name")
+    except OSError as error:
+        return Found(Answer.NOTHING, (error.strerror or str(error)).lower())
+    try:
+        _, body = ask(connection, "/version", timeout_s)
+    except OSError:
+        return Found(Answer.SILENCE)  # an etcd that starts or ends does that
+    except http.client.HTTPException:
+        return Found(Answer.STRANGER)
+    return Found(_judge(body))
+
+
+def _judge(body: bytes) -> Answer:
+    if b"HTTPS server" in body:  # what Go's TLS listener answers to plain http
+        return Answer.TLS
+    try:
+        page = json.loads(body)
+    except ValueError:
+        return Answer.STRANGER
+    is_etcd = isinstance(page, dict) and "etcdserver" in page
+    return Answer.ETCD if is_etcd else Answer.STRANGER
+
+
+def ask(
+    connection: http.client.HTTPConnection, path: str, limit_s: float, body: str | None = None
+) -> tuple[int, bytes]:
+    """Send one request, a POST if it has a ``body``; return the reply's status and body.
+
+    Raises :class:`OSError` if it is cut off or not whole within ``limit_s``, and
+    :class:`http.client.HTTPException` if what came is no HTTP. Closes the connection.
+    """
+    if connection.sock is None:
+        connection.connect()
+    is_late = threading.Event()
+
+    def cut(sock: socket.socket) -> None:  # http.client limits each read: a byte an hour would do
+        is_late.set()
+        with contextlib.suppress(OSError):  # it has just been closed
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    cutter = threading.Timer(limit_s, cut, (connection.sock,))
+    cutter.daemon = True
+    cutter.start()
+    try:
+        connection.request("GET" if body is None else "POST", path, body)
+        with connection.getresponse() as response:
+            return response.status, response.read(_LARGEST)
+    except (OSError, http.client.HTTPException):
+        if is_late.is_set():
+            raise TimeoutError("timed out") from None
+        raise
+    finally:
+        cutter.cancel()
+        connection.close()
+
+
+def check_closed(connection: Connection, timeout_s: float) -> None:
+    """Raise :class:`EmbeddedEtcdError` if we have a password and the etcd there lets anybody in.
+
+    One that does not say (no gateway, just ending) is left to the client, and so is one that
+    refuses the password. Blocks for about ``timeout_s`` at most.
+    """
+    credentials = connection.credentials
+    if credentials is None:
+        return
+    (endpoint,) = connection.endpoints
+    login = json.dumps({"name": credentials.user, "password": credentials.password})
+    http_connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    try:
+        _, reply = ask(http_connection, "/v3/auth/authenticate", timeout_s, login)
+    except (OSError, UnicodeError, http.client.HTTPException):
+        return
+    if b"authentication is not enabled" in reply:
+        raise EmbeddedEtcdError(
+            f"the etcd at {connection} lets anybody in, although a user and password are given "
+            "here: the node that started it had none. Give every node the same, and wait until "
+            "that etcd has ended, or choose another port in --rdzv-endpoint"
+        )
+
+
+# --- whose it is ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +155,7 @@ class Listener:
 
 
 def is_trusted(uid: int) -> bool:
-    """Tell whether processes of ``uid`` may do with us what they like anyway."""
+    """Tell whether processes of ``uid`` have power over this one anyway."""
     return uid in (0, os.geteuid())
 
 
@@ -52,7 +168,7 @@ def user_of(uid: int) -> str:
 
 
 def listeners(port: int) -> tuple[Listener, ...]:
-    """Return who listens on ``port``; empty where the system does not tell."""
+    """Return what listens on ``port``; empty where the system does not say."""
     return tuple(found for table in _TABLES for found in _rows(table, port))
 
 
@@ -75,51 +191,9 @@ def check_owner(endpoint: Endpoint, addresses: Iterable[str]) -> None:
             continue
         raise EmbeddedEtcdError(
             f"the etcd at {endpoint.target} belongs to {user_of(listener.uid)}, not to you "
-            f"(uid {os.geteuid()}) or root: whoever runs it could control your workers. Choose "
-            "another port in --rdzv-endpoint; to use this etcd all the same, leave out embed=1"
+            f"(uid {os.geteuid()}) or root: that user could control your workers. Choose another "
+            "port in --rdzv-endpoint; to use this etcd all the same, leave out embed=1"
         )
-
-
-def check_password(connection: Connection, timeout_s: float) -> None:
-    """Raise if the etcd there and ``connection`` do not agree on a user and password.
-
-    :class:`EtcdAuthError` if etcd refuses; :class:`EmbeddedEtcdError` if we have a password and
-    etcd lets everybody in. An etcd that does not tell (no gateway, just ending) is left to the
-    client. Blocks for about ``timeout_s`` at most.
-    """
-    credentials, where = connection.credentials, str(connection)
-    answer = _authenticate(connection.endpoints[0], credentials, timeout_s)
-    if "authentication is not enabled" in answer:
-        if credentials is None:
-            return
-        raise EmbeddedEtcdError(
-            f"the etcd at {where} lets everybody in, although a user and password are given here: "
-            "the node that started it had none. Give every node the same, and wait until that etcd "
-            "has ended, or choose another port in --rdzv-endpoint"
-        )
-    if "authentication failed" not in answer and "user name is empty" not in answer:
-        return
-    if credentials is None:
-        raise EtcdAuthError(
-            f"the etcd at {where} requires a user and password: set RDZV_ETCD_USER and "
-            "RDZV_ETCD_PASSWORD (or user_file and password_file) as on the node that started it"
-        )
-    raise EtcdAuthError(
-        f"the etcd at {where} refused the password or the user {credentials.user!r}: every node "
-        "needs those of the node that started it"
-    )
-
-
-def _authenticate(endpoint: Endpoint, credentials: Credentials | None, timeout_s: float) -> str:
-    deadline = time.monotonic() + timeout_s
-    name, password = ("", "") if credentials is None else (credentials.user, credentials.password)
-    body = json.dumps({"name": name, "password": password})
-    try:
-        with connect(endpoint.host, endpoint.port, deadline) as connection:
-            reply = ask(connection, "POST", "/v3/auth/authenticate", body, deadline=deadline)
-    except (OSError, UnicodeError, MalformedReplyError):
-        return ""
-    return "" if reply.status == 200 else reply.body.decode(errors="replace")
 
 
 def _rows(table: str, port: int) -> Iterable[Listener]:
@@ -148,108 +222,7 @@ def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return parsed if mapped is None else mapped
 
 
-_WAITING = 1024
-"""How many may ask between two calls of :func:`dismiss`; more only hear that it is taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a lock; ``None`` where the kernel does not tell."""
-
-    pid: int | None = None
-    uid: int | None = None
-
-
-def take_lock(port: int) -> socket.socket:
-    """Return the lock of ``port``, held until it is closed; raises OSError if it is taken."""
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        lock.bind(_name(port))
-        lock.listen(_WAITING)
-        lock.setblocking(False)
-    except OSError:
-        lock.close()
-        raise
-    return lock
-
-
-def dismiss(lock: socket.socket) -> None:
-    """Let go of those who have asked: they know by now."""
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            lock.accept()[0].close()
-
-
-def lock_holder(port: int) -> Holder | None:
-    """Return who holds the lock of ``port`` on this machine, ``None`` if nobody does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
-        question.setblocking(False)
-        try:
-            question.connect(_name(port))
-        except BlockingIOError:
-            return Holder()  # too many ask at once
-        except OSError:
-            return None
-        form = struct.Struct("3i")  # struct ucred: pid, uid, gid of whoever began to listen
-        pid, uid, _ = form.unpack(
-            question.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
-        )
-        return Holder(pid, uid)
-
-
-def _name(port: int) -> str:
-    return f"\0rdzv-etcd-embedded-{port}"
-
-
-class Answer(Enum):
-    """What was found at an endpoint."""
-
-    ETCD = "an etcd"
-    NOTHING = "nothing listens there"
-    SILENCE = "something accepts connections but does not answer"
-    STRANGER = "something that is not etcd listens there"
-    TLS = "something that speaks only https listens there"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    answer: Answer
-    detail: str = ""
-    """For NOTHING: why there was no connection, in the system's words."""
-
-
-def probe(endpoint: Endpoint, timeout_s: float) -> Found:
-    """Return what is at ``endpoint``; blocks for at most about ``timeout_s``; never raises.
-
-    A machine that cannot be resolved or reached counts as ``NOTHING``: it may come up yet. (Only
-    the resolver keeps its own time.)
-    """
-    deadline = time.monotonic() + timeout_s
-    try:
-        connection = connect(endpoint.host, endpoint.port, deadline)
-    except UnicodeError:
-        return Found(Answer.NOTHING, f"{endpoint.host} is not a host name")
-    except OSError as error:
-        return Found(Answer.NOTHING, (error.strerror or str(error)).lower())
-    with connection:
-        try:
-            reply = ask(connection, "GET", "/version", deadline=deadline)
-        except OSError:
-            return Found(Answer.SILENCE)  # an etcd that starts or ends does that
-        except MalformedReplyError:
-            return Found(Answer.STRANGER)
-    return Found(_judge(reply.body))
-
-
-def _judge(body: bytes) -> Answer:
-    if b"HTTPS server" in body:  # what Go's TLS listener answers to plain http
-        return Answer.TLS
-    try:
-        page = json.loads(body)
-    except ValueError:
-        return Answer.STRANGER
-    known = isinstance(page, dict) and "etcdserver" in page
-    return Answer.ETCD if known else Answer.STRANGER
+# --- which addresses ------------------------------------------------------------------------------
 
 
 def own_addresses(host: str) -> tuple[str, ...]:
@@ -266,106 +239,11 @@ def own_addresses(host: str) -> tuple[str, ...]:
 
 
 def listen_urls(endpoint: Endpoint, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where etcd must listen so that everyone who is given ``endpoint`` reaches it.
+    """Return where etcd must listen so that every node with this ``endpoint`` reaches it.
 
     A loopback endpoint stays private. Any other listens on all interfaces: the name may resolve
     elsewhere to another of this machine's addresses (Debian maps a host's own name to 127.0.1.1).
     """
-    if is_loopback(endpoint.host):
-        return tuple(_url(address, endpoint.port) for address in addresses)
-    wildcard = "::" if any(":" in address for address in addresses) else "0.0.0.0"
-    return (_url(wildcard, endpoint.port),)
-
-
-def _url(address: str, port: int) -> str:
-    return f"http://{Endpoint(address, port).target}"
-
-
-_LARGEST = 1 << 22
-"""No reply that is asked for here comes near it."""
-
-
-class MalformedReplyError(Exception):
-    """What came back is not HTTP."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    status: int
-    body: bytes
-
-
-def connect(host: str, port: int, deadline: float) -> socket.socket:
-    """Return a connection to the first address of ``host`` that accepts one; raises OSError."""
-    refused: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(_left_s(deadline))
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            refused = error
-        else:
-            return connection
-    raise refused if refused is not None else OSError("it has no address")
-
-
-def ask(
-    connection: socket.socket,
-    verb: str,
-    path: str,
-    body: str = "",
-    token: str = "",
-    *,
-    deadline: float,
-) -> Reply:
-    """Send one request and return the whole reply, or raise at ``deadline`` (monotonic seconds).
-
-    Raises :class:`OSError` if it is cut off or too late, :class:`MalformedReplyError` if what came
-    is no HTTP. The connection is of no use afterwards.
-    """
-    content = body.encode()
-    authorization = f"Authorization: {token}\r\n" if token else ""
-    connection.settimeout(_left_s(deadline))
-    connection.sendall(
-        f"{verb} {path} HTTP/1.0\r\nHost: etcd\r\n{authorization}"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-        + content
-    )
-    received = bytearray()
-    while len(received) < _LARGEST and not _is_whole(received):
-        connection.settimeout(_left_s(deadline))
-        piece = connection.recv(65536)
-        if not piece:
-            break
-        received += piece
-        if not b"HTTP/".startswith(received[:5]):
-            raise MalformedReplyError
-    if not received:
-        raise ConnectionResetError("it closed the connection without an answer")
-    return _parse(bytes(received))
-
-
-def _is_whole(received: bytearray) -> bool:
-    """Tell whether the length that was announced is there; without one the end tells."""
-    head, separator, body = received.partition(b"\r\n\r\n")
-    length = re.search(rb"(?i)\r\ncontent-length: *([0-9]{1,9})", head)
-    return bool(separator) and length is not None and len(body) >= int(length[1])
-
-
-def _parse(text: bytes) -> Reply:
-    head, separator, body = text.partition(b"\r\n\r\n")
-    status = re.match(rb"HTTP/1\.[01] ([0-9]{3})\b", head)
-    if status is None or not separator:
-        raise MalformedReplyError
-    return Reply(int(status[1]), body)
-
-
-def _left_s(deadline: float) -> float:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("timed out")
-    return left_s
+    if not is_loopback(endpoint.host):
+        addresses = ("::" if any(":" in address for address in addresses) else "0.0.0.0",)
+    return tuple(f"http://{Endpoint(address, endpoint.port).target}" for address in addresses)

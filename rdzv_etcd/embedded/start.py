@@ -1,4 +1,4 @@
-"""Make sure an etcd answers at the endpoint: use it, start it, or wait for who starts it.
+"""Make sure an etcd answers at the endpoint: use it, start it, or wait for the node that starts it.
 
 Knows who may start it and how long to wait. Blocks; called before a group connects.
 """
@@ -23,25 +23,37 @@ from rdzv_etcd.embedded.child import Login
 from rdzv_etcd.embedded.port import (
     Answer,
     Found,
+    check_closed,
     check_owner,
-    check_password,
     is_trusted,
     listen_urls,
     listeners,
-    lock_holder,
     own_addresses,
     probe,
     reached_by,
     user_of,
 )
+from rdzv_etcd.embedded.program import lock_holder
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
+from rdzv_etcd.protocol.wait_text import LineTimes
 from rdzv_etcd.settings import Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
 
 log = logging.getLogger(__name__)
 
+STALE_AFTER_S = 600.0
+"""A lease that no node has renewed for so long keeps no etcd, unless nodes' last as long."""
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_START_S = 5.0
+_START_GRACE_S = 30.0
+"""What the first node has at least between the start and its first lease."""
+_NOT_FOR_ETCD = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_NODE_ID")
+"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
+# -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
+_SUPERVISOR = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from rdzv_etcd.embedded.supervisor import main; sys.exit(main())"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +69,17 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     """Return when an etcd answers at the endpoint; blocks for at most ``join_timeout_s``.
 
     If none answers and the endpoint names this machine, one is started; nodes on other machines,
-    and those here that came second, wait for it. With credentials it lets nobody else in. Returns
-    what was started, ``None`` if nothing had to be. Without ``embed`` it returns at once.
+    and those here that came second, wait for it. With credentials it requires them of all clients.
+    Returns what was started, ``None`` if nothing had to be. Without ``embed`` it returns at once.
 
     Raises :class:`EmbeddedEtcdError` if etcd is not installed, does not start, belongs to another
-    user of this machine, the port is taken by something else, or nobody started one in time;
-    :class:`EtcdAuthError` if it does not know our password; :class:`SettingsError` if the
-    connection is of a kind that cannot be embedded.
+    user of this machine, lets anybody in although we have a password, the port is taken by
+    something else, or no node started one in time; :class:`SettingsError` if the connection is of a
+    kind that cannot be embedded.
     """
     if not settings.embed:
         return None
-    environ = os.environ if environ is None else environ
-    return _Ensure(settings, environ).run()
+    return _Ensure(settings, os.environ if environ is None else environ).run()
 
 
 class _Ensure:
@@ -78,38 +89,52 @@ class _Ensure:
         self._settings = settings
         self._environ = environ
         self._endpoint = _single_endpoint(settings)
+        self._where = str(settings.connection)
+        self._limit_s = settings.timing.join_timeout_s
         self._began = time.monotonic()
-        self._told = False
-        self._next_warning = self._began + WARN_AFTER_S
+        self._lines = LineTimes()
         self._silent_since: float | None = None
         self._next_start = 0.0
 
     def run(self) -> StartedEtcd | None:
-        deadline = self._began + self._settings.timing.join_timeout_s
         pause_s = 0.05
         while True:
             found = probe(self._endpoint, _PROBE_TIMEOUT_S)
             if found.answer is Answer.ETCD:
-                self._accept()
+                check_owner(self._endpoint, own_addresses(self._endpoint.host))
+                check_closed(self._settings.connection, _PROBE_TIMEOUT_S)
                 return None
             self._refuse_strangers(found.answer)
             if found.answer is Answer.NOTHING:
-                started = self._start_if_ours(deadline)
+                started = self._start_if_ours()
                 if started is not None:
                     return started
-            if time.monotonic() > deadline:
-                raise self._nobody_came(found)
-            self._tell(found)
-            time.sleep(pause_s)  # there is nobody yet who could announce the start
+            waited_s = time.monotonic() - self._began
+            if waited_s > self._limit_s:
+                raise EmbeddedEtcdError(
+                    f"no etcd answered at {self._where} within {self._limit_s:g} s: "
+                    f"{_why_none_answers(self._endpoint, found)}"
+                )
+            if pause_s == 0.05:
+                log.info(
+                    "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
+                    self._limit_s,
+                    self._where,
+                    self._endpoint.host,
+                )
+            if self._lines.is_due(waited_s):
+                log.warning(
+                    "waiting %d s (of %g) for the etcd at %s: %s",
+                    waited_s,
+                    self._limit_s,
+                    self._where,
+                    _why_none_answers(self._endpoint, found),
+                )
+            time.sleep(pause_s)  # there is no process yet that could announce the start
             pause_s = min(1.0, pause_s * 1.5)
 
-    def _accept(self) -> None:
-        """Raise unless what answers may be trusted with our workers."""
-        check_owner(self._endpoint, own_addresses(self._endpoint.host))
-        check_password(self._settings.connection, _PROBE_TIMEOUT_S)
-
-    def _start_if_ours(self, deadline: float) -> StartedEtcd | None:
-        """Start it if the endpoint is this machine's and nobody here does so already."""
+    def _start_if_ours(self) -> StartedEtcd | None:
+        """Start it if the endpoint is this machine's and no other process here does so already."""
         if time.monotonic() < self._next_start or self._is_kept():
             return None
         addresses = own_addresses(self._endpoint.host)
@@ -117,45 +142,41 @@ class _Ensure:
             return None
         self._next_start = time.monotonic() + _RETRY_START_S
         binary = find_binary(self._environ)
-        status = launch(self._settings, binary, addresses, self._environ, deadline)
-        if status["outcome"] == "failed":
-            self._accept_other(status["detail"])
+        deadline = self._began + self._limit_s
+        report = launch(self._settings, binary, addresses, self._environ, deadline)
+        if report["outcome"] == "failed":
+            self._accept_other(report["detail"])
             return None
-        if status["outcome"] == "taken":
+        if report["outcome"] == "taken":
             return None
         log.info(
             "started an embedded etcd %s (%s, supervisor pid %s) at %s; it stops by itself %g s "
             "after the last node has left",
             binary.version,
             binary.path,
-            status["detail"],
-            self._settings.connection,
+            report["detail"],
+            self._where,
             self._settings.embed_grace_s,
         )
-        self._warn_of_islands()
-        return StartedEtcd(binary.path, int(status["detail"]))
-
-    def _warn_of_islands(self) -> None:
         most = self._settings.job.max_nodes
         if most > 1 and is_loopback(self._endpoint.host):
             log.warning(
                 "started an etcd at %s, which no other machine can reach by that endpoint: if the "
                 "%d nodes of job %r are not all on this machine, each machine now has an etcd of "
                 "its own; name one of the machines in --rdzv-endpoint",
-                self._settings.connection,
+                self._where,
                 most,
                 self._settings.job_id,
             )
+        return StartedEtcd(binary.path, int(report["detail"]))
 
     def _accept_other(self, problem: str) -> None:
-        """A failed start is none if somebody else's etcd took the port meanwhile."""
+        """A failed start is no failure if another process's etcd took the port meanwhile."""
         answer = probe(self._endpoint, _PROBE_TIMEOUT_S).answer
         if answer is Answer.ETCD:
             return
         self._refuse_strangers(answer)
-        raise EmbeddedEtcdError(
-            f"the embedded etcd did not start at {self._settings.connection}: {problem}"
-        )
+        raise EmbeddedEtcdError(f"the embedded etcd did not start at {self._where}: {problem}")
 
     def _is_kept(self) -> bool:
         """Tell whether a supervisor of this machine holds the lock of the port."""
@@ -171,12 +192,13 @@ class _Ensure:
 
     def _refuse_strangers(self, answer: Answer) -> None:
         """Raise if what listens there is not etcd, or has been silent for too long."""
-        where = self._settings.connection
         if answer is Answer.TLS:
-            raise EmbeddedEtcdError(f"{where}: {answer.value}; write https:// in the endpoint")
+            raise EmbeddedEtcdError(
+                f"{self._where}: {answer.value}; write https:// in the endpoint"
+            )
         if answer is Answer.STRANGER:
             raise EmbeddedEtcdError(
-                f"{where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
+                f"{self._where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
             )
         if answer is not Answer.SILENCE or lock_holder(self._endpoint.port) is not None:
             self._silent_since = None
@@ -187,177 +209,34 @@ class _Ensure:
         limit_s = self._settings.connection.connect_timeout_s
         if now - self._silent_since > limit_s:
             raise EmbeddedEtcdError(
-                f"{where}: {answer.value} (waited {limit_s:g} s for etcd to answer)"
+                f"{self._where}: {answer.value} (waited {limit_s:g} s for etcd to answer)"
             )
-
-    def _tell(self, found: Found) -> None:
-        """Say once what is waited for; and after some seconds, now and then, why it takes long."""
-        limit_s = self._settings.timing.join_timeout_s
-        if not self._told:
-            self._told = True
-            log.info(
-                "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
-                limit_s,
-                self._settings.connection,
-                self._endpoint.host,
-            )
-        now = time.monotonic()
-        if now >= self._next_warning:
-            self._next_warning = now + WARN_AGAIN_S
-            log.warning(
-                "waiting %d s (of %g) for the etcd at %s: %s",
-                now - self._began,
-                limit_s,
-                self._settings.connection,
-                why_nobody_answers(self._endpoint, found),
-            )
-
-    def _nobody_came(self, found: Found) -> EmbeddedEtcdError:
-        return EmbeddedEtcdError(
-            f"no etcd answered at {self._settings.connection} within "
-            f"{self._settings.timing.join_timeout_s:g} s: "
-            f"{why_nobody_answers(self._endpoint, found)}"
-        )
 
 
 def _single_endpoint(settings: Settings) -> Endpoint:
-    if settings.connection.tls is not None:
+    connection = settings.connection
+    if connection.tls is not None:
         raise SettingsError("embed=1 works over http only: an embedded etcd has no certificates")
-    if len(settings.connection.endpoints) != 1:
+    if len(connection.endpoints) != 1:
         raise SettingsError(
-            f"embed=1 needs exactly one endpoint, the machine to start etcd on; got "
-            f"{settings.connection}"
+            f"embed=1 needs exactly one endpoint, the machine to start etcd on; got {connection}"
         )
-    endpoint = settings.connection.endpoints[0]
-    secret = settings.connection.credentials is not None
-    if secret and not (settings.connection.allow_plain_password or is_loopback(endpoint.host)):
+    endpoint = connection.endpoints[0]
+    is_secret = connection.credentials is not None
+    if is_secret and not (connection.allow_plain_password or is_loopback(endpoint.host)):
         raise SettingsError(
-            f"the etcd password would be sent to {settings.connection} in plain text, which "
-            "anybody on the way can read; an embedded etcd has no TLS: set allow_plain_password=1 "
-            "if that network is trusted"
+            f"the etcd password would be sent to {connection} in plain text, which any machine on "
+            "the way can read; an embedded etcd has no TLS: set allow_plain_password=1 if that "
+            "network is trusted"
         )
     return endpoint
 
 
-log = logging.getLogger(__name__)
-
-_START_GRACE_S = 30.0
-"""What the first node has at least between the start and its first lease."""
-STALE_AFTER_S = 600.0
-"""A lease that nobody has renewed for so long keeps no etcd, unless nodes' last as long."""
-_NOT_FOR_ETCD = ("RDZV_ETCD_USER", "RDZV_ETCD_PASSWORD", "RDZV_ETCD_NODE_ID")
-"""Secrets, and what a guard knows an agent's workers by: etcd is none of them."""
-# -I and -S: no site packages, no PYTHON* variables; it needs this package and the standard library.
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from rdzv_etcd.embedded.supervisor import main; sys.exit(main())"
-)
-
-
-def launch(
-    settings: Settings,
-    binary: Binary,
-    addresses: tuple[str, ...],
-    environ: Mapping[str, str],
-    deadline: float,
-    *,
-    stale_after_s: float = STALE_AFTER_S,
-) -> dict[str, str]:
-    """Start it and return its report: ``outcome`` (started, taken, failed) and ``detail``.
-
-    Blocks until etcd serves, or to ``deadline`` (monotonic seconds). Raises
-    :class:`EmbeddedEtcdError` if there is no report.
-    """
-    read_fd, write_fd = os.pipe()
-    with os.fdopen(read_fd, "rb") as status:
-        try:
-            subprocess.run(
-                _command(settings, binary, addresses, stale_after_s, write_fd),
-                input=_login(settings),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(write_fd,),
-                env={k: v for k, v in environ.items() if k not in _NOT_FOR_ETCD},
-                start_new_session=True,  # a Ctrl-C for the agent is not for etcd
-                check=True,
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise EmbeddedEtcdError(
-                f"the supervisor of an embedded etcd could not be started: {error}"
-            ) from error
-        finally:
-            os.close(write_fd)
-        line = _line(status, binary, deadline)
-    report: dict[str, str] = json.loads(line)
-    return report
-
-
-def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
-    """Wait for the report; after some seconds, and now and then, say that it takes long."""
-    waiter = select.poll()
-    waiter.register(status, select.POLLIN)
-    began = time.monotonic()
-    due = began + WARN_AFTER_S
-    while not waiter.poll(max(0.0, min(due, deadline) - time.monotonic()) * 1000):
-        now = time.monotonic()
-        if now >= deadline:
-            raise EmbeddedEtcdError(
-                f"the embedded etcd that was started ({binary.path}) did not answer in time"
-            )
-        if now >= due:
-            due = now + WARN_AGAIN_S
-            log.warning(
-                "waiting %.0f s (of %.0f) for the embedded etcd that this node has started (%s); "
-                "if it never comes up, name another in %s",
-                now - began,
-                deadline - began,
-                binary.path,
-                BINARY_VARIABLE,
-            )
-    line = status.readline()
-    if not line:
-        raise EmbeddedEtcdError(
-            f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
-        )
-    return line
-
-
-def _command(
-    settings: Settings,
-    binary: Binary,
-    addresses: tuple[str, ...],
-    stale_after_s: float,
-    status_fd: int,
-) -> list[str]:
-    endpoint: Endpoint = settings.connection.endpoints[0]
-    grace_s, stale_s = settings.embed_grace_s, max(stale_after_s, settings.timing.lease_ttl_s)
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(root), "--binary", str(binary.path)]
-    command += ["--port", str(endpoint.port)]
-    for url in listen_urls(endpoint, addresses):
-        command += ["--listen", url]
-    command += ["--advertise", f"http://{endpoint.target}", "--grace", str(grace_s)]
-    command += ["--start-grace", str(max(grace_s, _START_GRACE_S))]
-    return [*command, "--stale-after", str(stale_s), "--status-fd", str(status_fd)]
-
-
-def _login(settings: Settings) -> bytes:
-    credentials = settings.connection.credentials
-    if credentials is None:
-        return b""
-    return json.dumps(asdict(Login(credentials.user, credentials.password))).encode()
-
-
-WARN_AFTER_S = 5.0
-"""So long a wait is silent."""
-WARN_AGAIN_S = 60.0
-
-
-def why_nobody_answers(endpoint: Endpoint, found: Found) -> str:
-    """Return the cause, and what to do. Blocks for a name look-up."""
+def _why_none_answers(endpoint: Endpoint, found: Found) -> str:
+    """Return the cause, as far as this machine can tell, and what to do. Blocks for a look-up."""
     own = own_addresses(endpoint.host)
     if own:
-        return _here(endpoint, found, own)
+        return _why_none_answers_here(endpoint, found, own)
     addresses = resolve(endpoint.host)
     if not addresses:
         return (
@@ -373,7 +252,7 @@ def why_nobody_answers(endpoint: Endpoint, found: Found) -> str:
     )
 
 
-def _here(endpoint: Endpoint, found: Found, own: tuple[str, ...]) -> str:
+def _why_none_answers_here(endpoint: Endpoint, found: Found, own: tuple[str, ...]) -> str:
     keeper = lock_holder(endpoint.port)
     if keeper is None:
         return f"{found.answer.value}. {endpoint.host} is this machine; it will be tried again"
@@ -389,3 +268,93 @@ def _here(endpoint: Endpoint, found: Found, own: tuple[str, ...]) -> str:
             f"{', '.join(elsewhere)}; give every node the same --rdzv-endpoint"
         )
     return f"{found.answer.value}; {whose} of this machine is starting it"
+
+
+# --- the supervisor -------------------------------------------------------------------------------
+
+
+def launch(
+    settings: Settings,
+    binary: Binary,
+    addresses: tuple[str, ...],
+    environ: Mapping[str, str],
+    deadline: float,
+    *,
+    stale_after_s: float = STALE_AFTER_S,
+) -> dict[str, str]:
+    """Start the supervisor, detached, and return its report: ``outcome`` (started, taken, failed)
+    and ``detail``.
+
+    Blocks until etcd serves, or to ``deadline`` (monotonic seconds). Raises
+    :class:`EmbeddedEtcdError` if there is no report.
+    """
+    endpoint, grace_s = settings.connection.endpoints[0], settings.embed_grace_s
+    read_fd, write_fd = os.pipe()
+    options = {
+        "--binary": binary.path,
+        "--port": endpoint.port,
+        "--advertise": f"http://{endpoint.target}",
+        "--grace": grace_s,
+        "--start-grace": max(grace_s, _START_GRACE_S),
+        "--stale-after": max(stale_after_s, settings.timing.lease_ttl_s),
+        "--status-fd": write_fd,
+    }
+    command = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(Path(__file__).parents[2])]
+    command += [str(word) for option in options.items() for word in option]
+    for url in listen_urls(endpoint, addresses):
+        command += ["--listen", url]
+    with os.fdopen(read_fd, "rb") as status:
+        try:
+            subprocess.run(
+                command,
+                input=_login(settings),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(write_fd,),
+                env={k: v for k, v in environ.items() if k not in _NOT_FOR_ETCD},
+                start_new_session=True,  # a Ctrl-C for the agent is not for etcd
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise EmbeddedEtcdError(
+                f"the supervisor of an embedded etcd could not be started: {error}"
+            ) from error
+        finally:
+            os.close(write_fd)
+        report: dict[str, str] = json.loads(_line(status, binary, deadline))
+    return report
+
+
+def _login(settings: Settings) -> bytes:
+    credentials = settings.connection.credentials
+    if credentials is None:
+        return b""
+    return json.dumps(asdict(Login(credentials.user, credentials.password))).encode()
+
+
+def _line(status: IO[bytes], binary: Binary, deadline: float) -> bytes:
+    """Wait for the report; log now and then that it takes long."""
+    waiter = select.poll()
+    waiter.register(status, select.POLLIN)
+    began, lines = time.monotonic(), LineTimes()
+    while not waiter.poll(1000 * max(0.0, min(began + lines.next_s, deadline) - time.monotonic())):
+        now = time.monotonic()
+        if now >= deadline:
+            raise EmbeddedEtcdError(
+                f"the embedded etcd that was started ({binary.path}) did not answer in time"
+            )
+        if lines.is_due(now - began):
+            log.warning(
+                "waiting %.0f s (of %.0f) for the embedded etcd that this node has started (%s); "
+                "if it never comes up, name another in %s",
+                now - began,
+                deadline - began,
+                binary.path,
+                BINARY_VARIABLE,
+            )
+    line = status.readline()
+    if not line:
+        raise EmbeddedEtcdError(
+            f"the supervisor of an embedded etcd ({binary.path}) ended without a report"
+        )
+    return line

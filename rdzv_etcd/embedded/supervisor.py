@@ -1,9 +1,9 @@
-"""Keeps one etcd running while somebody uses it, and ends it afterwards. A program of its own.
+"""Keeps one etcd running while nodes use it, and ends it afterwards. A program of its own.
 
 Started with nothing but the standard library, so that it stays small and needs nothing of the agent
-that started it: it has its own session, no terminal and none of the agent's pipes. It knows one
-question, "does anybody renew a lease?"; it knows nothing of jobs. Every node holds a lease, and so
-does the marker of a closed job while late nodes may ask for it.
+that started it: it has its own session, no terminal and none of the agent's pipes. It asks one
+question, "is any lease renewed?", and knows nothing of jobs. Every node holds a lease, and so does
+the marker of a closed job while late nodes may ask for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ import sys
 import time
 
 from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError, ToldToStopError
-from rdzv_etcd.embedded.port import dismiss, take_lock
-from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, wait_for_signal
+from rdzv_etcd.embedded.program import (
+    UNBLOCKED,
+    dismiss,
+    is_told_to_stop,
+    take_lock,
+    wait_for_signal,
+)
 
 MOST_RESTARTS = 5
 HEALTHY_AFTER_S = 60.0
@@ -28,60 +33,52 @@ BLIND_LIMIT_S = 600.0
 """An etcd that has not answered for this much longer than the grace time is given up."""
 
 
-class Keeper:
-    """Keeps one started etcd."""
+def keep(etcd: Etcd, options: argparse.Namespace, held: socket.socket) -> str:
+    """Return, with the reason, when no node has used etcd for the grace time.
 
-    def __init__(self, etcd: Etcd, options: argparse.Namespace, held: socket.socket) -> None:
-        self._etcd = etcd
-        self._options = options
-        self._held = held
-
-    def keep(self) -> str:
-        """Return, with the reason, when nobody has used etcd for the grace time.
-
-        At the start nobody is there yet: the first user has at least ``start_grace`` seconds.
-        """
-        options = self._options
-        interval_s = min(2.0, max(0.1, options.grace / 4))
-        quiet_since, patience_s = time.monotonic(), max(options.grace, options.start_grace)
-        started, restarts = time.monotonic(), 0
-        while True:
-            if is_told_to_stop(wait_for_signal(interval_s)):
+    At the start there is no node yet: the first one has at least ``start_grace`` seconds.
+    """
+    interval_s = min(2.0, max(0.1, options.grace / 4))
+    quiet_since, patience_s = time.monotonic(), max(options.grace, options.start_grace)
+    started, restarts = time.monotonic(), 0
+    while True:
+        if is_told_to_stop(wait_for_signal(interval_s)):
+            return "told to stop"
+        dismiss(held)
+        etcd.tidy()
+        now = time.monotonic()
+        if not etcd.running:
+            restarts = 1 if now - started > HEALTHY_AFTER_S else restarts + 1
+            if restarts > MOST_RESTARTS:
+                return "etcd keeps crashing"
+            try:
+                etcd.start()  # on the same data: leases and keys are still there
+            except ToldToStopError:
                 return "told to stop"
-            dismiss(self._held)
-            self._etcd.tidy()
-            now = time.monotonic()
-            if not self._etcd.running:
-                restarts = 1 if now - started > HEALTHY_AFTER_S else restarts + 1
-                if restarts > MOST_RESTARTS:
-                    return "etcd keeps crashing"
-                try:
-                    self._etcd.start()  # on the same data: leases and keys are still there
-                except ToldToStopError:
-                    return "told to stop"
-                except StartError:
-                    return "etcd cannot be restarted"
-                started = now
-            used = self._used()
-            if used:
-                quiet_since, patience_s = now, options.grace
-            elif now - quiet_since > patience_s + (BLIND_LIMIT_S if used is None else 0):
-                return "nobody uses it"
+            except StartError:
+                return "etcd cannot be restarted"
+            started = now
+        used = _is_used(etcd, options.stale_after)
+        if used:
+            quiet_since, patience_s = now, options.grace
+        elif now - quiet_since > patience_s + (BLIND_LIMIT_S if used is None else 0):
+            return "no node uses it"
 
-    def _used(self) -> bool | None:
-        """Tell whether anybody holds a lease; ``None`` if etcd does not answer.
 
-        One that nobody renews does not count for ever, however long it was granted for.
-        """
-        leases = self._etcd.leases()
-        if leases is None:
-            return None
-        ages_s = map(self._etcd.age_s, leases)
-        return any(age_s is not None and age_s <= self._options.stale_after for age_s in ages_s)
+def _is_used(etcd: Etcd, stale_after_s: float) -> bool | None:
+    """Tell whether any node holds a lease; ``None`` if etcd does not answer.
+
+    A lease that is not renewed does not count forever, however long it was granted for.
+    """
+    leases = etcd.leases()
+    if leases is None:
+        return None
+    ages_s = map(etcd.age_s, leases)
+    return any(age_s is not None and age_s <= stale_after_s for age_s in ages_s)
 
 
 def main() -> int:
-    """Detach, take the lock, run etcd, tell the starter through the status pipe, and keep it."""
+    """Detach, take the lock, run etcd, report to the starter through the status pipe, keep etcd."""
     options = _arguments()
     plan = _plan(options, sys.stdin.read())
     if os.fork() > 0:  # the agent waits for this parent only: no zombie is left to it
@@ -94,7 +91,7 @@ def main() -> int:
     try:
         held = take_lock(options.port)
     except OSError:
-        _tell(options.status_fd, "taken", "another node of this machine is starting it")
+        _report(options.status_fd, "taken", "another node of this machine is starting it")
         return 0
     with held:
         return _serve(plan, options, held)
@@ -104,23 +101,23 @@ def _serve(plan: Plan, options: argparse.Namespace, held: socket.socket) -> int:
     try:
         etcd = Etcd(plan)
     except OSError as error:
-        _tell(options.status_fd, "failed", f"there is no room for its data: {error}")
+        _report(options.status_fd, "failed", f"there is no room for its data: {error}")
         return 1
     try:
         etcd.start()
     except StartError as error:
         etcd.remove()
-        _tell(options.status_fd, "failed", str(error))
+        _report(options.status_fd, "failed", str(error))
         return 1
     try:
-        _tell(options.status_fd, "started", str(os.getpid()))
-        Keeper(etcd, options, held).keep()
+        _report(options.status_fd, "started", str(os.getpid()))
+        keep(etcd, options, held)
     finally:
         etcd.remove()
     return 0
 
 
-def _tell(status_fd: int, outcome: str, detail: str) -> None:
+def _report(status_fd: int, outcome: str, detail: str) -> None:
     """Write one line for the starter and close the pipe."""
     # The starter may have been killed meanwhile; others will use this etcd.
     with contextlib.suppress(BrokenPipeError):

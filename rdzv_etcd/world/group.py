@@ -144,7 +144,7 @@ class Group:
 
     def _embed(self) -> None:
         if self._settings.embed:
-            from rdzv_etcd.embedded import ensure_etcd  # noqa: PLC0415 - only who embeds pays
+            from rdzv_etcd.embedded.start import ensure_etcd  # noqa: PLC0415 - only who embeds pays
 
             ensure_etcd(self._settings)
 

@@ -27,7 +27,7 @@ import json, logging, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
 logging.basicConfig(level=logging.INFO)
 import encodings.idna
-from rdzv_etcd.embedded import ensure_etcd
+from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.settings import settings_from_config
 config = {"embed": 1, "embed_grace": 1, "join_timeout": 60}

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
+from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from tests.embedded.agents import Agent, environment, settings, wait_for_end
 from tests.support.processes import free_port
 from tests.support.servers import EtcdBinary

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
 from rdzv_etcd.embedded.binary import find_binary
+from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError
 from tests.embedded.agents import NOBODY, environment, settings
 from tests.support.servers import EtcdBinary

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd, ensure_etcd
-from rdzv_etcd.embedded.port import Answer, listen_urls, own_addresses, take_lock
+from rdzv_etcd.embedded.port import Answer, listen_urls, own_addresses
+from rdzv_etcd.embedded.program import take_lock
+from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Endpoint
 from tests.embedded.agents import (

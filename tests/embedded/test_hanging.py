@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rdzv_etcd.embedded import ensure_etcd
 from rdzv_etcd.embedded.binary import examine
+from rdzv_etcd.embedded.start import ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError
 from tests.cli.terminal import Terminal
 from tests.embedded.agents import environment, has_ended, settings
@@ -82,8 +82,8 @@ def test_a_node_says_that_its_etcd_does_not_answer(
 ) -> None:
     path = script(tmp_path / "hangs", f"{_VERSION}; {helpers.start}; wait")
     with pytest.raises(EmbeddedEtcdError, match=r"hangs/etcd.*did not answer in time"):
-        ensure_etcd(settings(f"127.0.0.1:{port}", join_timeout=12), environment(path, scratch))
-    assert "waiting 5 s (of " in caplog.text
+        ensure_etcd(settings(f"127.0.0.1:{port}", join_timeout=15), environment(path, scratch))
+    assert "waiting 10 s (of " in caplog.text
     assert f"for the embedded etcd that this node has started ({path}); if" in caplog.text
     (supervisor,) = supervisors()
     supervisor.terminate()

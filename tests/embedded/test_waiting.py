@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.embedded import StartedEtcd
-from rdzv_etcd.embedded.port import Answer, probe, take_lock
+from rdzv_etcd.embedded.port import Answer, probe
+from rdzv_etcd.embedded.program import take_lock
+from rdzv_etcd.embedded.start import StartedEtcd
 from rdzv_etcd.settings import Endpoint
 from tests.embedded.conftest import Agents
 from tests.support.processes import free_port
