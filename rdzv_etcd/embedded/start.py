@@ -35,7 +35,7 @@ from rdzv_etcd.embedded.port import (
 )
 from rdzv_etcd.embedded.program import lock_holder
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
-from rdzv_etcd.node.waiting import LineTimes
+from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Endpoint, Settings
 from rdzv_etcd.settings.hosts import is_loopback, resolve
 

@@ -18,8 +18,8 @@ from typing import IO, TypeAlias
 
 from rdzv_etcd.arguments import has_run, runs_later
 from rdzv_etcd.errors import GateError, SettingsError
+from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.node import Node
-from rdzv_etcd.node.waiting import LineTimes
 from rdzv_etcd.process import Latch
 from rdzv_etcd.settings.fields import MAX_ID, gate_words
 from rdzv_etcd.settings.parse import NODE_ID_VARIABLE, PASSWORD_VARIABLE

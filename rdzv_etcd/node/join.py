@@ -23,12 +23,13 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import TxnResult
+from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.leave import drained_error, say_goodbye, why_interrupted
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.node.views import read_pages, within
-from rdzv_etcd.node.waiting import RETRY_S, Backoff, LineTimes
+from rdzv_etcd.node.waiting import RETRY_S, Backoff
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import (
     arrived_text,

@@ -12,8 +12,9 @@ from functools import partial
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.etcd.port import Etcd
+from rdzv_etcd.log import LineTimes
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.node.waiting import LineTimes, Wakeup
+from rdzv_etcd.node.waiting import Wakeup
 
 _log = logging.getLogger("rdzv_etcd")
 

@@ -91,37 +91,3 @@ class Backoff:
         """Note that etcd does what it is asked."""
         self._next_s = RETRY_S
         self._refused = False
-
-
-_FIRST_S = (10.0, 30.0, 60.0)
-_THEN_EVERY_S = 300.0
-
-
-class LineTimes:
-    """When the lines about one wait are due: soon, and then ever more rarely."""
-
-    def __init__(self) -> None:
-        self._logged = 0
-
-    @property
-    def any_logged(self) -> bool:
-        return self._logged > 0
-
-    @property
-    def next_s(self) -> float:
-        """How long after the beginning of the wait the next one is due."""
-        more = self._logged - len(_FIRST_S)
-        return _FIRST_S[self._logged] if more < 0 else _FIRST_S[-1] + _THEN_EVERY_S * (more + 1)
-
-    def is_due(self, waited_s: float) -> bool:
-        """Whether one is to be logged now; then it counts as logged."""
-        if waited_s < self.next_s:
-            return False
-        self.note(waited_s)
-        return True
-
-    def note(self, waited_s: float) -> None:
-        """Note that one was logged. If the node was stopped for a while, it stands for several."""
-        self._logged += 1
-        while self.next_s <= waited_s:
-            self._logged += 1

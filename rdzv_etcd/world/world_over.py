@@ -14,9 +14,9 @@ from rdzv_etcd.errors import (
     WorldClosedError,
     WorldOverError,
 )
+from rdzv_etcd.log import LineTimes
 from rdzv_etcd.names import display_names
 from rdzv_etcd.node.node import Node
-from rdzv_etcd.node.waiting import LineTimes
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Closure
 from rdzv_etcd.protocol.world_end import end_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdzv_etcd.node.waiting import LineTimes
+from rdzv_etcd.log import LineTimes
 
 
 def test_waits_are_told_soon_and_then_rarely() -> None:
