@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs torchrun on a node that may be taken away: the SIGTERM with which a scheduler says so becomes
-# the SIGUSR1 that drains the node.
+# Runs torchrun on a preemptible node: turns the scheduler's SIGTERM into the SIGUSR1 that drains the
+# node.
 #
 #     preemptible.sh torchrun --nnodes=2:4 ... train.py
 #
-# The others are told first, so that their workers do not fail; this node's workers get SIGTERM a
-# second later, and 30 s to end. It ends as torchrun does: with 0 when it was drained. Ctrl-C and a
+# The other nodes are notified first, so that their workers do not fail; this node's workers get
+# SIGTERM a second later, and have 30 s. Exits as torchrun does: with 0 after a drain. Ctrl-C and a
 # closed terminal are passed on as SIGTERM.
 set -u
 : "${1:?is missing: write preemptible.sh torchrun and its arguments}"
@@ -20,7 +20,7 @@ trap 'pass_on TERM' INT HUP
 
 "$@" &
 agent=$!
-[[ -z $signal ]] || kill -s "$signal" "$agent" # it came before there was an agent
+[[ -z $signal ]] || kill -s "$signal" "$agent" # it arrived before there was an agent
 
 wait "$agent"
 while kill -0 "$agent" 2>/dev/null; do # a signal has interrupted the wait
