@@ -1,16 +1,17 @@
-"""Reads and writes JSON objects with typed, bounded fields. Knows limits, not what fields mean.
+"""Typed, bounded fields of JSON objects. Knows limits, not what fields mean.
 
-Whatever is written is checked as if it had just been read, so nothing is ever written that cannot
-be read: another node could only report it as corrupt. Only numbers that are counted on may be
-written above what is read: see :meth:`Fields.counted`.
+A :class:`Kind` is one field's type and bounds, stated once and checked both ways: what is written
+is what every reader accepts, since another node could only report it as corrupt. A :class:`Shape`
+is an object: its fields' kinds in the order in which they are written.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Generic, TypeVar, cast
 
 from rdzv_etcd.errors import (
     SettingsError,
@@ -27,145 +28,148 @@ MAX_NAME = 512
 """Characters of a name: a node's id, a run, an address."""
 MAX_TEXT = 1024
 """Characters of a text for people, and of a rank key."""
-MAX_EPOCH = 2**61
-"""Of a record that is read, and of what epochs count from. The next base may be higher by etcd's
-revision; with that added once more it still is a number of 64 bits."""
 _MAX_NUMBER = 2**63 - 1
 
 T = TypeVar("T")
-_MISSING = object()
+Object = dict[str, Any]
 
 
-class Fields:
-    """Typed access to a JSON object's fields; a problem is a ValueError that names the field."""
+# --- kinds of fields ------------------------------------------------------------------------------
 
-    def __init__(self, raw: object, *, to_write: bool = False) -> None:
-        if not isinstance(raw, dict):
-            raise ValueError("not a JSON object")
-        self._raw: dict[str, Any] = raw
-        self._to_write = to_write
 
-    def has(self, name: str) -> bool:
-        return self._raw.get(name) is not None
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One field's type and bounds. Both functions take the field's name and a value, and raise a
+    ValueError that names the field."""
 
-    def text(self, name: str) -> str:
-        """A text for people."""
-        return _text(name, self._get(name, str, _MISSING))
+    read: Callable[[str, Any], Any]
+    write: Callable[[str, Any], Any]
 
-    def optional_text(self, name: str) -> str | None:
-        return self.text(name) if self.has(name) else None
 
-    def name(self, name: str) -> str:
-        """A name: printable, not empty, not long."""
-        return a_name(name, self._get(name, str, _MISSING))
+def _same(check: Callable[[str, Any], Any]) -> Kind:
+    return Kind(check, check)
 
-    def whole(
-        self, name: str, default: object = _MISSING, *, least: int = 0, most: int = _MAX_NUMBER
-    ) -> int:
-        value = self._raw.get(name, default)
+
+def whole(least: int = 0, most: int = _MAX_NUMBER) -> Kind:
+    """A whole number."""
+
+    def check(name: str, value: Any) -> int:
         if type(value) is int and least <= value <= most:
             return value
-        return _whole(name, self._get(name, int, default), least, most)
+        raise ValueError(f"{name!r} is {_short(value)}, not a whole number from {least} to {most}")
 
-    def counted(self, name: str, default: object = _MISSING, *, least: int = 0, most: int) -> int:
-        """A whole number that the next writer counts on from: ``most`` on reading, twice as much on
-        writing, so that whatever was read has a successor.
-
-        No job comes near ``most``, only what a stranger wrote does. Were the limits the same, the
-        highest number would be accepted, and nobody could ever write again.
-        """
-        return self.whole(name, default, least=least, most=2 * most if self._to_write else most)
-
-    def number(self, name: str) -> float:
-        value = self._raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name!r} is {_short(value)}, not a number")
-        number = float(value)
-        if not math.isfinite(number):
-            raise ValueError(f"{name!r} is {number}, not a finite number")
-        return number
-
-    def flag(self, name: str) -> bool:
-        return bool(self._get(name, bool, _MISSING))
-
-    def names(self, name: str, default: object = _MISSING) -> tuple[str, ...]:
-        value = self._get(name, list, default)
-        if len(value) > MAX_NODES:
-            raise ValueError(f"{name!r} has more than {MAX_NODES} entries")
-        if not _are_names(value):
-            for item in value:
-                a_name(name, item)  # says which one is wrong
-        return tuple(value)
-
-    def texts_by_name(self, name: str) -> dict[str, str]:
-        value = self._get(name, dict, _MISSING)
-        return {a_name(name, key): _text(name, item) for key, item in value.items()}
-
-    def wholes_by_name(self, name: str, *, most: int) -> dict[str, int]:
-        value = self._get(name, dict, _MISSING)
-        return {a_name(name, key): _whole(name, item, 0, most) for key, item in value.items()}
-
-    def objects(self, name: str) -> list[Fields]:
-        return [Fields(item) for item in self._get(name, list, _MISSING)]
-
-    def nested(self, name: str) -> Fields:
-        return Fields(self._get(name, dict, _MISSING))
-
-    def data(self, name: str, *, most: int) -> dict[str, object]:
-        """Any JSON object of at most so many bytes, no deeper than a node may write it: else it
-        would depend on the depth of the reader's stack who can read or copy it."""
-        value: dict[str, object] = self._get(name, dict, _MISSING)
-        size = len(json.dumps(value, separators=(",", ":"), allow_nan=False))
-        if size > most:
-            raise ValueError(f"{name!r} has {size} bytes, more than {most}")
-        if is_too_deep(value):
-            raise ValueError(f"{name!r} {TOO_DEEP}")
-        return value
-
-    def _get(self, name: str, kind: type, default: object) -> Any:
-        value = self._raw.get(name, default)
-        if value is _MISSING:
-            raise ValueError(f"field {name!r} is missing")
-        if not isinstance(value, kind):
-            raise ValueError(f"{name!r} is {_short(value)}, not a {kind.__name__}")
-        return value
+    return _same(check)
 
 
-def a_name(field: str, value: object) -> str:
-    """Return ``value`` if it can be a name; raises ValueError."""
+def counted(most: int) -> Kind:
+    """A whole number that the next writer counts on from: at most ``most`` on reading, twice as
+    much on writing, so that whatever was read has a successor.
+
+    No job comes near ``most``, only what a stranger wrote does. Were the limits the same, the
+    highest number would be accepted, and nobody could ever write again.
+    """
+    return Kind(whole(0, most).read, whole(0, 2 * most).write)
+
+
+def clamped(most: int) -> Kind:
+    """A whole number that is written as the nearest one that readers accept."""
+    return Kind(whole(0, most).read, lambda _, value: min(max(0, value), most))
+
+
+def a_name(name: str, value: object) -> str:
+    """Return ``value`` if it can be a name: printable, not empty, not long."""
     if not isinstance(value, str):
-        raise ValueError(f"{field!r} holds {_short(value)}, not a name")
+        raise ValueError(f"{name!r} holds {_short(value)}, not a name")
     if not 0 < len(value) <= MAX_NAME or not value.isprintable():
         raise ValueError(
-            f"{field!r} holds {_short(value)}, not a name of 1 to {MAX_NAME} printable characters"
+            f"{name!r} holds {_short(value)}, not a name of 1 to {MAX_NAME} printable characters"
         )
     return value
 
 
-def _are_names(values: list[object]) -> bool:
+def a_text(name: str, value: object) -> str:
+    """Return ``value`` if it can be a text for people."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} holds {_short(value)}, not a string")
+    if len(value) > MAX_TEXT:
+        raise ValueError(f"{name!r} has {len(value)} characters, more than {MAX_TEXT}")
+    value.encode()  # a lone surrogate is a ValueError
+    return value
+
+
+def _names(name: str, value: object) -> Sequence[str]:
+    names = a_list(name, value)
+    if len(names) > MAX_NODES:
+        raise ValueError(f"{name!r} has more than {MAX_NODES} entries")
+    if not _are_names(names):
+        for item in names:
+            a_name(name, item)  # says which one is wrong
+    return cast(Sequence[str], names)
+
+
+def _are_names(values: Sequence[object]) -> bool:
     """Whether all can be names: every node reads those of all its peers, so none is looked at by
     itself."""
     if not values:
         return True
     if set(map(type, values)) != {str}:
         return False
-    names = cast(list[str], values)
+    names = cast(Sequence[str], values)
     lengths = set(map(len, names))
     return min(lengths) > 0 and max(lengths) <= MAX_NAME and "".join(names).isprintable()
 
 
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{field!r} holds {_short(value)}, not a string")
-    if len(value) > MAX_TEXT:
-        raise ValueError(f"{field!r} has {len(value)} characters, more than {MAX_TEXT}")
-    value.encode()  # a lone surrogate is a ValueError
+def by_name(kind: Kind) -> Kind:
+    """An object whose keys are names, and whose values are of that kind."""
+
+    def each(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Object]:
+        return lambda name, value: {
+            a_name(name, key): check(name, item) for key, item in _object(name, value).items()
+        }
+
+    return Kind(each(kind.read), each(kind.write))
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name!r} is {_short(value)}, not a bool")
     return value
 
 
-def _whole(field: str, value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{field!r} is {_short(value)}, not a whole number from {least} to {most}")
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name!r} is {_short(value)}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name!r} is {number}, not a finite number")
+    return number
+
+
+def data(most: int) -> Kind:
+    """Any JSON object of at most so many bytes, no deeper than a node may write it: else it would
+    depend on the depth of the reader's stack who can read or copy it."""
+
+    def check(name: str, value: object) -> Object:
+        content = dict(_object(name, value))
+        size = len(json.dumps(content, separators=(",", ":"), allow_nan=False))
+        if size > most:
+            raise ValueError(f"{name!r} has {size} bytes, more than {most}")
+        if is_too_deep(content):
+            raise ValueError(f"{name!r} {TOO_DEEP}")
+        return content
+
+    return _same(check)
+
+
+def _object(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name!r} is {_short(value)}, not a dict")
+    return value
+
+
+def a_list(name: str, value: object) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name!r} is {_short(value)}, not a list")
     return value
 
 
@@ -173,30 +177,139 @@ def _short(value: object) -> str:
     return shown(repr(value), 80)
 
 
+NAME = _same(a_name)
+TEXT = _same(a_text)
+SHOWN = Kind(a_text, lambda name, value: a_text(name, shown(value)))
+"""A text that is cut off where it gets too long to be shown."""
+NAMES = Kind(
+    lambda name, value: tuple(_names(name, value)), lambda name, value: list(_names(name, value))
+)
+FLAG = _same(_flag)
+NUMBER = _same(_number)
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A field that has another name than the attribute, or that may be missing."""
+
+    kind: Kind
+    attribute: str | None = None
+    """Empty: it stands for the whole object; reading it gives arguments for that."""
+    optional: bool = False
+    """If it is missing, the attribute has its default; the default is not written."""
+    always: bool = False
+    """It is optional for readers, and always written."""
+
+
+class Shape(Generic[T]):
+    """How objects of one type are written: a kind for each field, by its name, in this order."""
+
+    def __init__(
+        self,
+        make: Callable[..., T],
+        check: Callable[[T], object] = lambda _: None,
+        **entries: Kind | At,
+    ) -> None:
+        """``check`` raises ValueError for what cannot be, as read or about to be written."""
+        self._make = make
+        self._check = check
+        self._entries = [_entry(make, name, each) for name, each in entries.items()]
+
+    def read(self, name: str, raw: Any) -> T:
+        made = self._make(**self.arguments(name, raw))
+        self._check(made)
+        return made
+
+    def arguments(self, name: str, raw: Any) -> Object:
+        """Read the fields; return them by attribute."""
+        raw, found = _object(name, raw), Object()
+        for field, attribute, kind, default, _ in self._entries:
+            value = raw.get(field)
+            if value is None:
+                if default is MISSING:
+                    raise ValueError(f"field {field!r} is missing")
+            elif attribute:
+                found[attribute] = kind.read(field, value)
+            else:
+                found |= kind.read(field, value)
+        return found
+
+    def write(self, _name: str, value: T) -> Object:
+        self._check(value)
+        written: Object = {}
+        for field, attribute, kind, default, always in self._entries:
+            part = getattr(value, attribute) if attribute else value
+            if always or part != default:
+                written[field] = kind.write(field, part)
+        return written
+
+    @property
+    def kind(self) -> Kind:
+        """Such an object as a field of another one."""
+        return Kind(self.read, self.write)
+
+
+def _entry(
+    make: Callable[..., object], name: str, at: Kind | At
+) -> tuple[str, str, Kind, object, bool]:
+    if isinstance(at, Kind):
+        at = At(at)
+    attribute = name if at.attribute is None else at.attribute
+    default: object = MISSING
+    if at.optional and is_dataclass(make):
+        of = next(each for each in fields(make) if each.name == attribute)
+        default = of.default_factory() if of.default_factory is not MISSING else of.default
+    return name, attribute, at.kind, default, at.always
+
+
+class Single(Generic[T]):
+    """An object with one field, whose value is all there is to it."""
+
+    def __init__(
+        self, name: str, kind: Kind, check: Callable[[T], object] = lambda _: None
+    ) -> None:
+        self._name, self._kind, self._check = name, kind, check
+
+    def read(self, name: str, raw: Any) -> T:
+        value = _object(name, raw).get(self._name)
+        if value is None:
+            raise ValueError(f"field {self._name!r} is missing")
+        found: T = self._kind.read(self._name, value)
+        self._check(found)
+        return found
+
+    def write(self, _name: str, value: T) -> Object:
+        self._check(value)
+        return {self._name: self._kind.write(self._name, value)}
+
+
 # --- values ---------------------------------------------------------------------------------------
 
 
-def encode(fields: Mapping[str, object], build: Callable[[Fields], object]) -> bytes:
-    """Return the value that ``build`` makes sense of.
-
-    Raises :class:`~rdzv_etcd.errors.UnwritableValueError` if it would not.
-    """
+def encode(write: Callable[[str, T], Object], value: T) -> bytes:
+    """Return the bytes. Raises :class:`~rdzv_etcd.errors.UnwritableValueError` for a value that
+    others could not read."""
     try:
-        build(Fields(fields, to_write=True))
-        return json.dumps({"v": VERSION, **fields}, separators=(",", ":"), allow_nan=False).encode()
+        written = {"v": VERSION, **write("value", value)}
+        return json.dumps(written, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, OverflowError) as error:
         raise UnwritableValueError(str(error)) from error
 
 
-def decode(key: bytes, value: bytes, build: Callable[[Fields], T]) -> T:
-    """Build what ``value`` describes. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
+def decode(key: bytes, value: bytes, read: Callable[[str, Any], T]) -> T:
+    """Read a value. Raises :class:`~rdzv_etcd.errors.StateCorruptError`."""
     try:
-        fields = Fields(_JSON.decode(value.decode()))
-        version = fields.whole("v")
+        raw = _JSON.decode(value.decode())
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+        version = whole().read("v", raw.get("v"))
         if version != VERSION:
             problem = f"it has format version {version}, and this library reads {VERSION}"
             raise StateVersionError(key.decode(errors="replace"), problem)
-        return build(fields)
+        return read("value", raw)
     except (ValueError, OverflowError, RecursionError, SettingsError) as error:
         problem = str(error) or type(error).__name__
         raise StateCorruptError(key.decode(errors="replace"), problem) from error

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rdzv_etcd.errors import StateCorruptError, StateVersionError, UnwritableValueError
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.protocol import codec as values
-from rdzv_etcd.protocol.fields import MAX_EPOCH, MAX_NAME, MAX_TEXT, decode_key
+from rdzv_etcd.protocol.codec import MAX_EPOCH
+from rdzv_etcd.protocol.fields import MAX_NAME, MAX_TEXT, decode_key
 from rdzv_etcd.protocol.model import (
     Change,
     Closure,
