@@ -10,8 +10,6 @@ import getpass
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import cast
 
 import click
 
@@ -22,13 +20,13 @@ from rdzv_etcd.cli.output import RefusedError, ago
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.names import display_name, display_names
-from rdzv_etcd.node.leave import RUNS_REMEMBERED
+from rdzv_etcd.node.leave import put_closed_marker
 from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.describe import closed_text, names_in
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Closure, Control, Ended, Round
-from rdzv_etcd.protocol.requests import close_job, count_nodes, read_control
+from rdzv_etcd.protocol.model import Closure, Control
+from rdzv_etcd.protocol.requests import count_nodes, read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import many, shown
@@ -100,29 +98,15 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
     keys = JobKeys(settings.prefix, settings.job_id)
     async with connected(settings) as etcd:
         control = _open(settings, control_from(keys, await etcd.get(read_control(keys))))
-        record = cast(Round, control.formed)
         count = (await etcd.get(count_nodes(keys))).count
         output.confirm(f"Close job {settings.job_id!r} ({many(count, 'node')})?", yes=yes)
-        marker = await etcd.grant(settings.timing.closed_ttl_s)
-        kept = await _memory_lease(etcd, settings, control)
-        ended = Ended(record.origin, closure, control.epoch)
-        txn = close_job(
-            keys,
-            control,
-            replace(record, closure=closure),
-            (*control.ended, ended)[-RUNS_REMEMBERED:],
-            marker_lease=marker.lease_id,
-            ended_lease=kept,
-        )
         try:
-            result = await etcd.txn(txn)
+            result, _ = await put_closed_marker(etcd, settings, control, closure)
         except OutcomeUnknownError:
-            now = control_from(keys, await etcd.get(read_control(keys)))
-            if now.closure == closure:
+            if control_from(keys, await etcd.get(read_control(keys))).closure == closure:
                 return
             raise
         if not result.succeeded:
-            await _give_back(etcd, control, marker.lease_id, kept)
             raise RefusedError(
                 f"not closed: job {settings.job_id!r} formed a new round just now; try again"
             )
@@ -139,19 +123,6 @@ def _open(settings: Settings, control: Control) -> Control:
             "nothing to close; stop the nodes that wait for one"
         )
     return control
-
-
-async def _memory_lease(etcd: Etcd, settings: Settings, control: Control) -> int:
-    """The lease that keeps the memory of ended runs: the one there is, or else a new one."""
-    for kept in (control.epoch_lease, control.ended_lease):
-        if kept and await etcd.keep_alive(kept):
-            return kept
-    return (await etcd.grant(settings.timing.ended_ttl_s)).lease_id
-
-
-async def _give_back(etcd: Etcd, control: Control, *leases: int) -> None:
-    for lease_id in {*leases} - {control.epoch_lease, control.ended_lease}:
-        await etcd.revoke(lease_id)
 
 
 # --- reset ----------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from rdzv_etcd.cli.jobs import connected, watching
 from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.errors import EtcdError, EtcdUnavailableError, OutcomeUnknownError, StateCorruptError
+from rdzv_etcd.errors import EtcdError, EtcdUnavailableError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
+from rdzv_etcd.node.accuse import put_accusation, read_place
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
-from rdzv_etcd.protocol.views import control_from, place_in
+from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import how_evicted
@@ -120,7 +121,9 @@ async def accuse_and_wait(
         lease = await etcd.grant(lease_s)
         try:
             async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
-                at = await _accuse(etcd, keys, presence, accusation, lease.lease_id)
+                at = await put_accusation(etcd, keys, presence, accusation, lease.lease_id)
+                if not at:
+                    raise RefusedError(f"{node_id} has just written its presence: it is alive")
                 clock = SystemClock()
                 until_s = clock.now_s() + wait_s
                 fate = await _look(etcd, keys, node_id, at)
@@ -151,44 +154,20 @@ async def _renew(etcd: Etcd, lease_id: int) -> None:
 
 
 async def _read(etcd: Etcd, keys: JobKeys, node_id: str) -> tuple[KeyValue, NodeInfo]:
-    for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
-        place = place_in(keys, kv)
-        if isinstance(place, NodeInfo):
-            return kv, place
-        raise RefusedError(f"{node_id} has been accused already: {shown(place.how)}")
-    raise RefusedError(f"{node_id} has just left")
-
-
-async def _accuse(
-    etcd: Etcd,
-    keys: JobKeys,
-    presence: KeyValue,
-    accusation: Accusation,
-    lease_id: int,
-) -> int:
-    """Put the accusation, and return its revision."""
-    node_id = keys.node_id(presence.key)
-    txn = requests.accuse(keys, node_id, presence, accusation, lease_id)
-    try:
-        result = await etcd.txn(txn)
-    except OutcomeUnknownError:
-        for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
-            if kv.lease_id == lease_id:
-                return kv.mod_revision
-        raise
-    if not result.succeeded:
-        raise RefusedError(f"{node_id} has just written its presence: it is alive")
-    return result.revision
+    place = await read_place(etcd, keys, node_id)
+    if isinstance(place.holds, Accusation):
+        raise RefusedError(f"{node_id} has been accused already: {shown(place.holds.how)}")
+    if place.kv is None or place.holds is None:
+        raise RefusedError(
+            f"{node_id} has just left" if place.kv is None else f"{node_id} is no node"
+        )
+    return place.kv, place.holds
 
 
 async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Fate:
     control = control_from(keys, await etcd.get(requests.read_control(keys)))
-    for kv in (await etcd.get(requests.read_presence(keys, node_id))).kvs:
-        try:
-            if isinstance(place_in(keys, kv), NodeInfo):
-                return Fate.ANSWERED
-        except StateCorruptError:
-            pass
+    if isinstance((await read_place(etcd, keys, node_id)).holds, NodeInfo):
+        return Fate.ANSWERED
     return judge(control, node_id, at)
 
 

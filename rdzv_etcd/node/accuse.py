@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from rdzv_etcd.errors import EtcdError, LeaseNotFoundError, MisuseError, StateCorruptError
-from rdzv_etcd.etcd.port import KeyValue
+from rdzv_etcd.etcd.port import Etcd, KeyValue
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.liveness import Mistakes, answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
@@ -61,6 +62,38 @@ class _Made:
     """Of the world whose members were told of it."""
 
 
+async def read_place(etcd: Etcd, keys: JobKeys, node_id: str) -> Place:
+    """Read what stands in the place of a node's presence. Raises EtcdError."""
+    result = await etcd.get(requests.read_presence(keys, node_id))
+    if not result.kvs:
+        return Place()
+    (kv,) = result.kvs
+    try:
+        return Place(kv, place_in(keys, kv))
+    except StateCorruptError:  # the leader warns of it
+        return Place(kv)
+
+
+async def put_accusation(
+    etcd: Etcd, keys: JobKeys, presence: KeyValue, accusation: Accusation, lease_id: int
+) -> int:
+    """Replace a presence that was read with an accusation, on a lease of the accuser's.
+
+    Returns the accusation's revision; 0 if the presence has changed since. Raises EtcdError.
+    """
+    node_id = keys.node_id(presence.key)
+    txn = requests.accuse(keys, node_id, presence, accusation, lease_id)
+    result = await etcd.txn(txn, repeatable=True)
+    return result.revision if result.succeeded else await _made_at(etcd, keys, node_id, accusation)
+
+
+async def _made_at(etcd: Etcd, keys: JobKeys, node_id: str, accusation: Accusation) -> int:
+    """At which revision this accusation was put, 0 if it was not: one whose answer was lost is
+    refused when it is repeated."""
+    place = await read_place(etcd, keys, node_id)
+    return place.kv.mod_revision if place.kv is not None and place.holds == accusation else 0
+
+
 class Witness:
     """What one of a node's witnesses has said. Everything raises EtcdError but :meth:`withdraw`."""
 
@@ -80,15 +113,7 @@ class Witness:
 
     async def read(self, node_id: str) -> Place:
         """What stands in the place of a node's presence."""
-        context = self._context
-        result = await context.etcd.get(requests.read_presence(context.keys, node_id))
-        if not result.kvs:
-            return Place()
-        (kv,) = result.kvs
-        try:
-            return Place(kv, place_in(context.keys, kv))
-        except StateCorruptError:  # the leader warns of it
-            return Place(kv)
+        return await read_place(self._context.etcd, self._context.keys, node_id)
 
     async def accuse(self, node_id: str, presence: KeyValue, accusation: Accusation) -> float:
         """Put the accusation in the place of the presence that was read, on this node's session.
@@ -100,13 +125,13 @@ class Witness:
         session = context.session.lease_id
         if not session:  # on no lease it would stay for ever
             return 0.0
-        txn = requests.accuse(context.keys, node_id, presence, accusation, session)
         try:
-            result = await context.etcd.txn(txn, repeatable=True)
+            made_at = await put_accusation(
+                context.etcd, context.keys, presence, accusation, session
+            )
         except LeaseNotFoundError:
             context.session.lost(session)
             return 0.0
-        made_at = result.revision if result.succeeded else await self._made_at(node_id, accusation)
         if not made_at:
             return 0.0
         context.log.say(may_be_gone(context.log.names(node_id), accusation.how))
@@ -114,12 +139,6 @@ class Witness:
         grace_s = answer_grace_s(context.session.round_trip_s, accusation)
         self._undecided[node_id] = context.clock.now_s() + grace_s
         return grace_s
-
-    async def _made_at(self, node_id: str, accusation: Accusation) -> int:
-        """At which revision this was said, 0 if it was not: one whose answer was lost is refused
-        when it is repeated."""
-        place = await self.read(node_id)
-        return place.kv.mod_revision if place.kv is not None and place.holds == accusation else 0
 
     async def next_mistake(self) -> str | None:
         """Wait until those who were accused have been declared lost, or had the time to answer;

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
@@ -20,7 +21,7 @@ from rdzv_etcd.errors import (
     OutcomeUnknownError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.port import Etcd, KeyValue, Op
+from rdzv_etcd.etcd.port import Etcd, KeyValue, Op, TxnResult
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.waiting import RETRY_S, Backoff
@@ -34,6 +35,7 @@ from rdzv_etcd.protocol.model import Accusation, Closure, Control, Drain, Ended,
 from rdzv_etcd.protocol.steps import WorkingStep, working_step
 from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.runtime.loop_call import what_interrupted
+from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
 
@@ -196,75 +198,77 @@ async def close_job(
         control = watched.view if watched.view.round is not None else await watched.refresh()
         if control.formed is None or not (anyones or control.formed.same_world(record)):
             return  # all is gone, or the others went on without this node
-        await _put_marker(
-            context,
-            control,
-            control.formed,
-            member.epoch_seen,
-            succeeded=succeeded,
-            reason=reason,
-        )
+        await _put_marker(context, control, member.epoch_seen, succeeded=succeeded, reason=reason)
 
 
 async def _put_marker(
-    context: NodeContext,
-    control: Control,
-    record: Round,
-    epoch_seen: int,
-    *,
-    succeeded: bool,
-    reason: str,
+    context: NodeContext, control: Control, epoch_seen: int, *, succeeded: bool, reason: str
 ) -> None:
-    timing = context.settings.timing
-    timeout_s = timing.close_timeout_s
-    grant = await context.etcd.grant(timing.closed_ttl_s, timeout_s=timeout_s)
-    ended_lease = await _ended_lease(context, control, grant.lease_id)
     closure = Closure(
         context.identity.node_id, reason[:MAX_REASON], succeeded, context.clock.wall_s()
     )
+    try:
+        result, news = await put_closed_marker(
+            context.etcd, context.settings, control, closure, epoch_seen
+        )
+    except OutcomeUnknownError:  # whatever happened, it shows in the record
+        await context.control.refresh(context.settings.timing.close_timeout_s)
+        return
+    if result.succeeded:
+        context.show_written(result.revision, **news)
+        context.log.say(f"closed the job: {reason}")
+    else:
+        context.take_control(result)
+
+
+async def put_closed_marker(
+    etcd: Etcd, settings: Settings, control: Control, closure: Closure, epoch_seen: int = 0
+) -> tuple[TxnResult, dict[str, Any]]:
+    """Close a job if its control keys are as in ``control``, which has a formed round.
+
+    Returns etcd's answer, and what of the control keys has changed if it succeeded. Raises
+    EtcdError; after an OutcomeUnknownError the record shows whether it was done.
+    """
+    record = cast(Round, control.formed)
+    timeout_s = settings.timing.close_timeout_s
+    marker = (await etcd.grant(settings.timing.closed_ttl_s, timeout_s=timeout_s)).lease_id
+    ended_lease = await _ended_lease(etcd, settings, control, marker)
     closed = replace(record, closure=closure)
     this = Ended(record.origin, closure, max(control.epoch, epoch_seen))
     ended = (*control.ended, this)[-RUNS_REMEMBERED:]
     txn = requests.close_job(
-        context.keys,
+        JobKeys(settings.prefix, settings.job_id),
         control,
         closed,
         ended,
-        marker_lease=grant.lease_id,
+        marker_lease=marker,
         ended_lease=ended_lease,
     )
-    try:
-        result = await context.etcd.txn(txn, timeout_s=timeout_s)
-    except OutcomeUnknownError:
-        await context.control.refresh(timeout_s)  # whatever happened, it shows in the record
-        return
-    if result.succeeded:
-        context.show_written(
-            result.revision,
-            round=closed,
-            round_revision=result.revision,
-            ended=ended,
-            ended_revision=result.revision,
-            ended_lease=ended_lease,
-        )
-        context.log.say(f"closed the job: {reason}")
-    else:
-        context.take_control(result)
-        for lease in {grant.lease_id, ended_lease} - {control.ended_lease, control.epoch_lease}:
-            await context.etcd.revoke(lease, timeout_s=timeout_s)
+    result = await etcd.txn(txn, timeout_s=timeout_s)
+    if not result.succeeded:
+        for lease in {marker, ended_lease} - {control.ended_lease, control.epoch_lease}:
+            await etcd.revoke(lease, timeout_s=timeout_s)
+    at = result.revision
+    return result, {
+        "round": closed,
+        "round_revision": at,
+        "ended": ended,
+        "ended_revision": at,
+        "ended_lease": ended_lease,
+    }
 
 
-async def _ended_lease(context: NodeContext, control: Control, marker_lease: int) -> int:
+async def _ended_lease(etcd: Etcd, settings: Settings, control: Control, marker_lease: int) -> int:
     """Return the lease that keeps the memory of runs that are over: one for all of them, and for
     what their epochs count from."""
-    timing = context.settings.timing
+    timing = settings.timing
     timeout_s = timing.close_timeout_s
-    if context.settings.embed or timing.ended_ttl_s <= timing.closed_ttl_s:
+    if settings.embed or timing.ended_ttl_s <= timing.closed_ttl_s:
         return marker_lease  # an embedded etcd ends when nothing holds it, and its memory with it
     kept = control.epoch_lease or control.ended_lease
-    if kept and await context.etcd.keep_alive(kept, timeout_s=timeout_s):
+    if kept and await etcd.keep_alive(kept, timeout_s=timeout_s):
         return kept
-    return (await context.etcd.grant(timing.ended_ttl_s, timeout_s=timeout_s)).lease_id
+    return (await etcd.grant(timing.ended_ttl_s, timeout_s=timeout_s)).lease_id
 
 
 async def say_goodbye(

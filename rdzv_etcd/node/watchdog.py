@@ -21,13 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.node.accuse import put_accusation, read_place
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.peers import PeerNetwork
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.member import Member, Phase
-from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
+from rdzv_etcd.protocol.model import Accusation, Control
 from rdzv_etcd.protocol.steps import waiting_count
-from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.world_change import how_wedged
 
 _LOOKS = 8
@@ -229,11 +228,8 @@ class Watchdog:
 
     async def _say_so(self, how: str, session: int) -> None:
         context, node_id = self._context, self._member.node_id
-        found = await context.etcd.get(requests.read_presence(context.keys, node_id))
-        for presence in found.kvs:
-            place = place_in(context.keys, presence)
-            if presence.lease_id != session or not isinstance(place, NodeInfo):
-                return
-            accusation = Accusation(node_id, how, True, place.round_trip_ms)
-            txn = requests.accuse(context.keys, node_id, presence, accusation, session)
-            await context.etcd.txn(txn, repeatable=True)
+        presence = (await read_place(context.etcd, context.keys, node_id)).presence
+        if presence is not None and presence[0].lease_id == session:
+            kv, info = presence
+            accusation = Accusation(node_id, how, True, info.round_trip_ms)
+            await put_accusation(context.etcd, context.keys, kv, accusation, session)

@@ -14,6 +14,7 @@ import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import KeyValue, Put, Txn
+from rdzv_etcd.node import accuse
 from rdzv_etcd.node.accuse import Witness
 from rdzv_etcd.node.peers import Evidence, PeerWatch, Seen, evidence_of
 from rdzv_etcd.peers import Answer, Contact
@@ -954,7 +955,7 @@ async def _stays(self: Witness) -> None:
     """Withdraw nothing."""
 
 
-async def _knows_of_none(self: Witness, node_id: str, accusation: Accusation) -> int:
+async def _knows_of_none(*_: object) -> int:
     return 0
 
 
@@ -978,7 +979,7 @@ async def _knows_of_none(self: Witness, node_id: str, accusation: Accusation) ->
         ),
         (requests, "accuse", _unguarded, test_an_accusation_that_comes_late_is_refused),
         (
-            Witness,
+            accuse,
             "_made_at",
             _knows_of_none,
             test_an_accusation_whose_answer_was_lost_is_known_to_its_maker,
