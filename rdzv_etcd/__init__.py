@@ -108,8 +108,8 @@ __all__ = [
     "parse_endpoints",
     "settings_from_config",
 ]
-"""Not :mod:`rdzv_etcd.torch`: with ``import *`` it would take the place of torch, and whoever looks
-at all names, as pydoc and completion do, would load torch."""
+"""Not :mod:`rdzv_etcd.torch`: with ``import *`` it would take the place of torch, and a
+program that looks at all names, as pydoc does, would load torch."""
 
 _HOMES = {
     "rdzv_etcd.protocol.events": (

@@ -1,4 +1,5 @@
-"""Looks at what a program passes to the library's methods: what cannot be meant is a MisuseError.
+"""Checks what a program passes to the library's methods; a value that cannot be meant is a
+MisuseError.
 
 Knows types and limits; does not know what the arguments are for.
 """
@@ -23,7 +24,7 @@ from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.text import named, shown
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
-"""What is taken for bytes."""
+"""What counts as bytes."""
 LONGEST_S = 10 * 365 * 86400
 """Ten years stand for every longer wait, which some timers could not count."""
 LONGEST_NAME = 1000
@@ -45,12 +46,12 @@ def seconds(timeout_s: object) -> float:
 
 
 def seconds_or_none(timeout_s: object) -> float | None:
-    """Return a time limit; ``None`` is none. Raises as :func:`seconds`."""
+    """Return a time limit, or ``None`` for no limit. Raises as :func:`seconds`."""
     return None if timeout_s is None else seconds(timeout_s)
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise MisuseError for what cannot be the name of a barrier, or of whatever else."""
+    """Raise MisuseError for what cannot be the name of a ``what``, such as a barrier."""
     if not isinstance(name, str):
         raise MisuseError(
             f"a {what}'s name must be text, not {type(name).__name__}: "
@@ -99,8 +100,8 @@ def as_bytes(what: str, value: object) -> bytes:
 
 
 def encoded_key(key: object) -> bytes:
-    """Return a key of a store as UTF-8. Raises MisuseError if it is no text, or has a part of a
-    character that is none."""
+    """Return a key of a store as UTF-8. Raises MisuseError if it is no text, or has a lone
+    surrogate."""
     if not isinstance(key, str):
         raise MisuseError(f"the store key is {named(key)}; it must be text")
     try:
@@ -148,7 +149,7 @@ def has_run(answer: object) -> bool:
     """Whether the function that has returned this is done, and not only begun: a coroutine, which
     is closed, or a generator."""
     if isinstance(answer, Coroutine):
-        answer.close()  # or Python would warn that nobody has awaited it
+        answer.close()  # or Python would warn that it was never awaited
     return not isinstance(answer, Awaitable | Generator | AsyncGenerator)
 
 

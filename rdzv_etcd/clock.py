@@ -86,7 +86,7 @@ async def wait_for(awaitable: Awaitable[T], timeout_s: float | None) -> T:
 
 
 async def abandon(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what nobody will ask for any more, and wait until it has ended."""
+    """Cancel tasks whose results are no longer needed, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     running = {task for task in tasks if not task.done()}

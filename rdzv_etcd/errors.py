@@ -71,7 +71,7 @@ class ForkedProcessError(RdzvEtcdError, RuntimeError):
 class EtcdError(RdzvEtcdError):
     """A request to etcd failed.
 
-    ``maybe_applied`` tells whether it may have been applied all the same: an earlier attempt of the
+    ``maybe_applied`` tells whether it may have been applied nevertheless: an earlier attempt of the
     same call had no reply.
     """
 
@@ -99,7 +99,8 @@ class OutcomeUnknownError(EtcdError):
 class EtcdRefusedError(EtcdError):
     """etcd answered, and refused: only an operator can change that, but often one will.
 
-    A newcomer gets the error at once; a node that belongs to a job waits, and says so.
+    A node that is just joining raises it at once; a node that belongs to a job waits, and logs
+    that.
     """
 
 
@@ -151,7 +152,7 @@ class LeaseExistsError(EtcdError):
 
 
 class WatchLostError(EtcdError):
-    """The watch cannot go on without a gap: read a fresh snapshot and watch from its revision."""
+    """The watch has a gap: read a fresh snapshot and watch from its revision."""
 
 
 class CompactedError(WatchLostError):
@@ -181,11 +182,11 @@ class RendezvousFailedError(RdzvEtcdError):
 
 
 class MisuseError(RendezvousFailedError):
-    """The program used a group as it cannot be used; the message says how it can."""
+    """The program used a group in a way that is not possible; the message says what is."""
 
 
 class JobClosedError(RendezvousFailedError):
-    """The job was closed; its message says by whom, how long ago and why.
+    """The job was closed; its message names who closed it, how long ago and why.
 
     ``closed_by`` is the id of the node that closed it, ``reason`` what it gave as its reason;
     ``succeeded`` tells whether it was closed because its work was done; ``was_member`` whether
@@ -241,9 +242,9 @@ class GateError(RendezvousFailedError):
 
 
 class DrainedError(RendezvousFailedError):
-    """This node was told to leave, and has left: it does not join again.
+    """This node was drained: it has left, and does not join again.
 
-    ``by`` is who asked for it (this node's own id, or what an operator gave), ``reason`` why.
+    ``by`` names who asked for it (this node's own id, or what an operator gave), ``reason`` is why.
     """
 
     def __init__(self, message: str, *, by: str = "", reason: str = "") -> None:
@@ -295,7 +296,7 @@ class TaskFailedError(RendezvousFailedError):
 
     def __init__(self, task: str, error: BaseException) -> None:
         super().__init__(
-            f"this node cannot go on, because its background task {task!r} failed with "
+            f"this node cannot continue, because its background task {task!r} failed with "
             f"{type(error).__name__}: {shown(error)}"
         )
         self.task = task
@@ -316,7 +317,7 @@ class WorldClosedError(JobClosedError, WorldOverError):
     """The world is over because its job was closed: what a wait in it raises then.
 
     So ``except WorldOverError`` around the work in a world catches every end of it; the next join
-    ends the loop, or tells why the job has failed.
+    ends the loop, or raises why the job has failed.
     """
 
     def __init__(
@@ -365,7 +366,7 @@ class StoreTimeoutError(RdzvEtcdError):
 
 
 class StoreLostError(RdzvEtcdError):
-    """A world's store has lost data that was in it, so what it says now may be wrong: a counter may
+    """A world's store has lost data that was in it, so what it returns may be wrong: a counter may
     have begun from zero again. It stays unusable; the next world has a new one."""
 
 

@@ -1,6 +1,6 @@
 """Where this library's log lines go: through a thread of their own, and as the option ``log`` says.
 
-A logging handler may block for minutes: nobody reads the pipe, a terminal was stopped with Ctrl-S,
+A logging handler may block for minutes: a pipe is not read, a terminal was stopped with Ctrl-S,
 a log driver is slow. The thread that renews a node's lease must not wait for that. A library
 configures no logging by itself: only a user who gives the option asks for it.
 """
@@ -184,7 +184,7 @@ class _Shown(logging.StreamHandler):  # type: ignore[type-arg] # no subscript be
 
 
 def show(log: str) -> None:
-    """Write this library's lines to standard error, as the option says, and nowhere else.
+    """Write this library's lines to standard error, as the option asks, and nowhere else.
 
     For the whole process: of several calls the last one counts. ``loglevel`` changes nothing.
     """

@@ -24,7 +24,7 @@ class Latch:
     """Opens once; one thread waits for that, and a signal's handler may raise at any point of it.
 
     A ``threading.Event`` or a ``Future`` would not do: an exception that comes just when the
-    waiting thread has taken their lock leaves it locked, and then nobody can set them.
+    waiting thread has taken their lock leaves it locked, and then no thread can set them.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ T = TypeVar("T")
 
 
 def begun_in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Begin it in a thread that the interpreter does not wait for at its end, as it does for those
-    of an executor. Nobody can cancel it."""
+    """Begin ``work`` in a thread that the interpreter does not wait for at its end, unlike those of
+    an executor. It cannot be cancelled."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
     context = contextvars.copy_context()

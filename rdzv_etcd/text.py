@@ -1,16 +1,16 @@
 """Makes text that others wrote fit to be shown: on a terminal, in a log line, in an error.
 
-Node names, addresses, reasons and values come from other nodes, or from whoever can write to etcd.
-A line break in one would forge a log line, an escape sequence command the reader's terminal, and a
-megabyte bury what matters.
+Node names, addresses, reasons and values come from other nodes, or from other programs that write
+to etcd. A line break in one would forge a log line, an escape sequence command the reader's
+terminal, and a megabyte bury what matters.
 """
 
 from __future__ import annotations
 
 SHOWN = 200
-"""Characters of one text that somebody else wrote …"""
+"""Characters of one text that another program wrote."""
 LINE = 2000
-"""… and of a whole message, which names several of them."""
+"""Characters of a whole message, which names several of them."""
 
 
 def shown(text: object, limit: int = SHOWN) -> str:

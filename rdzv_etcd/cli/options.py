@@ -1,4 +1,4 @@
-"""What torchrun is told as well, by the same names: endpoint, options, job and environment.
+"""What torchrun takes as well, by the same names: endpoint, options, job and environment.
 
 Knows the command line and the environment; connects to nothing.
 """
@@ -50,7 +50,7 @@ class Target:
     endpoint: str
     conf: str
     job_id: str
-    """What ``--rdzv-id`` says; empty if nothing does."""
+    """The value of ``--rdzv-id``; empty if it was not given."""
 
     def settings(self, job: str = "", nnodes: str = "") -> Settings:
         """Return the settings that an agent with these options would have, as far as they concern

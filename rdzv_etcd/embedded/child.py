@@ -2,8 +2,9 @@
 
 Knows etcd's flags and its JSON gateway; knows nothing of jobs. Standard library only.
 
-The supervisor talks to it over a Unix socket in a folder that is nobody else's. Peers are such a
-socket, too: a single member has none, and a port would be open to every user of the machine.
+The supervisor talks to it over a Unix socket in a folder of its own. etcd's peer address is
+such a socket, too: a single member has no peers, and a port would be open to every user of the
+machine.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Plan:
     """URLs for clients."""
     advertise: str
     login: Login | None = None
-    """With it, nobody gets in without."""
+    """With it, clients must authenticate."""
 
 
 class Etcd:
@@ -94,7 +95,7 @@ class Etcd:
 
         May block for minutes. A signal to stop ends the wait with :class:`ToldToStopError`.
 
-        If it is to have users, they are made before anybody else can reach it.
+        If it is to have users, they are made before any other process can reach it.
         """
         if self._plan.login is not None and self._admin is None:
             self._run((), _FAST)
@@ -117,7 +118,7 @@ class Etcd:
         return None if reply is None else lease_age_s(reply)
 
     def tidy(self) -> None:
-        """Forget what it said long ago."""
+        """Forget what it logged long ago."""
         if os.fstat(self._log).st_size > _LARGEST_LOG:
             os.ftruncate(self._log, 0)
 
@@ -188,7 +189,7 @@ class Etcd:
     # -- requests ---------------------------------------------------------------------------------
 
     def _make_users(self, login: Login) -> Login:
-        """Make ``login`` and who may do everything, and let nobody else in; return the latter."""
+        """Make ``login`` and an administrator, require authentication; return the administrator."""
         admin = login if login.user == "root" else Login("root", secrets.token_hex(32))
         requests: list[tuple[str, dict[str, object]]] = [
             ("user/add", {"name": "root", "password": admin.password}),
@@ -264,7 +265,7 @@ class _Gateway(http.client.HTTPConnection):
 
 
 def lease_age_s(reply: Mapping[str, Any]) -> int | None:
-    """Read from etcd's word on a lease how long ago it was granted or renewed; ``None``: gone."""
+    """Read from etcd's reply on a lease how long ago it was granted or renewed; ``None``: gone."""
     left_s = int(reply.get("TTL", 0))
     return None if left_s < 0 else int(reply.get("grantedTTL", 0)) - left_s
 
@@ -283,11 +284,13 @@ def _environment() -> dict[str, str]:
     return kept
 
 
+# --- the data folder ------------------------------------------------------------------------------
+
 FOLDER_PREFIX = "rdzv-etcd-embedded-"
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder that nobody else may read; return it and the descriptor that holds it.
+    """Make a folder that no other user may read; return it and the descriptor that holds it.
 
     Deletes what killed supervisors left beside it. Raises OSError if there is no place for it.
     """
@@ -348,21 +351,26 @@ def _sweep(place: Path) -> None:
             os.close(descriptor)
 
 
+# --- its log --------------------------------------------------------------------------------------
+
 MOST = 400
 _DULL = frozenset({"level", "ts", "caller", "msg", "stacktrace"})
 _TROUBLE = re.compile(r"error|fatal|panic|in use|denied|no space|too many", re.IGNORECASE)
 
 
 def last_words(log: str) -> str:
-    """Return what explains the end best: printable, one line, at most some 400 characters."""
+    """Return the line that explains the end best: printable, at most some 400 characters.
+
+    A log's last lines are Go's stack trace; the cause stands some lines before.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     entries = [entry for entry in map(_entry, lines) if entry is not None]
     for levels in (("fatal", "panic"), ("error",), ("warn",)):
-        told = [_sentence(entry) for entry in entries if entry.get("level") in levels]
-        if told:
-            return shown(told[-1], MOST)
+        found = [_sentence(entry) for entry in entries if entry.get("level") in levels]
+        if found:
+            return shown(found[-1], MOST)
     plain = [line for line in lines if _TROUBLE.search(line)] or lines
-    return shown(plain[-1], MOST) if plain else "it said nothing"
+    return shown(plain[-1], MOST) if plain else "it logged nothing"
 
 
 def _entry(line: str) -> dict[str, object] | None:

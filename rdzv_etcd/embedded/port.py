@@ -119,7 +119,7 @@ def ask(
 
 
 def check_closed(connection: Connection, timeout_s: float) -> None:
-    """Raise :class:`EmbeddedEtcdError` if we have a password and the etcd there lets anybody in.
+    """Raise :class:`EmbeddedEtcdError` if we have a password and the etcd there requires none.
 
     One that does not say (no gateway, just ending) is left to the client, and so is one that
     refuses the password. Blocks for about ``timeout_s`` at most.
@@ -136,9 +136,9 @@ def check_closed(connection: Connection, timeout_s: float) -> None:
         return
     if b"authentication is not enabled" in reply:
         raise EmbeddedEtcdError(
-            f"the etcd at {connection} lets anybody in, although a user and password are given "
-            "here: the node that started it had none. Give every node the same, and wait until "
-            "that etcd has ended, or choose another port in --rdzv-endpoint"
+            f"the etcd at {connection} requires no password, although a user and password are "
+            "given here: the node that started it had none. Give every node the same, and wait "
+            "until that etcd has ended, or choose another port in --rdzv-endpoint"
         )
 
 

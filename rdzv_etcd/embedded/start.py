@@ -73,8 +73,8 @@ def ensure_etcd(settings: Settings, environ: Mapping[str, str] | None = None) ->
     Returns what was started, ``None`` if nothing had to be. Without ``embed`` it returns at once.
 
     Raises :class:`EmbeddedEtcdError` if etcd is not installed, does not start, belongs to another
-    user of this machine, lets anybody in although we have a password, the port is taken by
-    something else, or no node started one in time; :class:`SettingsError` if the connection is of a
+    user of this machine, requires no password although we have one, the port is taken by something
+    else, or no node started one in time; :class:`SettingsError` if the connection is of a
     kind that cannot be embedded.
     """
     if not settings.embed:

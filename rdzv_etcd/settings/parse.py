@@ -161,7 +161,7 @@ def _find(typed: object) -> Option | None:
 
 def _merge(first: _Entry, second: _Entry) -> _Entry:
     if {first.typed, second.typed} == {"timeout", "join_timeout"}:
-        # torchrun sets `timeout` by itself: it says nothing about what the user wants.
+        # torchrun sets `timeout` by itself: the user has not asked for it.
         return first if first.typed == "join_timeout" else second
     if first.value != second.value:
         raise SettingsError(

@@ -81,7 +81,7 @@ def read_file(path: Path, named: str, most: int) -> bytes:
     Raises OSError, and :class:`SettingsError` if it is larger, a pipe or a device.
     """
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a directory tells what it is
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory fails as such
         kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
         raise SettingsError(f"{named} is a {kind}; it must be a file")
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

@@ -83,7 +83,7 @@ def test_it_works_where_the_only_loopback_address_is_of_ipv6(agents: Agents) -> 
 
 
 def test_a_log_without_a_cause_is_quoted_cut_and_escaped() -> None:
-    assert last_words("") == "it said nothing"
+    assert last_words("") == "it logged nothing"
     assert last_words("one\ntwo\n") == "two"
     assert last_words("panic: the disk\ngoroutine 1 [running]:\nmain.main()\n") == "panic: the disk"
     shown = last_words("error: \x1b[2Jgone\u202e" + "x" * 5000)
