@@ -7,6 +7,7 @@ it is only asked, and waited for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
@@ -19,6 +20,7 @@ from rdzv_etcd.cli.jobs import connected, read_job, watching
 from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.leave import request_drain
 from rdzv_etcd.protocol.draining import why_drained
@@ -146,15 +148,17 @@ async def wait_until_gone(
     """Wait until a node is gone, and return how. Raises EtcdError."""
     clock = SystemClock()
     end_s = until_s = clock.now_s() + wait_s
+    ask_s = clock.now_s() + _ASK_AGAIN_S
     fate, how = Fate.OPEN, ""
     while (left_s := until_s - clock.now_s()) > 0:
-        event = await events.next(min(left_s, _ASK_AGAIN_S))
-        if event is None:
-            if fate is Fate.OPEN:
+        event = await events.next(max(0.0, min(left_s, ask_s - clock.now_s())))
+        if clock.now_s() >= ask_s:
+            with contextlib.suppress(EtcdError):  # etcd may be away for a while
                 await ask_again()
-        elif isinstance(event, NodeLeft) and event.node == node_id:
+            ask_s = clock.now_s() + _ASK_AGAIN_S
+        if isinstance(event, NodeLeft) and event.node == node_id:
             return Fate.LEFT, event.reason
-        elif isinstance(event, NodeLost) and event.node == node_id:
+        if isinstance(event, NodeLost) and event.node == node_id:
             if is_member:
                 return Fate.LOST, event.how
             fate, how = Fate.GONE, event.how

@@ -116,30 +116,32 @@ async def accuse_and_wait(
             "respond?",
             yes=yes,
         )
-        presence, info = await _read(etcd, keys, node_id)
-        accusation = replace(accusation, round_trip_ms=info.round_trip_ms)
-        lease = await etcd.grant(lease_s)
-        try:
-            async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
+        async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
+            presence, info = await _read(etcd, keys, node_id)
+            accusation = replace(accusation, round_trip_ms=info.round_trip_ms)
+            lease = await etcd.grant(lease_s)
+            try:
                 at = await put_accusation(etcd, keys, presence, accusation, lease.lease_id)
                 if not at:
                     raise RefusedError(f"{node_id} has just written its presence: it is alive")
                 clock = SystemClock()
-                until_s = clock.now_s() + wait_s
+                until_s, renewed_s = clock.now_s() + wait_s, clock.now_s()
                 fate = await _look(etcd, keys, node_id, at)
                 while fate is Fate.OPEN and (left_s := until_s - clock.now_s()) > 0:
-                    if await events.next(min(left_s, _LOOK_EVERY_S, lease.ttl_s / 3)) is None:
+                    await events.next(min(left_s, _LOOK_EVERY_S, lease.ttl_s / 3))
+                    if clock.now_s() >= renewed_s + lease.ttl_s / 3:
+                        renewed_s = clock.now_s()
                         await _renew(etcd, lease.lease_id)
                     fate = await _look(etcd, keys, node_id, at)
                 if fate is Fate.OPEN:
                     txn = requests.withdraw_accusation(keys, node_id, at)
                     await etcd.txn(txn, repeatable=True)
                 return node_id, fate
-        finally:
-            try:
-                await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
-            except EtcdError as error:
-                output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
+            finally:
+                try:
+                    await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
+                except EtcdError as error:
+                    output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
 
 
 async def _renew(etcd: Etcd, lease_id: int) -> None:

@@ -47,16 +47,16 @@ _OFTEN = 5
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A round, as its leader has noted it; ``None``: it did not say."""
+    """A round, as its leader has noted it; ``None``: it did not say. ``--json`` prints this."""
 
-    number: int
+    round: int
     run: str
     revision: int
     size: int | None = None
     because: str = ""
     open_s: float | None = None
     closed_by: str = ""
-    last_arrival: str = ""
+    last_arrival: str | None = None
     last_arrival_after_s: float | None = None
     wall_s: float | None = None
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Note:
     lost_after_s: Mapping[str, float] = field(default_factory=dict)
     """How long after their end the lost were declared lost, where that was seen."""
     back_because: Mapping[str, str] = field(default_factory=dict)
-    """Why members came back that said so: how their workers failed."""
+    """Why members rejoined, where they said so: how their workers failed."""
     refused: Refusal | None = None
 
 
@@ -101,19 +101,9 @@ def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None
     settings = target.settings(target.job(job))
     draw = None if plot is None else _plotter(plot)
     view, notes = asyncio.run(_read(settings))
-    control = view.control
     if as_json:
-        ended = [
-            {
-                "run": run.origin,
-                "by": run.closure.by,
-                "reason": run.closure.reason,
-                "succeeded": run.closure.succeeded,
-                "wall_s": run.closure.wall_s,
-            }
-            for run in control.ended
-        ]
-        rounds = [note_fields(note) for note in notes]
+        ended = [{"run": run.origin, **asdict(run.closure)} for run in view.control.ended]
+        rounds = [asdict(note) for note in notes]
         output.show_json("history", {"job": settings.job_id, "rounds": rounds, "ended": ended})
     else:
         _show(view, notes)
@@ -201,7 +191,7 @@ def worlds_of(control: Control, notes: Sequence[Note], now_s: float) -> list[Plo
             end_s = now_s
         limit_s = now_s if later is None else later.wall_s or now_s
         end_s = max(begin_s, min(end_s, limit_s))
-        found.append(PlottedWorld(note.number, note.size or 0, begin_s, end_s))
+        found.append(PlottedWorld(note.round, note.size or 0, begin_s, end_s))
     return found
 
 
@@ -236,7 +226,7 @@ def read_note(kv: KeyValue) -> Note | None:
         _text(raw, "because"),
         _number(raw, "open_s"),
         _text(raw, "closed_by"),
-        _text(raw, "last_arrival"),
+        _text(raw, "last_arrival") or None,
         _number(raw, "last_arrival_after_s"),
         _number(raw, "wall_s"),
         were_lost,
@@ -250,9 +240,7 @@ def read_note(kv: KeyValue) -> Note | None:
 
 def _refusal(raw: Mapping[str, object]) -> Refusal | None:
     node = _text(raw, "node")
-    settings = _text(raw, "settings")  # in an older audit
-    why = f"it was started with {settings}" if settings else _text(raw, "why")
-    return Refusal(node, why, _number(raw, "wall_s")) if node else None
+    return Refusal(node, _text(raw, "why"), _number(raw, "wall_s")) if node else None
 
 
 def _number(raw: Mapping[str, object], name: str) -> float | None:
@@ -307,7 +295,7 @@ def _show(job: Job, notes: Sequence[Note]) -> None:
 
 def _row(note: Note, names: Names) -> tuple[object, ...]:
     return (
-        note.number,
+        note.round,
         "-" if note.wall_s is None else when(note.wall_s, time.time()),
         "-" if note.size is None else note.size,
         "-" if note.open_s is None else output.duration(note.open_s),
@@ -361,25 +349,3 @@ def what_repeats(notes: Sequence[Note]) -> str:
         if 2 * names.count(name) > len(later):
             return f"{name} was lost in most of {len(later)} rounds: look at that host"
     return ""
-
-
-def note_fields(note: Note) -> dict[str, object]:
-    """What ``--json`` prints of a round; docs/cli.md describes it."""
-    return {
-        "round": note.number,
-        "run": note.run,
-        "revision": note.revision,
-        "wall_s": note.wall_s,
-        "size": note.size,
-        "open_s": note.open_s,
-        "because": note.because,
-        "closed_by": note.closed_by,
-        "last_arrival": note.last_arrival or None,
-        "last_arrival_after_s": note.last_arrival_after_s,
-        "lost": dict(note.lost),
-        "left": dict(note.left),
-        "back": list(note.back),
-        "lost_after_s": dict(note.lost_after_s),
-        "back_because": dict(note.back_because),
-        "refused": None if note.refused is None else asdict(note.refused),
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 
 import click
 from rich.console import RenderableType
@@ -190,55 +191,39 @@ def as_fields(report: Report, view: Job | None) -> dict[str, object]:
     if view is None:
         return fields
     control = view.control
-    record, closure = control.round, control.closure
+    record, closure, change = control.round, control.closure, control.open_change
+    refused = control.refused
     fields["revision"] = control.revision
     fields["epoch"] = control.epoch or None
     fields["present"] = view.count
-    fields["leader"] = None if control.leader is None else control.leader.node_id
-    fields["round"] = None
-    if record is not None:
-        fields["round"] = {
-            "number": record.number,
-            "run": record.run,
-            "size": record.size,
-            "min_nodes": record.settings.min_nodes,
-            "max_nodes": record.settings.max_nodes,
-            "master": {"address": record.master_address, "port": record.master_port},
-        }
-    change = control.open_change
-    fields["change"] = None
-    if change is not None:
-        lost, left = lost_and_left(change.lost)
-        fields["change"] = {
-            "lost": lost,
-            "left": left,
-            "waiters": list(change.waiters),
-            "unnamed": change.unnamed,
-            "because": dict(change.because),
-        }
-    fields["closed"] = None
-    if closure is not None:
-        fields["closed"] = {
-            "by": closure.by,
-            "reason": closure.reason,
-            "succeeded": closure.succeeded,
-            "wall_s": closure.wall_s,
-        }
+    fields["leader"] = view.state.leader
+    fields["round"] = record and {
+        "number": record.number,
+        "run": record.run,
+        "size": record.size,
+        "min_nodes": record.settings.min_nodes,
+        "max_nodes": record.settings.max_nodes,
+        "master": {"address": record.master_address, "port": record.master_port},
+    }
+    lost, left = lost_and_left({} if change is None else change.lost)
+    fields["change"] = change and {
+        "lost": lost,
+        "left": left,
+        "waiters": list(change.waiters),
+        "unnamed": change.unnamed,
+        "because": dict(change.because),
+    }
+    fields["closed"] = closure and asdict(closure)
     fields["drains"] = [
-        {"node": node_id, "by": drain.by, "reason": drain.reason, "epoch": drain.epoch or None}
+        {"node": node_id, **asdict(drain), "epoch": drain.epoch or None}
         for node_id, drain in sorted(view.drains.items())
     ]
-    refused = control.refused
-    fields["refused"] = None
-    if refused is not None:
-        fields["refused"] = {
-            "node": refused.node_id,
-            "why": refused.why,
-            "min_nodes": refused.settings.min_nodes,
-            "max_nodes": refused.settings.max_nodes,
-            "node_unit": refused.settings.node_unit,
-            "wall_s": refused.wall_s,
-        }
+    fields["refused"] = refused and {
+        "node": refused.node_id,
+        "why": refused.why,
+        **asdict(refused.settings),
+        "wall_s": refused.wall_s,
+    }
     fields["nodes"] = [row_fields(row) for row in report.rows] if view.is_complete else None
     return fields
 

@@ -135,7 +135,8 @@ class LiveView:
     def tell(self, event: JobEvent) -> None:
         """Print an event."""
         if isinstance(event, Snapshot):
-            self._names.learn([node.node_id for node in event.state.nodes])
+            state = event.state
+            self._names.learn([*state.members, *(node.node_id for node in state.nodes)])
         if self._as_json:
             output.show_json("event", event_fields(event))
             return

@@ -279,7 +279,7 @@ class Leadership:
         if now_s < usable_s:
             return min(usable_s, now_s + RETRY_S)
         step = leader_step(self._member, control, nodes, context.settings, self._times(now_s))
-        if isinstance(step, Publish | Close | KeepWaiting):  # which names nodes in the log
+        if isinstance(step, Publish | Close):  # not at each of thousands of arrivals
             context.log.names.learn(nodes.present)
         if isinstance(step, Publish):
             done = await self._publish(control, nodes, step)
