@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     )
     from rdzv_etcd.world.connect import connect, observe
     from rdzv_etcd.world.group import Group, leave_all
-    from rdzv_etcd.world.job_events import JobEvents
-    from rdzv_etcd.world.observer import Observer
+    from rdzv_etcd.world.observer import JobEvents, Observer
     from rdzv_etcd.world.round_store import RoundStore
     from rdzv_etcd.world.world import Master, World, WorldMember
     from rdzv_etcd.world_change import (
@@ -140,9 +139,8 @@ _HOMES = {
     "rdzv_etcd.world.connect": ("connect", "observe"),
     "rdzv_etcd.node.gate": ("Arrival",),
     "rdzv_etcd.world.group": ("Group", "leave_all"),
-    "rdzv_etcd.world.job_events": ("JobEvents",),
     "rdzv_etcd.runtime.listener": ("Listener",),
-    "rdzv_etcd.world.observer": ("Observer",),
+    "rdzv_etcd.world.observer": ("JobEvents", "Observer"),
     "rdzv_etcd.world.round_store": ("RoundStore",),
     "rdzv_etcd.world.world": ("Master", "World", "WorldMember"),
 }

@@ -13,12 +13,10 @@ begun within some two seconds. What each method does and raises is what it does 
 
 from __future__ import annotations
 
+from rdzv_etcd.aio.connect import connect, observe
 from rdzv_etcd.aio.group import Group
-from rdzv_etcd.aio.job_events import JobEvents
-from rdzv_etcd.aio.observer import Observer
-from rdzv_etcd.aio.opening import connect, observe
-from rdzv_etcd.aio.round_store import RoundStore
-from rdzv_etcd.aio.world import World
+from rdzv_etcd.aio.observer import JobEvents, Observer
+from rdzv_etcd.aio.world import RoundStore, World
 
 __all__ = [
     "Group",

@@ -1,11 +1,10 @@
-"""What one node is told in numbers, and where they are shown: the options ``metrics_*``.
+"""The metrics of one node, and where they are shown: the options ``metrics_*``.
 
-    definitions.py   the table of all metrics, which docs/metrics.md shows
-    prometheus.py    records them with prometheus_client, the only package of the extra
+    prometheus.py    the table of all metrics, and what records them with prometheus_client
     outputs.py       the text file and the port
 
-This module imports nothing of the extra: only who gives one of the options pays for it. Knows
-nothing of etcd, of rounds or of torch.
+This module imports nothing of the extra ``metrics``: only a node with one of the options pays for
+it. Knows nothing of etcd, of rounds or of torch.
 """
 
 from __future__ import annotations
@@ -20,13 +19,17 @@ if TYPE_CHECKING:
 
     from rdzv_etcd.metrics.outputs import Outputs
 
-PACKAGE = "prometheus_client"
+_PACKAGE = "prometheus_client"
 
 __all__ = ["Recorder", "open_outputs", "recorder_for"]
 
 
 class Recorder:
-    """Does nothing; :class:`rdzv_etcd.metrics.prometheus.PrometheusRecorder` does something."""
+    """What a node reports. This one ignores it: no option asks for metrics.
+
+    Times are seconds on the node's own clock, and arguments: a recorder has none. All methods are
+    called on the library's event loop, and must neither block nor raise.
+    """
 
     def join_began(self, at_s: float) -> None:
         """This node waits for a world."""
@@ -38,13 +41,11 @@ class Recorder:
         """The join under way has ended with an error of that class."""
 
     def world_over(self, cause: str, at_s: float) -> None:
-        """The world that this node was in last is over; only the first word about it counts."""
+        """This node's last world is over; only the first call for it counts."""
 
     def declared_lost(self, cause: str, after_s: float | None) -> None:
-        """This node, as the leader, has declared a member lost.
-
-        ``after_s``: seconds since the end of its process, if anybody knows.
-        """
+        """This node, as the leader, has declared a member lost, ``after_s`` seconds after the end
+        of its process if that is known."""
 
     def etcd_answered(self, took_s: float, wall_s: float) -> None:
         """etcd has answered a keep-alive; ``wall_s``: seconds since 1970."""
@@ -57,20 +58,19 @@ class Recorder:
 
 
 def recorder_for(settings: Settings) -> Recorder:
-    """The recorder that the options ask for. Raises SettingsError if the extra is missing."""
-    given = [name for name in ("metrics_file", "metrics_port") if _is_given(settings, name)]
+    """Return the recorder that the options ask for. Raises SettingsError without the extra."""
+    options = {"metrics_file": settings.metrics_file, "metrics_port": settings.metrics_port}
+    given = [f"{name}=" for name, value in options.items() if value is not None]
     if not given:
         return Recorder()
     try:
-        from rdzv_etcd.metrics.prometheus import (  # noqa: PLC0415 - only who asks for it pays
-            PrometheusRecorder,
-        )
+        from rdzv_etcd.metrics.prometheus import PrometheusRecorder  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if error.name != PACKAGE:
+        if error.name != _PACKAGE:
             raise
         raise SettingsError(
-            f"{' and '.join(f'{name}=' for name in given)} needs the package {PACKAGE}: "
-            "pip install 'rdzv-etcd[metrics]', or leave the option out"
+            f"{' and '.join(given)} needs the package {_PACKAGE}: pip install "
+            "'rdzv-etcd[metrics]', or leave the option out"
         ) from None
     return PrometheusRecorder(settings.job_id)
 
@@ -78,19 +78,14 @@ def recorder_for(settings: Settings) -> Recorder:
 def open_outputs(
     recorder: Recorder, settings: Settings, same_interface_as: socket
 ) -> Outputs | None:
-    """Show what was recorded where the options say; ``None`` if they say nothing.
+    """Show what ``recorder`` keeps where the options say; ``None`` if there are none.
 
-    The port listens at the address at which ``same_interface_as`` does. Blocks for some seconds if
-    a file system does not answer. Raises SettingsError if the file cannot be written, or the port
-    is taken.
+    The port listens at the address of the given socket. Blocks for some seconds if a file system
+    does not answer. Raises SettingsError if the file cannot be written, or the port is taken.
     """
     if type(recorder) is Recorder:
         return None
-    from rdzv_etcd.metrics.outputs import Outputs  # noqa: PLC0415 - see above
+    from rdzv_etcd.metrics.outputs import Outputs  # noqa: PLC0415
     from rdzv_etcd.metrics.prometheus import PrometheusRecorder  # noqa: PLC0415
 
     return Outputs(cast(PrometheusRecorder, recorder), settings, same_interface_as)
-
-
-def _is_given(settings: Settings, name: str) -> bool:
-    return getattr(settings, name) is not None

@@ -13,6 +13,7 @@ import logging
 import socket
 import threading
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from prometheus_client import start_http_server, write_to_textfile
 
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.metrics.prometheus import Page, PrometheusRecorder
+from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.settings import Settings
 
 _log = logging.getLogger("rdzv_etcd")
@@ -36,16 +38,16 @@ class Outputs:
     def __init__(
         self, recorder: PrometheusRecorder, settings: Settings, same_interface_as: socket.socket
     ) -> None:
-        """The port listens at the address at which the given socket does. Blocks for some seconds
-        if a file system does not answer. Raises SettingsError."""
+        """The port listens at the address of the given socket. Blocks for some seconds if a file
+        system does not answer. Raises SettingsError."""
         self._file: TextFile | None = None
-        self._port: Port | None = None
+        self._server: Any = None
         job = f"[job {settings.job_id}]"
         if settings.metrics_port is not None:
-            self._port = Port(recorder, settings.metrics_port, same_interface_as)
+            self._server = _serve(recorder, settings.metrics_port, same_interface_as)
             # A port that the kernel chose must be visible at torchrun's default log level.
             level = logging.WARNING if settings.metrics_port == 0 else logging.INFO
-            _log.log(level, "%s metrics at port %d, path /metrics", job, self._port.number)
+            _log.log(level, "%s metrics at port %d, path /metrics", job, self._server.server_port)
         if settings.metrics_file is not None:
             try:
                 self._file = TextFile(recorder, settings.metrics_file, job)
@@ -61,9 +63,12 @@ class Outputs:
             await self._file.close()
 
     def _close_port(self) -> None:
-        port, self._port = self._port, None
-        if port is not None:
-            port.close()
+        server, self._server = self._server, None
+        if server is not None:
+            with contextlib.suppress(OSError):  # wakes its thread, which would look twice a second
+                server.socket.shutdown(socket.SHUT_RDWR)
+            server.shutdown()
+            server.server_close()
 
 
 class TextFile:
@@ -80,33 +85,33 @@ class TextFile:
         self._job = job
         self._news = threading.Event()
         self._ending = False
-        self._logged = ""
-        self._first: list[OSError | None] = []
-        """The outcome of the first write, once it is known."""
-        self._begun = threading.Event()
-        self._ended: Future[None] = Future()
-        self._ended.set_running_or_notify_cancel()  # nobody can cancel the thread
+        self._first: Future[None] = Future()
+        """Done when the file was written for the first time."""
         if path.exists() and not path.is_file():
-            raise self._refused("there is something else than a file")
-        threading.Thread(target=self._run, name="rdzv-etcd metrics", daemon=True).start()
-        if not self._begun.wait(_START_LIMIT_S):
+            raise self._refused("it exists and is not a file")
+        self._thread = begun_in_thread(self._run, "rdzv-etcd metrics")
+        try:
+            self._first.result(_START_LIMIT_S)
+        except FutureTimeoutError:
             self._ending = True
-            raise self._refused(f"its file system has not answered for {_START_LIMIT_S:g} s")
-        (error,) = self._first
-        if error is not None:
-            raise self._refused(error.strerror or str(error))
+            self._news.set()
+            raise self._refused(
+                f"its file system has not answered for {_START_LIMIT_S:g} s"
+            ) from None
+        except OSError as error:
+            raise self._refused(error.strerror or str(error)) from None
 
     def changed(self) -> None:
-        """Have it written again, soon; does not wait for that."""
+        """Write it again soon; does not wait for that."""
         self._news.set()
 
     async def close(self) -> None:
-        """Have it written for the last time, and wait for that, within a limit."""
+        """Write it for the last time, and wait for that, within a limit."""
         self._ending = True
         self._news.set()
         # No executor: at the interpreter's exit there is none any more.
-        await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=_END_LIMIT_S)
-        if not self._ended.done():
+        await asyncio.wait({asyncio.wrap_future(self._thread)}, timeout=_END_LIMIT_S)
+        if not self._thread.done():
             _log.warning(
                 "%s %s may lack the last metrics: its file system has not answered for %g s",
                 self._job,
@@ -117,60 +122,52 @@ class TextFile:
     def _refused(self, why: str) -> SettingsError:
         return SettingsError(f"metrics_file={str(self._path)!r} cannot be written: {why}")
 
-    # -- on the thread ----------------------------------------------------------------------------
-
     def _run(self) -> None:
+        """Write the file at every change; on the thread."""
         try:
-            self._first.append(self._write())
-            self._begun.set()
-            while self._first == [None] and not self._ending:
-                self._news.wait()
-                self._news.clear()  # first: a change from here on is written next time
-                self._complain(self._write())
-        finally:
-            self._ended.set_result(None)
+            self._write()
+        except BaseException as error:  # noqa: BLE001 - raised by the constructor
+            self._first.set_exception(error)
+            return
+        self._first.set_result(None)
+        logged, last = "", False
+        while not last:
+            self._news.wait()
+            # Both before the write: what changes from here on is written next time.
+            self._news.clear()
+            last = self._ending
+            try:
+                self._write()
+                logged = ""
+            except OSError as error:
+                why = error.strerror or str(error)
+                if why != logged:
+                    _log.warning(
+                        "%s cannot update the metrics in %s: %s", self._job, self._path, why
+                    )
+                logged = why
 
-    def _write(self) -> OSError | None:
-        try:
-            write_to_textfile(str(self._path), self._registry)
-        except OSError as error:
-            return error
-        return None
-
-    def _complain(self, error: OSError | None) -> None:
-        text = "" if error is None else error.strerror or str(error)
-        if text and text != self._logged:
-            _log.warning("%s the metrics in %s are old ones: %s", self._job, self._path, text)
-        self._logged = text
-
-
-class Port:
-    """An HTTP server for the metrics, with a thread of its own."""
-
-    def __init__(
-        self, recorder: PrometheusRecorder, number: int, same_interface_as: socket.socket
-    ) -> None:
-        """Raises SettingsError if the port cannot be listened on."""
-        host, _ = socket.getnameinfo(same_interface_as.getsockname(), socket.NI_NUMERICHOST)
-        try:
-            self._server, _ = start_http_server(number, host, Page(recorder, {}).registry())
-        except OSError as error:
-            raise SettingsError(
-                f"metrics_port={number}: cannot listen on it at {host}: "
-                f"{error.strerror or error}. Each agent of a host needs a port of its own: give "
-                "another one, 0 for any that is free, or metrics_file="
-            ) from None
-        self._server.handle_error = _failed  # type: ignore[method-assign] # it prints to stderr
-        self.number: int = self._server.server_port
-
-    def close(self) -> None:
-        """Give the port back."""
-        with contextlib.suppress(OSError):  # wakes the thread, which would look twice a second
-            self._server.socket.shutdown(socket.SHUT_RDWR)
-        self._server.shutdown()
-        self._server.server_close()
+    def _write(self) -> None:
+        write_to_textfile(str(self._path), self._registry)
 
 
-def _failed(request: Any, client_address: Any) -> None:  # noqa: ARG001
+def _serve(recorder: PrometheusRecorder, number: int, same_interface_as: socket.socket) -> Any:
+    """Return an HTTP server for the metrics, with a thread of its own. Raises SettingsError if the
+    port cannot be listened on."""
+    host, _ = socket.getnameinfo(same_interface_as.getsockname(), socket.NI_NUMERICHOST)
+    try:
+        server, _ = start_http_server(number, host, Page(recorder, {}).registry())
+    except OSError as error:
+        where = f"[{host}]" if ":" in host else host
+        raise SettingsError(
+            f"cannot listen on {where}:{number} (metrics_port): {error.strerror or error}. Each "
+            "agent of a host needs a port of its own: give another one, 0 for any that is free, or "
+            "metrics_file="
+        ) from None
+    server.handle_error = _log_failed_request  # type: ignore[method-assign] # it prints to stderr
+    return server
+
+
+def _log_failed_request(request: Any, client_address: Any) -> None:  # noqa: ARG001
     """The client has gone, or does not speak HTTP."""
     _log.debug("a request for metrics from %s failed", client_address, exc_info=True)

@@ -1,4 +1,4 @@
-"""Records the metrics of one node with prometheus_client, in a registry of its own.
+"""Every metric of one node, recorded with prometheus_client in a registry of its own.
 
 So several nodes of one process, and one that comes back, do not meet. Written to on the library's
 event loop, read by any thread: prometheus_client locks each value.
@@ -7,86 +7,170 @@ event loop, read by any thread: prometheus_client locks each value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from rdzv_etcd.metrics import Recorder
-from rdzv_etcd.metrics import definitions as of
-from rdzv_etcd.metrics.definitions import METRICS, Metric, Type
 from rdzv_etcd.text import shown
+
+JOB = "job_id"
+"""A label of every metric. Not ``job``: that one is Prometheus's own, for what it scrapes."""
+CHANGES = ("lost", "left", "waiting", "expelled", "finished", "failed", "moved_on")
+"""Why a world is over: the names of what :attr:`rdzv_etcd.World.change` may be."""
+LOSSES = ("lease_expired", "process_gone", "host_silent", "reported", "wedged", "other")
+"""How a member was lost."""
 
 _JOB_SHOWN = 200
 """Characters of a job's id in a label."""
 
+_WAITS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_WORLDS_S = (1, 10, 60, 300, 1800, 3600, 4 * 3600, 12 * 3600, 86400, 7 * 86400)
+_ETCD_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LOSSES_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+
+
+class Metric(NamedTuple):
+    """One metric."""
+
+    type: str
+    """As Prometheus calls it."""
+    help: str
+    label: str | None = None
+    """The label that it has besides :data:`JOB`."""
+    values: tuple[str, ...] = ()
+    """Values of that label that are there from the beginning, with zero."""
+    buckets: tuple[float, ...] = ()
+    """A histogram's upper bounds."""
+
+
+METRICS = {
+    "rdzv_etcd_waiting": Metric("gauge", "1 while this node waits for a world, else 0."),
+    "rdzv_etcd_world_size": Metric(
+        "gauge", "Nodes in the world that this node is in; 0 while it is in none."
+    ),
+    "rdzv_etcd_round": Metric("gauge", "Round number of this node's last world."),
+    "rdzv_etcd_epoch": Metric(
+        "gauge", "Epoch of this node's last world; grows from world to world of the job."
+    ),
+    "rdzv_etcd_rounds_total": Metric("counter", "Worlds that this node has become a member of."),
+    "rdzv_etcd_join_seconds": Metric(
+        "histogram",
+        "From this node's arrival to the world that was formed with it.",
+        buckets=_WAITS_S,
+    ),
+    "rdzv_etcd_reform_seconds": Metric(
+        "histogram",
+        "From the end of this node's world to its next one, with the time that its workers took to "
+        "stop.",
+        buckets=_WAITS_S,
+    ),
+    "rdzv_etcd_failed_joins_total": Metric(
+        "counter", "Waits for a world that ended with an error, by its class.", "error"
+    ),
+    "rdzv_etcd_world_seconds": Metric(
+        "histogram", "How long this node's worlds lasted.", buckets=_WORLDS_S
+    ),
+    "rdzv_etcd_worlds_over_total": Metric(
+        "counter",
+        "Worlds of this node that are over, by why; moved_on: it joined again, or left, by itself.",
+        "cause",
+        CHANGES,
+    ),
+    "rdzv_etcd_lost_members_total": Metric(
+        "counter",
+        "Members that this node, as the job's leader, has declared lost, by how. Summed over the "
+        "nodes, each loss is counted once.",
+        "cause",
+        LOSSES,
+    ),
+    "rdzv_etcd_loss_detection_seconds": Metric(
+        "histogram",
+        "From the end of a lost member's process until the leader declared it lost, where another "
+        "node has seen that end.",
+        "cause",
+        buckets=_LOSSES_S,
+    ),
+    "rdzv_etcd_keep_alive_seconds": Metric(
+        "histogram", "How long etcd took to answer a keep-alive.", buckets=_ETCD_S
+    ),
+    "rdzv_etcd_keep_alive_failures_total": Metric(
+        "counter", "Keep-alives that etcd did not answer in time, or refused."
+    ),
+    "rdzv_etcd_last_contact_timestamp_seconds": Metric(
+        "gauge",
+        "When etcd last answered a keep-alive, in seconds since 1970; 0 before the first.",
+    ),
+}
+
+
+def metrics_table() -> str:
+    """Render the metrics as the markdown table that docs/metrics.md shows."""
+    lines = ["| metric | type | labels besides `job_id` | meaning |", "| --- | --- | --- | --- |"]
+    for name, metric in METRICS.items():
+        label = "" if metric.label is None else f"`{metric.label}`"
+        lines.append(f"| `{name}` | {metric.type} | {label} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
 
 class PrometheusRecorder(Recorder):
-    """Keeps what a node tells."""
+    """Keeps what a node reports."""
 
     def __init__(self, job_id: str) -> None:
         self.registry = CollectorRegistry()
         self._job_id = shown(job_id, _JOB_SHOWN)
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for metric in METRICS:
-            self._define(metric)
+        self._made: dict[str, Any] = {}
         self._began_s: float | None = None
         """Since when this node waits, if it does."""
         self._world_since_s: float | None = None
         """Since when it is in a world that is not over, if it is."""
         self._over_s: float | None = None
         """Since when the last one is over, until the next one is there."""
-        self._tell: Callable[[], None] | None = None
+        self._changed: Callable[[], None] = lambda: None
+        kinds: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+        for name, metric in METRICS.items():
+            labels = [JOB] if metric.label is None else [JOB, metric.label]
+            more = {"buckets": metric.buckets} if metric.buckets else {}
+            made = kinds[metric.type](name, metric.help, labels, registry=self.registry, **more)
+            self._made[name] = made
+            if metric.label is None:
+                made.labels(self._job_id)
+            for value in metric.values:
+                made.labels(self._job_id, value)
 
-    def _define(self, metric: Metric) -> None:
-        name, labels = metric.name, [of.JOB, *([metric.label] if metric.label else [])]
-        made: Counter | Gauge | Histogram
-        if metric.type is Type.COUNTER:
-            made = self._counters[name] = Counter(name, metric.help, labels, registry=self.registry)
-        elif metric.type is Type.GAUGE:
-            made = self._gauges[name] = Gauge(name, metric.help, labels, registry=self.registry)
-        else:
-            made = self._histograms[name] = Histogram(
-                name, metric.help, labels, registry=self.registry, buckets=metric.buckets
-            )
-        if metric.label is None:
-            made.labels(self._job_id)
-        for value in metric.values:
-            made.labels(self._job_id, value)
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` on the event loop after every change. It must not block."""
+        self._changed = changed
 
-    def follow(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called, on the event loop, after every change. It must not block."""
-        self._tell = tell
-
-    # -- what the node tells ----------------------------------------------------------------------
+    # -- what the node reports --------------------------------------------------------------------
 
     def join_began(self, at_s: float) -> None:
         self._began_s = at_s
-        self._set(of.WAITING, 1)
+        self._set("rdzv_etcd_waiting", 1)
         self._changed()
 
     def joined(self, number: int, epoch: int, size: int, at_s: float) -> None:
-        self._count(of.ROUNDS)
+        self._count("rdzv_etcd_rounds_total")
         if self._began_s is not None:
-            self._observe(of.JOIN, at_s - self._began_s)
+            self._observe("rdzv_etcd_join_seconds", at_s - self._began_s)
         if self._over_s is not None:
-            self._observe(of.REFORM, at_s - self._over_s)
+            self._observe("rdzv_etcd_reform_seconds", at_s - self._over_s)
         self._began_s = self._over_s = None
         self._world_since_s = at_s
-        self._set(of.WAITING, 0)
-        self._set(of.WORLD_SIZE, size)
-        self._set(of.ROUND, number)
-        self._set(of.EPOCH, epoch)
+        self._set("rdzv_etcd_waiting", 0)
+        self._set("rdzv_etcd_world_size", size)
+        self._set("rdzv_etcd_round", number)
+        self._set("rdzv_etcd_epoch", epoch)
         self._changed()
 
     def join_failed(self, error: str) -> None:
         if self._began_s is None:
             return
         self._began_s = None
-        self._count(of.FAILED_JOINS, error)
-        self._set(of.WAITING, 0)
+        self._count("rdzv_etcd_failed_joins_total", error)
+        self._set("rdzv_etcd_waiting", 0)
         self._changed()
 
     def world_over(self, cause: str, at_s: float) -> None:
@@ -94,56 +178,51 @@ class PrometheusRecorder(Recorder):
         if since_s is None:
             return
         self._over_s = at_s
-        self._observe(of.WORLD, at_s - since_s)
-        self._count(of.WORLDS_OVER, cause)
-        self._set(of.WORLD_SIZE, 0)
+        self._observe("rdzv_etcd_world_seconds", at_s - since_s)
+        self._count("rdzv_etcd_worlds_over_total", cause)
+        self._set("rdzv_etcd_world_size", 0)
         self._changed()
 
     def declared_lost(self, cause: str, after_s: float | None) -> None:
-        self._count(of.LOST, cause)
+        self._count("rdzv_etcd_lost_members_total", cause)
         if after_s is not None:
-            self._observe(of.LOSS_DETECTION, after_s, cause)
+            self._observe("rdzv_etcd_loss_detection_seconds", after_s, cause)
         self._changed()
 
     def etcd_answered(self, took_s: float, wall_s: float) -> None:
-        self._observe(of.KEEP_ALIVE, took_s)
-        self._set(of.LAST_CONTACT, wall_s)
+        self._observe("rdzv_etcd_keep_alive_seconds", took_s)
+        self._set("rdzv_etcd_last_contact_timestamp_seconds", wall_s)
         self._changed()
 
     def etcd_silent(self) -> None:
-        self._count(of.KEEP_ALIVE_FAILURES)
+        self._count("rdzv_etcd_keep_alive_failures_total")
         self._changed()
 
     def left(self, at_s: float) -> None:
         self.world_over("moved_on", at_s)
-        self._set(of.WAITING, 0)
+        self._set("rdzv_etcd_waiting", 0)
         self._changed()
 
-    def _changed(self) -> None:
-        if self._tell is not None:
-            self._tell()
+    def _count(self, name: str, *labels: str) -> None:
+        self._made[name].labels(self._job_id, *labels).inc()
 
-    def _count(self, metric: Metric, *labels: str) -> None:
-        self._counters[metric.name].labels(self._job_id, *labels).inc()
+    def _set(self, name: str, value: float) -> None:
+        self._made[name].labels(self._job_id).set(value)
 
-    def _set(self, metric: Metric, value: float) -> None:
-        self._gauges[metric.name].labels(self._job_id).set(value)
-
-    def _observe(self, metric: Metric, seconds: float, *labels: str) -> None:
-        histogram = self._histograms[metric.name]
-        histogram.labels(self._job_id, *labels).observe(max(0.0, seconds))
+    def _observe(self, name: str, seconds: float, *labels: str) -> None:
+        self._made[name].labels(self._job_id, *labels).observe(max(0.0, seconds))
 
 
 class Page(Collector):
-    """What is shown of a recorder: with more labels, and without the times at which each series
-    was made, which are as many series again."""
+    """What is shown of a recorder: with more labels, and without the time at which each series was
+    made, which are as many series again."""
 
     def __init__(self, recorder: PrometheusRecorder, labels: dict[str, str]) -> None:
         self._registry = recorder.registry
         self._labels = labels
 
     def registry(self) -> CollectorRegistry:
-        """A registry that has this page only."""
+        """Return a registry that has this page only."""
         registry = CollectorRegistry(auto_describe=True)
         registry.register(self)
         return registry

@@ -1,17 +1,20 @@
-"""What workers get of the agent's environment: their round's epoch, their agent's node id, and not
-etcd's password.
+"""The process around the handler: what workers find in its environment, and torch's launches.
 
+**Environment.** Workers get their round's epoch and their agent's node id, and not etcd's password.
 torch starts workers with a copy of ``os.environ`` as it is then. So it is changed when a round is
 formed, which is just before, and again when torch asks for the run id, which it does for each
 worker that it starts. It is put back when the last node that has changed it has left: the process
-may be a notebook's, and is its user's. Until then a new handler finds here what the user gave:
-another job of this process should not begin above this one's epoch.
+may be a notebook's. Until then a new handler reads here what the user gave: another job of this
+process should not begin above this one's epoch.
+
+**Launches.** After a ``SignalException`` torch's ``launch_agent`` does not call ``shutdown()``, and
+in a notebook the traceback that is kept keeps the handler as well. Such a node would stay a member,
+and the cell, if run again, would wait for it.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import os
 import sys
@@ -33,13 +36,15 @@ from rdzv_etcd.world.group import Group
 
 _log = logging.getLogger("rdzv_etcd")
 
-_lock = threading.RLock()  # a signal's handler may shut a handler down wherever it comes
+# --- the environment ------------------------------------------------------------------------------
+
+_lock = threading.RLock()  # a signal's handler may shut a handler down at any point
 _in_use: list[WorkerEnvironment] = []
 """In the order in which they were put to use."""
 _given: dict[str, str | None] = {}
-"""What the user gave (``None``: nothing) of what is changed."""
+"""The user's values of the variables that are changed (``None``: not set)."""
 _put: dict[str, str | None] = {}
-"""What was put in its place."""
+"""The values that were put in their place."""
 _warned: set[str] = set()
 
 
@@ -47,8 +52,8 @@ class WorkerEnvironment:
     """What the workers of one node should find in their environment. For any thread."""
 
     def __init__(self, launch: Launch | None = None) -> None:
-        """``launch`` is that whose workers they are, if torch's: when it is over they are gone."""
-        self._launch = launch
+        """The workers are gone when torch's ``launch``, if it is known, is over."""
+        self.launch = launch
         self._values: dict[str, str | None] = {}
 
     def prepare(self, epoch: int, node_id: str) -> None:
@@ -56,7 +61,7 @@ class WorkerEnvironment:
         values = {PASSWORD_VARIABLE: None, EPOCH_VARIABLE: str(epoch), NODE_ID_VARIABLE: node_id}
         with _lock:
             self._values = values
-            _forget_launches_that_are_over()
+            _forget_ended_launches()
             if self not in _in_use:
                 _in_use.append(self)
             several = len(_in_use) > 1
@@ -75,19 +80,19 @@ class WorkerEnvironment:
             )
 
     def put_again(self) -> None:
-        """The same for the round that it is prepared for, if any: another node's may be there."""
+        """Prepare again for the same round, if any: another node's values may be there."""
         with _lock:
             if self in _in_use:
                 _put_in(self._values)
 
     def give_back(self) -> None:
-        """Leave the environment to the other nodes of this process; after the last, put back what
-        the user gave, unless something else was put in its place. Idempotent."""
+        """Leave the environment to the other nodes of this process; after the last, restore the
+        user's values, unless the program has changed them. Idempotent."""
         with _lock:
             if self not in _in_use:
                 return
             _in_use.remove(self)
-            _forget_launches_that_are_over()
+            _forget_ended_launches()
             if _in_use:
                 _put_in(_in_use[-1]._values)
                 return
@@ -98,7 +103,7 @@ class WorkerEnvironment:
             _put.clear()
 
     def begin_to_give_back(self) -> None:
-        """The same, where it must not block: who holds the lock may be waiting for this thread."""
+        """Give back without blocking: the holder of the lock may be waiting for this thread."""
         if _lock.acquire(blocking=False):
             try:
                 self.give_back()
@@ -109,15 +114,11 @@ class WorkerEnvironment:
                 target=self.give_back, name="rdzv-etcd environment", daemon=True
             ).start()
 
-    @property
-    def is_over(self) -> bool:
-        return self._launch is not None and not self._launch.goes_on
-
 
 def full_environment() -> Mapping[str, str]:
-    """The process's environment, as the user gave it."""
+    """Return the process's environment, as the user gave it."""
     with _lock:
-        # Name by name: other threads may take some out meanwhile.
+        # Name by name: other threads may remove some meanwhile.
         found = {name: os.environ.get(name) for name in list(os.environ)}
         for name, value in _given.items():
             if found.get(name) == _put.get(name):
@@ -125,17 +126,17 @@ def full_environment() -> Mapping[str, str]:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _forget_launches_that_are_over() -> None:
-    """torch does not end one that is interrupted, and a notebook may keep its node."""
-    _in_use[:] = [each for each in _in_use if not each.is_over]
+def _forget_ended_launches() -> None:
+    """An interrupted launch does not give back, and a notebook may keep its node."""
+    _in_use[:] = [each for each in _in_use if each.launch is None or each.launch.goes_on]
 
 
-def _have_a_lock_of_ones_own() -> None:
+def _replace_lock() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent's may have held it
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_have_a_lock_of_ones_own)
+os.register_at_fork(after_in_child=_replace_lock)
 
 
 def _put_in(values: Mapping[str, str | None]) -> None:
@@ -166,44 +167,50 @@ def _fork_server_runs() -> bool:
     return getattr(server, "_forkserver_pid", None) is not None
 
 
-_numbers = itertools.count(1)
-_last: dict[int, int] = {}
-"""By thread: the launch that it began last."""
+# --- torch's launches -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Launch:
     """One run of torch's ``launch_agent``. A thread runs one at a time."""
 
     thread: int
-    number: int
+    job: tuple[str, str]
+    """etcd and job id."""
+    group: weakref.ref[Group] | None = None
+    """Its node's, once there is one."""
 
     @property
     def goes_on(self) -> bool:
         """Whether it is not over, however it ended."""
-        is_last = _last.get(self.thread) == self.number
-        return is_last and _launch_of(sys._current_frames().get(self.thread)) is not None
+        last = next((each for each in reversed(_launches) if each.thread == self.thread), None)
+        return last is self and _launch_of(sys._current_frames().get(self.thread)) is not None
+
+    @property
+    def node(self) -> Group | None:
+        """Its node, unless that has left."""
+        group = None if self.group is None else self.group()
+        return None if group is None or group.has_left else group
 
 
-_nodes: dict[tuple[str, str], list[tuple[Launch, weakref.ref[Group]]]] = {}
-"""By etcd and job: the nodes of launches."""
+_launches: list[Launch] = []
+"""In the order in which they began: those that go on, and those that have left a node behind."""
 
 
 def begin_launch(settings: Settings) -> Launch | None:
-    """If a launch begins here, let the nodes of the same job leave that earlier launches in this
-    process left behind, in whatever thread. Blocks as ``Group.leave``."""
+    """Return the launch that begins here, if one does. First, nodes of the same job leave that
+    earlier launches in this process left behind, on any thread. Blocks as ``Group.leave``."""
     if _launch_of(sys._getframe()) is None:
         return None
-    launch = Launch(threading.get_ident(), next(_numbers))
-    _last[launch.thread] = launch.number
-    noted = _nodes.pop(_place(settings), [])
-    for earlier, group in noted:
-        node = group()
-        if node is None or node.has_left:
-            continue
-        if earlier.goes_on:
-            note_launch(settings, earlier, node)
-            continue
+    launch = Launch(threading.get_ident(), (str(settings.connection), settings.job_id))
+    with _lock:
+        _launches.append(launch)
+        ended = [each for each in _launches if not each.goes_on]
+        left_behind = [node for each in ended if each.job == launch.job and (node := each.node)]
+        for each in ended:
+            if each.job == launch.job or each.node is None:
+                _launches.remove(each)
+    for node in left_behind:
         _log.warning(
             "the previous launch of job %r in this process was interrupted: its node, %s, leaves "
             "now",
@@ -215,10 +222,10 @@ def begin_launch(settings: Settings) -> Launch | None:
 
 
 def check_log_folder(job_id: str) -> None:
-    """Raise SettingsError if torch cannot make the log folder of the launch that begins here, which
-    it names after the job.
+    """Raise SettingsError if torch cannot create the log folder of the launch that begins here,
+    which it names after the job.
 
-    torch makes it after the rendezvous: the other nodes would have stopped their workers by then,
+    torch creates it after the rendezvous: the other nodes would have stopped their workers by then,
     to take in a node that cannot start its own.
     """
     launch = _launch_of(sys._getframe())
@@ -241,18 +248,8 @@ def check_log_folder(job_id: str) -> None:
         ) from None
 
 
-def note_launch(settings: Settings, launch: Launch | None, group: Group) -> None:
-    """Remember the node of a launch."""
-    if launch is not None:
-        _nodes.setdefault(_place(settings), []).append((launch, weakref.ref(group)))
-
-
-def _place(settings: Settings) -> tuple[str, str]:
-    return str(settings.connection), settings.job_id
-
-
 def _launch_of(frame: FrameType | None) -> FrameType | None:
-    """The frame of torch's ``launch_agent`` that ``frame`` was called from, if any."""
+    """Return the frame of torch's ``launch_agent`` that ``frame`` was called from, if any."""
     while frame is not None and frame.f_code.co_name != "launch_agent":
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") != "torch.distributed.launcher.api":

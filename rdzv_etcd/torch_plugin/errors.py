@@ -1,4 +1,8 @@
-"""Translates this library's errors into torch's, and the way an agent ends into a job's outcome."""
+"""How failures pass between this library, torch's agent and its workers.
+
+Ours become torch's exceptions; the way an agent ends becomes the job's outcome; how its workers
+failed becomes a reason that other nodes log.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,21 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.text import shown
 
+E = TypeVar("E", bound=BaseException)
+
 _log = logging.getLogger("rdzv_etcd")
+
+# --- our errors become torch's --------------------------------------------------------------------
+
+_COUNTERPARTS: dict[type[RdzvEtcdError], type[RendezvousError]] = {
+    DrainedError: RendezvousGracefulExitError,
+    JobClosedError: RendezvousClosedError,
+    JoinTimeoutError: RendezvousTimeoutError,
+    StateCorruptError: RendezvousStateError,
+    EtcdError: RendezvousConnectionError,
+    EmbeddedEtcdError: RendezvousConnectionError,
+}
+"""The first that fits counts."""
 
 
 @contextmanager
@@ -48,39 +66,60 @@ def torch_errors() -> Iterator[None]:
         without_traceback(error)
         raise  # a ValueError, as torch's own handlers raise for bad parameters
     except RdzvEtcdError as error:
-        raised = translate(error)
+        raised = _translated(error)
         if not isinstance(raised, RendezvousGracefulExitError):
             _log.error("%s", str(error))
         raise without_traceback(raised) from None
 
 
-def translate(error: RdzvEtcdError) -> RendezvousError:
-    """Return torch's counterpart of ``error``."""
-    text = str(error)
-    if _ends_well(error):
-        return RendezvousGracefulExitError(text)
-    if isinstance(error, JobClosedError):
-        return RendezvousClosedError(text)
-    if isinstance(error, JoinTimeoutError):
-        return RendezvousTimeoutError(text)
-    if isinstance(error, StateCorruptError):
-        return RendezvousStateError(text)
-    if isinstance(error, EtcdError | EmbeddedEtcdError):
-        return RendezvousConnectionError(text)
-    return RendezvousError(text)
+def _translated(error: RdzvEtcdError) -> RendezvousError:
+    kind: type[RendezvousError] = next(
+        (theirs for ours, theirs in _COUNTERPARTS.items() if isinstance(error, ours)),
+        RendezvousError,
+    )
+    if isinstance(error, JobClosedError) and _is_done_without(error):
+        kind = RendezvousGracefulExitError
+    return kind(str(error))
 
 
-def _ends_well(error: RdzvEtcdError) -> bool:
-    """Whether a node ends with it though nothing is wrong: its job was done without it, or it was
-    drained."""
-    if isinstance(error, JobClosedError):
-        return error.succeeded and not error.was_member and not error.is_refused
-    return isinstance(error, DrainedError)
+def _is_done_without(error: JobClosedError) -> bool:
+    """Whether the job has succeeded without this node."""
+    return error.succeeded and not error.was_member and not error.is_refused
+
+
+# --- one line instead of a traceback --------------------------------------------------------------
+
+_MARK = "__rdzv_etcd_one_line__"
+
+
+def without_traceback(error: E) -> E:
+    """Return the error, which Python will print in one line if the program does not catch it.
+
+    Torchrun lets it through, and would print up to 60 lines of torch's frames below the only one
+    that matters. An error that is caught keeps its traceback; at log level DEBUG, and where the
+    program has a ``sys.excepthook`` of its own, it is also printed.
+    """
+    setattr(error, _MARK, True)
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_error
+    return error
+
+
+def _print_error(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if not getattr(error, _MARK, False) or _log.isEnabledFor(logging.DEBUG):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
+
+
+# --- the agent's end becomes the job's ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the agent ended: whether that closes the job for everybody, and why."""
+    """How the agent ended: whether that closes the job on all nodes, and why."""
 
     closes: bool
     succeeded: bool
@@ -88,17 +127,20 @@ class Outcome:
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """Tell from the exception in flight during ``shutdown()`` how the agent ended.
+    """Derive from the exception in flight during ``shutdown()`` how the agent ended.
 
     ``launch_agent`` calls ``shutdown()`` in a ``finally``: no exception means that the workers are
     done; ``ChildFailedError`` that they failed and no restart is left. Both close the job. Anything
     else is this node's own trouble - it could not take part, its program is missing, its disk is
-    full, it was told to stop - and it just leaves: the others may well do without it.
+    full, it was told to stop - and it just leaves: the other nodes may well do without it.
     """
     if error is None:
         return Outcome(True, True, "the workers have finished")
     if isinstance(error, ChildFailedError):
-        return Outcome(True, False, _failure(error))
+        rank, failure = error.get_first_failure()
+        return Outcome(
+            True, False, f"the worker of rank {rank} failed with exit code {failure.exitcode}"
+        )
     if isinstance(error, RendezvousError) or is_missing_result(error):
         return Outcome(False, False, "could not take part")
     if isinstance(error, Exception) and not isinstance(error, SignalException):
@@ -114,68 +156,34 @@ def is_missing_result(error: BaseException | None) -> bool:
     return isinstance(error, AttributeError) and error.name == "is_failed" and error.obj is None
 
 
-def _failure(error: ChildFailedError) -> str:
-    rank, failure = error.get_first_failure()
-    return f"the worker of rank {rank} failed with exit code {failure.exitcode}"
+# --- why an agent asks for another round ----------------------------------------------------------
 
-
-E = TypeVar("E", bound=BaseException)
-
-_MARK = "__rdzv_etcd_says_all__"
-
-
-def without_traceback(error: E) -> E:
-    """Return the error, which Python will print in one line if nobody catches it.
-
-    At log level DEBUG it is printed as always, and so is it where the program has a
-    ``sys.excepthook`` of its own.
-    """
-    setattr(error, _MARK, True)
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _last_word
-    return error
-
-
-def _last_word(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    if not getattr(error, _MARK, False) or _log.isEnabledFor(logging.DEBUG):
-        sys.__excepthook__(kind, error, traceback)
-        return
-    print(f"{kind.__module__}.{kind.__qualname__}: {error}", file=sys.stderr)
-
-
-_RESULT = "run_result"
-_AGENTS_LOOP = "_invoke_run"
-_WITHOUT_RECORD = "To enable traceback see"
-"""How torch's message begins where the script does not record its errors."""
 _SHOWN_MESSAGE = 120
+_NOT_RECORDED = "To enable traceback see"
+"""How torch's message begins where the script does not record its errors."""
 
 
 def why_workers_failed() -> str:
-    """Return how the first worker failed, in one line; an empty string if none has."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
+    """Return how the first worker of this agent failed, in one line; an empty string if none has.
+
+    torch's agent does not pass it to its rendezvous: it lies in a local variable of the agent's
+    loop, from which ``next_rendezvous`` is called (``SimpleElasticAgent._invoke_run`` of torch 2.6
+    to 2.13). It is for people to read: where it is not found as expected, the reason is empty.
+    """
+    frame = sys._getframe().f_back
+    while frame is not None and frame.f_code.co_name != "_invoke_run":
         frame = frame.f_back
-        if frame.f_code.co_name == _AGENTS_LOOP:
-            return _first_failure(frame.f_locals.get(_RESULT))
-    return ""
-
-
-def _first_failure(result: object) -> str:
     try:
+        result = None if frame is None else frame.f_locals.get("run_result")
         failures = getattr(result, "failures", None)
-        return _told(failures) if isinstance(failures, Mapping) and failures else ""
+        if not isinstance(failures, Mapping) or not failures:
+            return ""
+        # torch also shows the first one to fail as the root cause.
+        rank, failure = min(failures.items(), key=lambda item: _timestamp(item[1]))
+        others = f", {len(failures) - 1} more failed" if len(failures) > 1 else ""
+        return f"worker of rank {shown(rank, 20)} {_how_it_failed(failure)}{others}"
     except Exception:  # noqa: BLE001 - another torch may keep anything there, and no round fails for it
         return ""
-
-
-def _told(failures: Mapping[int, object]) -> str:
-    """torch shows the first one to fail as the root cause as well."""
-    rank, failure = min(failures.items(), key=lambda item: _timestamp(item[1]))
-    code = getattr(failure, "exitcode", None)
-    others = f", {len(failures) - 1} more failed" if len(failures) > 1 else ""
-    return f"worker of rank {shown(rank, 20)} {_ended(code)}{_message(failure, code)}{others}"
 
 
 def _timestamp(failure: object) -> float:
@@ -183,25 +191,16 @@ def _timestamp(failure: object) -> float:
     return value if isinstance(value, int | float) else 0.0
 
 
-def _ended(code: object) -> str:
-    if not isinstance(code, int):
-        return "failed"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def _message(failure: object, code: object) -> str:
-    """The first line of the error itself, if the script records it with torch's ``@record``."""
-    if isinstance(code, int) and code < 0:
-        return ""  # torch says there what the code says already
+def _how_it_failed(failure: object) -> str:
+    code = getattr(failure, "exitcode", None)
+    if isinstance(code, int) and code < 0:  # torch's message has no more than that
+        known = {int(number): number.name for number in signal.Signals}
+        return f"was killed by {known.get(-code, f'signal {-code}')}"
+    how = f"ended with exit code {code}" if isinstance(code, int) else "failed"
     message = getattr(failure, "message", "")
     if isinstance(message, Mapping):  # what @record wrote: the error and more of it
         message = message.get("message", "")
-    if not isinstance(message, str) or message.startswith(_WITHOUT_RECORD):
-        return ""
+    if not isinstance(message, str) or message.startswith(_NOT_RECORDED):
+        return how
     first = message.strip().partition("\n")[0]
-    return f": {shown(first, _SHOWN_MESSAGE)}" if first else ""
+    return f"{how}: {shown(first, _SHOWN_MESSAGE)}" if first else how

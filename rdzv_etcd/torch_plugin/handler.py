@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
@@ -32,7 +33,6 @@ from rdzv_etcd.torch_plugin.environment import (
     begin_launch,
     check_log_folder,
     full_environment,
-    note_launch,
 )
 from rdzv_etcd.torch_plugin.errors import (
     Outcome,
@@ -48,12 +48,16 @@ from rdzv_etcd.world.group import Group
 BACKEND = "etcd3"
 _OWN_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Set to 1, it asks for a store that the workers of rank 0 serve themselves; as in torch."""
+_OTHERS_FIRST_S = 1.0
+"""How long after its node the workers of a drained agent stop. Workers whose peers are gone fail,
+and an agent counts that against ``--max-restarts``, but not a stop that was announced to it: the
+other agents ask ten times a second whether nodes wait, so by then they have stopped theirs."""
 
 _log = logging.getLogger("rdzv_etcd")
 
 
 class _GracefulExitError(RendezvousGracefulExitError, SystemExit):
-    """Ends the process with code 0, unless somebody catches it."""
+    """Ends the process with code 0, unless the program catches it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -64,20 +68,23 @@ class EtcdRendezvousHandler(RendezvousHandler):
     """Torch's rendezvous contract (see ``torch.distributed.elastic.rendezvous.api``)."""
 
     def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
-        """Connect to etcd and open the session; ``launch`` is torch's that it is made for.
+        """Connect to etcd and open the session, for torch's ``launch`` if it is known.
 
         Blocks as :class:`~rdzv_etcd.world.group.Group` does. Raises torch's
         ``RendezvousConnectionError`` or ``RendezvousStateError``.
         """
         self._settings = settings
+        self._agent_store: AgentStore | None = None
         self._worker_store: TCPStore | None = None
         self._graceful_exit: RendezvousGracefulExitError | None = None
         self._has_had_workers = False
         self._environment = WorkerEnvironment(launch)
+        self._left_s: float | None = None
+        """When the node left, or began to, because it was drained."""
         self._confirmed: bool | None = None
         """What :meth:`shutdown` returned, once it did."""
         self._earlier_error = sys.exc_info()[1]
-        """The exception that the caller was handling before: it does not say how this job ended."""
+        """The exception that the caller was handling before: it is not how this job ended."""
         self._signals = AgentSignals()
         self._signals.install()
         try:
@@ -87,9 +94,8 @@ class EtcdRendezvousHandler(RendezvousHandler):
             self._signals.restore()
             raise
         self._signals.be_of(self._group)
-        # Also if nobody calls shutdown(): torch does not after an interruption.
+        # Also without shutdown(), which torch does not call after an interruption.
         self._group.when_left(self._environment.begin_to_give_back)
-        self._departure = Departure(self._group)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -99,7 +105,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return os.environ.get(_OWN_STORE_VARIABLE, "0") != "1"
 
     def get_run_id(self) -> str:
-        """The job's id. torch asks for it just before it starts each worker, see
+        """Return the job's id. torch asks for it just before it starts each worker, see
         :mod:`rdzv_etcd.torch_plugin.environment`."""
         self._environment.put_again()
         return self._settings.job_id
@@ -121,13 +127,15 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._earlier_error = sys.exc_info()[1]
         try:
             with torch_errors():
-                if self._departure.has_begun:
+                if self._left_s is not None:
                     raise DrainedError(f"this node has left job {job!r}: drained")
-                world = self._group.join(because=why_workers_failed())
+                lost = self._agent_store is not None and self._agent_store.has_lost_ranks
+                why = "etcd lost its workers' ranks" if lost else why_workers_failed()
+                world = self._group.join(because=why)
         except Exception as error:
             if isinstance(error, RendezvousGracefulExitError):
                 self._graceful_exit = error
-            self._record("next_rendezvous", _told(error), NodeState.FAILED)
+            self._record("next_rendezvous", _described(error), NodeState.FAILED)
             raise
         self._record(
             "next_rendezvous",
@@ -139,40 +147,49 @@ class EtcdRendezvousHandler(RendezvousHandler):
         if listener is not None and self.use_agent_store:
             self._worker_store = serve_tcp_store(listener)
         elif listener is not None:
-            listener.close()  # the worker of rank 0 takes the port, which is as good as any
+            listener.close()  # the worker of rank 0 will take the port
         self._environment.prepare(world.epoch, self._group.node_id)
         self._has_had_workers = True
+        self._agent_store = AgentStore(world)
         return RendezvousInfo(
-            AgentStore(world),
+            self._agent_store,
             world.rank,
             world.size,
             RendezvousStoreInfo(world.master.address, world.master.port),
         )
 
     def num_nodes_waiting(self) -> int:
-        """A flag, see :meth:`rdzv_etcd.Group.waiting_count`: who arrives later is not counted.
+        """Return 1 if this round has to be re-formed, see :meth:`rdzv_etcd.Group.waiting_count`
+        and :class:`~rdzv_etcd.torch_plugin.store.AgentStore`.
 
         From memory: never blocks, and never raises, whatever state etcd is in; in a forked child it
-        is refused.
-
-        A node that was drained begins to leave here; its own workers stop a second later.
+        is refused. A node that is being drained begins to leave here; its own workers stop a second
+        later.
         """
         with torch_errors():
-            if self._departure.is_due():
+            reason = self._group.drain_reason
+            if self._left_s is None and reason is not None:
+                self._left_s = time.monotonic()
+                threading.Thread(
+                    target=self._group.leave, args=(reason,), name="rdzv-etcd drain"
+                ).start()
+            if self._left_s is not None:
+                return int(time.monotonic() >= self._left_s + _OTHERS_FIRST_S)
+            if self._agent_store is not None and self._agent_store.has_lost_ranks:
                 return 1
-            return 0 if self._departure.has_begun else self._group.waiting_count()
+            return self._group.waiting_count()
 
     def is_closed(self) -> bool:
-        """From memory: whether this node's run is over; before it has one, whether the last is.
-        Refused in a forked child."""
+        """Whether this node's run is over; before it has one, whether the last one is. From memory;
+        refused in a forked child."""
         with torch_errors():
             return self._group.closure() is not None
 
     def set_closed(self) -> None:
-        """Close the job for everybody, whether or not this node is a member.
+        """Close the job on all nodes, whether or not this node is a member.
 
         Does nothing after :meth:`shutdown`. If no round was formed there is nothing to close: then
-        this logs a warning, and nodes that wait go on waiting.
+        this logs a warning, and waiting nodes keep waiting.
         """
         if self._group.has_left:
             return
@@ -180,7 +197,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             with torch_errors():
                 closed = self._group.fail("closed by the launcher", force=True)
         except Exception as error:
-            self._record("set_closed", _told(error), NodeState.FAILED)
+            self._record("set_closed", _described(error), NodeState.FAILED)
             raise
         if closed:
             self._record_closed()
@@ -194,11 +211,11 @@ class EtcdRendezvousHandler(RendezvousHandler):
         raises because etcd is away. ``False`` also if this node had no part in the job's round:
         then it just leaves. Idempotent.
 
-        After a graceful exit torch itself would fail; and if this node was to leave anyway, its
-        workers may have failed for that: the signal may have ended them, or others have stopped
-        theirs. Then it raises a ``RendezvousGracefulExitError`` that is a ``SystemExit``, too: a
-        program that launches by ``elastic_launch`` and has more to do can catch it; torchrun, or
-        whoever does not, ends with code 0.
+        After a graceful exit torch itself would fail. And the workers of a node that is being
+        drained may have failed because of that: the signal ended them, or other nodes stopped
+        theirs. In both cases this raises a ``RendezvousGracefulExitError`` that is also a
+        ``SystemExit``: torchrun ends with code 0; a program that launches by ``elastic_launch`` and
+        has more to do can catch it.
         """
         error = sys.exc_info()[1]
         if error is self._earlier_error:
@@ -207,7 +224,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             reason = self._group.drain_reason
         workers_failed = isinstance(error, ChildFailedError)
         outcome = outcome_of(error)
-        if reason is not None and (workers_failed or self._departure.has_begun):
+        if reason is not None and (workers_failed or self._left_s is not None):
             outcome = Outcome(False, False, reason)
         if self._confirmed is None:
             self._confirmed = self._end(outcome)
@@ -248,10 +265,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
             finally:
                 self._signals.restore()
             self._environment.give_back()
-            self._worker_store = self._earlier_error = None
+            self._agent_store = self._worker_store = self._earlier_error = None
         return confirmed
 
-    # -- what torch's own handlers record as events, in their words -------------------------------
+    # -- events, in the words of torch's own handlers ---------------------------------------------
 
     def _record(
         self,
@@ -260,7 +277,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         state: NodeState = NodeState.RUNNING,
         rank: int | None = None,
     ) -> None:
-        record(
+        _record(
             self.get_run_id(),
             message,
             state,
@@ -274,7 +291,37 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._record("_close", text, NodeState.SUCCEEDED)
 
 
-def _told(error: Exception) -> str:
+def _record(
+    run_id: str,
+    message: str,
+    state: NodeState,
+    *,
+    name: str,
+    hostname: str | None,
+    rank: int | None = None,
+) -> None:
+    """Record one event at torch's destination ``dynamic_rendezvous``, for programs that have put a
+    logging handler there; without one this does nothing.
+
+    If ``state`` is that it failed, this is called while the error is handled: its traceback goes
+    into the event. Never raises, whatever the program's handler does. torch's metrics
+    (``torch.distributed.elastic.metrics``) need nothing here: its agent measures every rendezvous.
+    """
+    try:
+        construct_and_record_rdzv_event(
+            run_id,
+            message,
+            state,
+            name=name,
+            hostname=hostname or socket.gethostname(),  # torch would ask a name server
+            pid=os.getpid(),
+            rank=rank,
+        )
+    except Exception:  # noqa: BLE001 - the handler is the program's, and no job fails for it
+        _log.debug("an event could not be recorded: %s", message, exc_info=True)
+
+
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -298,9 +345,9 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     try:
         return _create(params)
     except Exception as error:
-        record(
+        _record(
             params.run_id,
-            _told(error),
+            _described(error),
             NodeState.FAILED,
             name="create_handler",
             hostname=params.local_addr,
@@ -309,7 +356,7 @@ def create_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    follow_torch()
+    _follow_torch()
     with torch_errors():
         settings = settings_from_config(
             endpoint=params.endpoint,
@@ -332,81 +379,22 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
         )
     launch = begin_launch(settings)
     handler = EtcdRendezvousHandler(settings, launch)
-    note_launch(settings, launch, handler._group)
+    if launch is not None:
+        launch.group = weakref.ref(handler._group)
     return handler
 
 
-OTHERS_FIRST_S = 1.0
-"""After so long the drained node stops its workers: the other agents look ten times a second
-whether nodes wait, and have been told by then."""
-
-
-class Departure:
-    """How one agent's node leaves when it is drained."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._left_s: float | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the node has left, or is about to, because it was drained."""
-        return self._left_s is not None
-
-    def is_due(self) -> bool:
-        """Whether the workers have to stop; the node leaves when this is first asked after it was
-        drained. From memory, does not block."""
-        if self._left_s is None:
-            reason = self._group.drain_reason
-            if reason is None:
-                return False
-            self._left_s = time.monotonic()
-            threading.Thread(
-                target=self._group.leave, args=(reason,), name="rdzv-etcd drain"
-            ).start()
-        return time.monotonic() >= self._left_s + OTHERS_FIRST_S
-
-
-def record(
-    run_id: str,
-    message: str,
-    state: NodeState,
-    *,
-    name: str,
-    hostname: str | None,
-    rank: int | None = None,
-) -> None:
-    """Record one event; never raises, whatever the user's handler does. Does nothing, quickly, as
-    long as there is none. To be called while an error is handled if ``state`` says that it failed:
-    its traceback goes into the event."""
-    try:
-        construct_and_record_rdzv_event(
-            run_id,
-            message,
-            state,
-            name=name,
-            hostname=hostname or socket.gethostname(),  # torch would ask a name server
-            pid=os.getpid(),
-            rank=rank,
-        )
-    except Exception:  # noqa: BLE001 - the handler is somebody else's, and no job fails for it
-        _log.debug("an event could not be recorded: %s", message, exc_info=True)
-
-
-_NAME = "rdzv_etcd"
-
-
-def follow_torch() -> None:
-    """Set the level as torch does (``LOGLEVEL``, by default WARNING) and use torch's handlers.
+def _follow_torch() -> None:
+    """Show this library's log lines where torchrun shows torch's own, at the same level
+    (``LOGLEVEL``, by default WARNING).
 
     Leaves a program alone that has configured logging itself: one that has set the logger's level,
     or has a handler on it or on the root logger.
     """
-    logger = logging.getLogger(_NAME)
-    if logger.level == logging.NOTSET:
+    if _log.level == logging.NOTSET:
         wanted = os.environ.get("LOGLEVEL", "")
         level = logging.getLevelName(wanted.upper()) if wanted else logging.WARNING
-        logger.setLevel(level if isinstance(level, int) else logging.WARNING)
-    if not logger.hasHandlers():
+        _log.setLevel(level if isinstance(level, int) else logging.WARNING)
+    if not _log.hasHandlers():
         for handler in logging.getLogger("torch.distributed").handlers:
-            logger.addHandler(handler)
+            _log.addHandler(handler)

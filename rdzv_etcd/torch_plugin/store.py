@@ -1,4 +1,4 @@
-"""``EtcdStore``: a ``torch.distributed.Store`` on the round's key-value store in etcd.
+"""torch's stores of one round: ``EtcdStore`` on etcd for agents, and the workers' ``TCPStore``.
 
 Translates between torch's store interface and :mod:`rdzv_etcd.world.round_store`: values, timeouts
 and errors. Knows nothing of keys in etcd or of requests.
@@ -11,10 +11,12 @@ on a ``PrefixStore`` reaches only the base class, so ``self.timeout`` is read fo
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -37,6 +39,8 @@ from rdzv_etcd.world.world import World, note_finished, wait_until_closed
 
 T = TypeVar("T")
 
+_log = logging.getLogger("rdzv_etcd")
+
 
 class EtcdStore(Store):
     """Complete, thread-safe, usable under ``PrefixStore``; independent of any node's life.
@@ -51,7 +55,7 @@ class EtcdStore(Store):
     timeout: timedelta  # the base class's property, which torch's type stubs do not mention
 
     def __init__(self, store: RoundStore, *, timeout: timedelta | None = None) -> None:
-        """Whoever gives the store keeps it usable as long as this one. Nothing is sent."""
+        """The caller keeps ``store`` usable as long as this one. Sends nothing."""
         super().__init__()
         self._store = store
         if timeout is not None:
@@ -75,7 +79,7 @@ class EtcdStore(Store):
         self._do(lambda limit_s: self._store.wait(names, limit_s, even_if_over=True), timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all keys exist, without waiting for them."""
+        """Return whether all keys exist, without waiting for them."""
         names = texts_of(keys)
         return self._do(lambda limit_s: self._store.check(names, limit_s))
 
@@ -117,7 +121,7 @@ class EtcdStore(Store):
         return self._do(lambda limit_s: self._store.compare_set(name, expected, desired, limit_s))
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key; tell whether it was there."""
+        """Delete the key; return whether it was there."""
         name = text_of(key)
         return self._do(lambda limit_s: self._store.delete(name, limit_s))
 
@@ -130,7 +134,7 @@ class EtcdStore(Store):
     def clone(self) -> EtcdStore:
         """Return another store on the same keys, with a timeout of its own."""
         other = EtcdStore(self._store, timeout=self.timeout)
-        # C++ code that asks for a clone keeps the C++ object only, which is nothing without this.
+        # C++ code that asks for a clone keeps only the C++ object, which does not work by itself.
         self._store.keep(other)
         return other
 
@@ -205,27 +209,98 @@ def _bytes(value: object) -> bytes:
     raise TypeError(f"a store value must be str or bytes, not {type(value).__name__}")
 
 
+# --- the agents' own use of it --------------------------------------------------------------------
+
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 _FINISHED = "torchelastic/agent/terminal_state/num_members"
 _ALL_FINISHED = "torchelastic/agent/terminal_state/last_member"
 
-_log = logging.getLogger("rdzv_etcd")
-
 
 class AgentStore(EtcdStore):
-    """An :class:`EtcdStore` in which no agent waits for a member that is known to be lost, and that
-    tells the others when this agent's workers have finished."""
+    """The store that torch's agents use beside their workers.
+
+    **Before** workers start, the agents exchange through it how many each has
+    (``SimpleElasticAgent._assign_worker_ranks``). A member can die after it arrived and before its
+    lease runs out: then a round is formed with it, the others wait for what it would have written
+    until the store's timeout, 300 s, and fail; they call ``num_nodes_waiting()`` only once their
+    workers run. So when the round is known to be over, or the store has lost its data, this store
+    answers in the missing member's place: the agent starts its workers, asks, and re-joins at once.
+    The content of the answer does not matter then.
+
+    **After** its workers have succeeded, an agent waits for all others in torch's exit barrier
+    (``_exit_barrier``), for 300 s. It does not call ``num_nodes_waiting()`` any more and will not
+    join again: the other nodes are notified, and do not wait for it. Its own wait ends when the job
+    is closed, whatever world the others are in by then. If the store has lost who was counted (the
+    job lease has run out, etcd was wiped), all meet at a barrier instead, which such a loss does
+    not affect.
+
+    Knows the names that torch's agent uses (torch 2.5 to 2.13); a wait under any other name ends as
+    in any store.
+    """
 
     def __init__(self, world: World) -> None:
         super().__init__(world.store)
         self._world = world
         self._own_info: dict[str, Any] = {}
+        self.has_lost_ranks = False
+        """Whether the store lost data while the agents assigned ranks: this node has to re-join."""
 
     def set(self, key: str, value: str | bytes) -> None:
         if key == f"{_ROLE_INFO}{self._world.rank}":
             self._own_info = json.loads(value)
-        super().set(key, value)
+        with self._assigning([key]):
+            super().set(key, value)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        with self._assigning(keys):
+            super().multi_set(keys, values)
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        wanted = texts_of(keys)
+        if not (wanted and all(map(self._assigns_ranks, wanted))):
+            return super().multi_get(wanted)
+        with self._assigning(wanted):
+            return self._do(lambda limit_s: self._get_or_stand_in(wanted, limit_s))
+        return [self._stand_in(key) for key in wanted]  # the store has lost them
+
+    def _get_or_stand_in(self, keys: Sequence[str], limit_s: float | None) -> list[bytes]:
+        try:
+            return self._world.store.multi_get(keys, limit_s)
+        except WorldOverError:
+            return [self._stand_in(key) for key in keys]
+
+    @contextmanager
+    def _assigning(self, keys: Sequence[str]) -> Iterator[None]:
+        """If the store has lost its data while the agents assign ranks with these keys, note that
+        this node has to re-join, and raise nothing."""
+        try:
+            yield
+        except dist.DistStoreError as error:
+            is_lost = isinstance(error.__cause__, StoreLostError)
+            if not (is_lost and all(map(self._assigns_ranks, texts_of(keys)))):
+                raise
+            if not self.has_lost_ranks:
+                self.has_lost_ranks = True
+                _log.warning(
+                    "round %d: etcd has lost what the agents wrote to assign their workers' ranks; "
+                    "this node joins again",
+                    self._world.round,
+                )
+
+    def _assigns_ranks(self, key: str) -> bool:
+        return bool(self._own_info) and key.startswith((_ROLE_INFO, _ASSIGNED_RANKS))
+
+    def _stand_in(self, key: str) -> bytes:
+        """Return what a member like this one would have written."""
+        if key.startswith(_ROLE_INFO):
+            return json.dumps({**self._own_info, "rank": int(key[len(_ROLE_INFO) :])}).encode()
+        workers = int(self._own_info["local_world_size"])
+        first, total = self._world.rank * workers, self._world.size * workers
+        return json.dumps([first, total, first, total]).encode()
 
     def add(self, key: str, amount: int) -> int:
         if key != _FINISHED:
@@ -237,7 +312,7 @@ class AgentStore(EtcdStore):
         try:
             return self._world.store.add(_FINISHED, amount, limit_s)
         except StoreLostError:
-            return 0  # nobody is the last one; the wait that follows makes up for it
+            return 0  # no agent is the last one; the wait that follows makes up for it
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """As :meth:`EtcdStore.wait`; torch's exit barrier also ends when the job is closed."""
@@ -253,7 +328,7 @@ class AgentStore(EtcdStore):
             except StoreLostError:
                 self._meet_the_others(TIMEOUT_S if limit_s is None else limit_s)
         except JobClosedError:
-            pass  # nobody else will finish; how it was closed is in the log
+            pass  # no other agent will finish; how the job was closed is in the log
         except StoreTimeoutError:
             if not self._world.over:
                 raise
@@ -273,60 +348,29 @@ class AgentStore(EtcdStore):
         except WorldOverError:
             wait_until_closed(self._world, limit_s)
 
-    def get(self, key: str) -> bytes:
-        """As :meth:`EtcdStore.get`; see the module for the exception."""
-        return self.multi_get([key])[0]
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """As :meth:`EtcdStore.multi_get`; see the module for the exception."""
-        wanted = texts_of(keys)
-        if not (self._own_info and wanted and all(map(self._has_stand_in, wanted))):
-            return super().multi_get(wanted)
-        return self._do(lambda limit_s: self._get_or_stand_in(wanted, limit_s))
-
-    def _get_or_stand_in(self, keys: Sequence[str], limit_s: float | None) -> list[bytes]:
-        try:
-            return self._world.store.multi_get(keys, limit_s)
-        except WorldOverError:
-            return [self._stand_in(key) for key in keys]
-
-    def _has_stand_in(self, key: str) -> bool:
-        return key.startswith((_ROLE_INFO, _ASSIGNED_RANKS))
-
-    def _stand_in(self, key: str) -> bytes:
-        """What a member like this one would have written."""
-        if key.startswith(_ROLE_INFO):
-            return json.dumps({**self._own_info, "rank": int(key[len(_ROLE_INFO) :])}).encode()
-        workers = int(self._own_info["local_world_size"])
-        first, total = self._world.rank * workers, self._world.size * workers
-        return json.dumps([first, total, first, total]).encode()
-
-
-_TIMEOUT = timedelta(seconds=300)
+# --- the workers' store ---------------------------------------------------------------------------
 
 
 def serve_tcp_store(listener: Listener, *, use_libuv: bool = True) -> TCPStore:
-    """Serve a fresh, empty ``TCPStore`` on the socket; clients that connected before are served.
+    """Serve a fresh, empty ``TCPStore`` on rank 0's listening socket; clients that connected before
+    are served.
 
     The descriptor belongs to torch from now on: it closes it, and with it gives the port back, when
     the last reference to the store is gone. ``use_libuv`` asks for torch's newer server, which in
     torch 2.6 cannot be given a socket; there it is the older one, as without it. Raises
     ``torch.distributed.DistError``.
     """
-    descriptor = listener.detach()
-    try:
-        return _serve(listener, descriptor, use_libuv=use_libuv)
-    except NotImplementedError:  # torch 2.6; it has not touched the socket yet
-        return _serve(listener, descriptor, use_libuv=False)
-
-
-def _serve(listener: Listener, descriptor: int, *, use_libuv: bool) -> TCPStore:
-    return TCPStore(
+    serve = functools.partial(
+        TCPStore,
         host_name=listener.own_address,  # for the store's own client
         port=listener.port,
         is_master=True,
-        timeout=_TIMEOUT,
+        timeout=timedelta(seconds=TIMEOUT_S),
         wait_for_workers=False,
-        master_listen_fd=descriptor,
-        use_libuv=use_libuv,
+        master_listen_fd=listener.detach(),
     )
+    try:
+        return serve(use_libuv=use_libuv)
+    except NotImplementedError:  # torch 2.6; it has not touched the socket yet
+        return serve(use_libuv=False)

@@ -43,7 +43,7 @@ from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, Settings
 from rdzv_etcd.settings.options import Orphans
 from rdzv_etcd.text import shown
-from rdzv_etcd.world.job_events import JobEvents, begun
+from rdzv_etcd.world.observer import JobEvents, begun
 from rdzv_etcd.world.participation import (
     Connect,
     Participation,

@@ -124,6 +124,19 @@ def test_the_readme_names_every_document() -> None:
     assert {document.path for document in DOCUMENTS} - named == {README.path, notes}
 
 
+def test_documents_that_code_names_exist() -> None:
+    code = [
+        path for folder in ("rdzv_etcd", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    named = {
+        name
+        for path in [*code, ROOT / "docker-compose.yml"]
+        for name in re.findall(r"(?<!\.io/)\bdocs/[\w-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_the_option_table_is_the_code_s() -> None:
     """If this fails, put the output of ``options_table()`` between the markers."""
     text = (ROOT / "docs/options.md").read_text(encoding="utf-8")

@@ -194,7 +194,7 @@ def test_a_launch_of_another_job_that_was_interrupted_keeps_nothing_when_the_nex
     """Its node may still be there: a notebook keeps the traceback."""
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "sesame")
     monkeypatch.setenv("RDZV_ETCD_EPOCH", "7")
-    over = Launch(threading.get_ident(), -1)
+    over = Launch(threading.get_ident(), ("etcd", "job"))
     assert not over.goes_on
     interrupted, later = WorkerEnvironment(over), WorkerEnvironment()
     interrupted.prepare(8, "one")

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rdzv_etcd.aio.group import Group
+from rdzv_etcd.aio.group import Group, in_thread
 from rdzv_etcd.aio.observer import Observer
-from rdzv_etcd.aio.threads import in_thread
 from rdzv_etcd.log import show
 from rdzv_etcd.node.gate import GateFunction
 from rdzv_etcd.world import group as blocking
