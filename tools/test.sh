@@ -17,6 +17,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes import the same modules
 venv=${RDZV_ETCD_VENV:-.venv}
 torch=${RDZV_ETCD_TORCH:-torch>=2.6}
 extras=${RDZV_ETCD_EXTRAS:-test,bench}

@@ -5,16 +5,14 @@ Every scenario goes well as the code is, and breaks the promise named without th
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rdzv_etcd.etcd.port import Put, Txn
-from rdzv_etcd.node import drafting, session
 from rdzv_etcd.node import node as driver
+from rdzv_etcd.node import session
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import closing, requests
 from rdzv_etcd.protocol import liveness as accusations
@@ -25,63 +23,13 @@ from rdzv_etcd.protocol.model import NodeInfo
 from rdzv_etcd.testing.model import Request
 from rdzv_etcd.testing.network import Match
 from tests.node import test_scenarios
-from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.invariants import Invariant
 from tests.sim.matching import puts
-from tests.sim.test_mutants import (
-    Mutant,
-    forgets_the_past,
-    noticed,
-    on,
-    swapped,
-    wiped,
-    without_guard,
-)
-from tests.sim.world import TIMING, TTL_S, Scenario, SimJob, SimNode, simulate
+from tests.sim.mutants import broken_by, on, without_guard
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-MUTANTS = [
-    Mutant("closed without looking who came", requests, "close_round",
-           without_guard(lambda guard: guard.range_end is not None), (Invariant.SEATS,)),
-    Mutant("closed by who leads no more", requests, "close_round",
-           without_guard(on(b"ctl/leader")), (Invariant.LEADER,), noticed_by=117),
-    Mutant("epochs begin again after a loss of data", drafting.Drafting, "next_record",
-           forgets_the_past, (Invariant.EPOCH,), wiped),
-    Mutant("back although it was declared lost meanwhile", requests, "restore_presence",
-           without_guard(on(b"ctl/change")), (Invariant.EVICTED,), noticed_by=9),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_random_lives_notice_a_guard_that_is_missing(mutant: Mutant) -> None:
-    """Because some faults lie in wait for the moment in which it matters."""
-    logging.disable(logging.CRITICAL)
-    try:
-        with swapped(mutant.place, mutant.function, mutant.by):
-            seed, found = noticed(mutant)
-    finally:
-        logging.disable(logging.NOTSET)
-    assert found in mutant.broken, f"noticed with seed {seed}, but as {found}"
-
-
-def assert_noticed(
-    scenario: Scenario,
-    place: object,
-    function: str,
-    by: Callable[..., Any],
-    invariant: Invariant,
-    **job: Any,
-) -> None:
-    simulate(scenario, range(5), **job)
-    logging.disable(logging.CRITICAL)
-    try:
-        with swapped(place, function, by), pytest.raises(InvariantError) as caught:
-            simulate(scenario, range(5), **job)
-    finally:
-        logging.disable(logging.NOTSET)
-    assert caught.value.invariant is invariant
 
 
 async def works_one_after_the_other(job: SimJob, names: str) -> list[SimNode]:
@@ -116,59 +64,51 @@ def restores(job: SimJob, member: SimNode) -> Match:
     return matching
 
 
-def test_a_presence_put_back_after_its_node_was_declared_lost() -> None:
+@broken_by(
+    requests,
+    "restore_presence",
+    without_guard(lambda guard: guard.key.endswith(b"ctl/change")),
+    Invariant.EVICTED,
+    min_nodes=3,
+    max_nodes=3,
+)
+async def test_a_presence_put_back_after_its_node_was_declared_lost(job: SimJob) -> None:
     """A member loses its lease shortly before the one of the leader, which has crashed, runs out;
     what it puts back is under way for 4 s. Meanwhile a new leader declares both lost. The member's
     workers take their time to stop, so it has not arrived again by then."""
-
-    async def scenario(job: SimJob) -> None:
-        leader, late, other = await works_one_after_the_other(job, "abc")
-        late.stops_in_s = 30.0
-        late.connection.link.hold_requests(4.0, 9, restores(job, late))  # and its copies
-        job.crash(leader.name)
-        await job.pass_time(0.8 * TTL_S)
-        job.server.expire(late.node.context.session.lease_id)
-        await job.until(lambda: bool(job.history.changes), "both are missed", 2 * TTL_S)
-        await job.pass_time(30.0)
-        job.history.check()
-        job.start("d")
-        await job.until_works("bcd")
-        assert other.joins == 2
-
-    assert_noticed(
-        scenario,
-        requests,
-        "restore_presence",
-        without_guard(lambda guard: guard.key.endswith(b"ctl/change")),
-        Invariant.EVICTED,
-        min_nodes=3,
-        max_nodes=3,
-    )
+    leader, late, other = await works_one_after_the_other(job, "abc")
+    late.stops_in_s = 30.0
+    late.connection.link.hold_requests(4.0, 9, restores(job, late))  # and its copies
+    job.crash(leader.name)
+    await job.pass_time(0.8 * TTL_S)
+    job.server.expire(late.node.context.session.lease_id)
+    await job.until(lambda: bool(job.history.changes), "both are missed", 2 * TTL_S)
+    await job.pass_time(30.0)
+    job.history.check()
+    job.start("d")
+    await job.until_works("bcd")
+    assert other.joins == 2
 
 
-def test_a_job_closed_over_another_record() -> None:
+@broken_by(
+    requests,
+    "close_job",
+    without_guard(on(b"ctl/round")),
+    Invariant.SUCCESSION,
+    min_nodes=2,
+    max_nodes=3,
+)
+async def test_a_job_closed_over_another_record(job: SimJob) -> None:
     """A member is stopped before it can send that the job has failed; the others lose one, go on
     in a new round, and it knows nothing of that."""
-
-    async def scenario(job: SimJob) -> None:
-        _, closer, victim = await works_one_after_the_other(job, "abc")
-        closer.connection.link.stall_requests(20.0, 1, puts(job.keys.round))
-        closing = job.on(closer, closer.node.close_job(succeeded=False, reason="late"))
-        job.crash(victim.name)
-        await job.until_works("ab")
-        await closing
-        job.history.check()
-        assert job.works("ab")
-
-    assert_noticed(
-        scenario,
-        requests,
-        "close_job",
-        without_guard(on(b"ctl/round")),
-        Invariant.SUCCESSION,
-        min_nodes=2,
-        max_nodes=3,
-    )
+    _, closer, victim = await works_one_after_the_other(job, "abc")
+    closer.connection.link.stall_requests(20.0, 1, puts(job.keys.round))
+    closing = job.on(closer, closer.node.close_job(succeeded=False, reason="late"))
+    job.crash(victim.name)
+    await job.until_works("ab")
+    await closing
+    job.history.check()
+    assert job.works("ab")
 
 
 def names_nobody(original: Any, *args: Any) -> Close:
@@ -176,27 +116,23 @@ def names_nobody(original: Any, *args: Any) -> Close:
     return Close(close.world, (), close.reason)
 
 
-def test_a_member_that_came_back_too_late_is_named() -> None:
+@broken_by(
+    closing,
+    "_close",
+    names_nobody,
+    Invariant.SEATS,
+    min_nodes=1,
+    max_nodes=3,
+    timing=replace(TIMING, rejoin_timeout_s=30.0),
+)
+async def test_a_member_that_came_back_too_late_is_named(job: SimJob) -> None:
     """It is alive, and works on; its presence looks like that of a spare."""
-
-    async def scenario(job: SimJob) -> None:
-        _, slow, victim = await works_one_after_the_other(job, "abc")
-        slow.stops_in_s = 60.0
-        job.crash(victim.name)
-        await job.until(lambda: len(job.history.formed) == 2, "a round without it", 50.0)
-        await job.pass_time(60.0)
-        await job.until_works("ab")
-
-    assert_noticed(
-        scenario,
-        closing,
-        "_close",
-        names_nobody,
-        Invariant.SEATS,
-        min_nodes=1,
-        max_nodes=3,
-        timing=replace(TIMING, rejoin_timeout_s=30.0),
-    )
+    _, slow, victim = await works_one_after_the_other(job, "abc")
+    slow.stops_in_s = 60.0
+    job.crash(victim.name)
+    await job.until(lambda: len(job.history.formed) == 2, "a round without it", 50.0)
+    await job.pass_time(60.0)
+    await job.until_works("ab")
 
 
 def is_not_shaken(original: Any, self: session.Session, lease_id: int) -> None:
@@ -206,26 +142,29 @@ def is_not_shaken(original: Any, self: session.Session, lease_id: int) -> None:
     self._shaken_s = shaken_s
 
 
-def test_all_leases_are_taken_while_a_member_cannot_reach_etcd() -> None:
+@broken_by(
+    session.Session,
+    "lost",
+    is_not_shaken,
+    AssertionError,
+    seeds=range(20),
+    min_nodes=2,
+    max_nodes=3,
+)
+async def test_all_leases_are_taken_while_a_member_cannot_reach_etcd(job: SimJob) -> None:
     """Contact was there all the time, and half a TTL without any costs nobody its lease otherwise:
     only the loss of its own tells the next leader that the member may be about to come back."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(3 * TTL_S)
-        away = job.followers()[0].connection.link
-        away.partition(silent=job.loop.rng.random() < 0.5)
-        await job.pass_time(0.5)
-        job.revoke([node.node.context.session.lease_id for node in nodes])
-        await job.pass_time(2.5)
-        away.heal()
-        await job.pass_time(3 * TTL_S)
-        assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
-    with swapped(session.Session, "lost", is_not_shaken), pytest.raises(AssertionError):
-        simulate(scenario, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(3 * TTL_S)
+    away = job.followers()[0].connection.link
+    away.partition(silent=job.loop.rng.random() < 0.5)
+    await job.pass_time(0.5)
+    job.revoke([node.node.context.session.lease_id for node in nodes])
+    await job.pass_time(2.5)
+    away.heal()
+    await job.pass_time(3 * TTL_S)
+    assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
 
 
 async def _looks_away(context: NodeContext, member: Member) -> None:

@@ -22,8 +22,9 @@ from rdzv_etcd.testing.network import Match
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
 from tests.sim.matching import noted, puts
-from tests.sim.test_guards import assert_noticed, restores, works_one_after_the_other
-from tests.sim.test_mutants import on, whole_families, without_guard
+from tests.sim.mutants import broken_by, on, without_guard
+from tests.sim.test_guards import restores, works_one_after_the_other
+from tests.sim.test_mutants import whole_families
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
 
 # A life that fails is cut short, with coroutines under way.
@@ -66,63 +67,50 @@ def admits_rank_0_anywhere(original: Any, self: Any, control: Control) -> Any:
     return original(self, control)
 
 
-def test_a_round_whose_rank_0_has_given_up_its_socket() -> None:
+@broken_by(
+    member.Member, "seat_in", admits_rank_0_anywhere, Invariant.SEATS, min_nodes=2, max_nodes=2
+)
+async def test_a_round_whose_rank_0_has_given_up_its_socket(job: SimJob) -> None:
     """The leader closes a round, hears nothing of it, and its agent joins again at another port;
     its watch lags, so the refusal of its arrival is the first it hears of the round. (By its key it
     is rank 0 of the next one as well; without, that would be who was told of this one.)"""
-
-    async def scenario(job: SimJob) -> None:
-        first = job.start("a", rank_key="0")
-        await job.pass_time(0.1)
-        cut_off_with_its_round(job, first)
-        job.start("b", rank_key="1")
-        await job.until(lambda: bool(job.history.formed), "a round of both", 60.0)
-        first.connection.link.lag_watches(60.0)
-        assert first.agent is not None
-        first.agent.cancel()
-        await job.pass_time(0.1)
-        first.connection.link.heal()
-        await job.pass_time(0.1)
-        first.agent = job.on(first, first.run())
-        await job.until_works("ab", 120.0)
-
-    assert_noticed(
-        scenario,
-        member.Member,
-        "seat_in",
-        admits_rank_0_anywhere,
-        Invariant.SEATS,
-        min_nodes=2,
-        max_nodes=2,
-    )
+    first = job.start("a", rank_key="0")
+    await job.pass_time(0.1)
+    cut_off_with_its_round(job, first)
+    job.start("b", rank_key="1")
+    await job.until(lambda: bool(job.history.formed), "a round of both", 60.0)
+    first.connection.link.lag_watches(60.0)
+    assert first.agent is not None
+    first.agent.cancel()
+    await job.pass_time(0.1)
+    first.connection.link.heal()
+    await job.pass_time(0.1)
+    first.agent = job.on(first, first.run())
+    await job.until_works("ab", 120.0)
 
 
-def test_a_round_closed_over_the_end_of_the_job() -> None:
+@broken_by(
+    requests,
+    "close_round",
+    without_guard(on(b"ctl/round")),
+    Invariant.SUCCESSION,
+    min_nodes=1,
+    max_nodes=3,
+)
+async def test_a_round_closed_over_the_end_of_the_job(job: SimJob) -> None:
     """The leader waits for a slow member, and closes the round without it; that is under way while
     the slow one says that the job has failed."""
-
-    async def scenario(job: SimJob) -> None:
-        leader, slow, victim = await works_one_after_the_other(job, "abc")
-        slow.stops_in_s = 500.0
-        closing, under_way = noted(puts(job.keys.round))
-        leader.connection.link.hold_requests(10.0, 1, closing)
-        job.crash(victim.name)
-        await job.until(lambda: bool(under_way), "the leader closes the round", 300.0)
-        leader.connection.link.lag_watches(60.0)  # it would withdraw if it heard of the end
-        await job.on(slow, slow.node.close_job(succeeded=False, reason="the disk is full"))
-        assert job.history.closures
-        await job.pass_time(20.0)
-        job.history.check()
-
-    assert_noticed(
-        scenario,
-        requests,
-        "close_round",
-        without_guard(on(b"ctl/round")),
-        Invariant.SUCCESSION,
-        min_nodes=1,
-        max_nodes=3,
-    )
+    leader, slow, victim = await works_one_after_the_other(job, "abc")
+    slow.stops_in_s = 500.0
+    closing, under_way = noted(puts(job.keys.round))
+    leader.connection.link.hold_requests(10.0, 1, closing)
+    job.crash(victim.name)
+    await job.until(lambda: bool(under_way), "the leader closes the round", 300.0)
+    leader.connection.link.lag_watches(60.0)  # it would withdraw if it heard of the end
+    await job.on(slow, slow.node.close_job(succeeded=False, reason="the disk is full"))
+    assert job.history.closures
+    await job.pass_time(20.0)
+    job.history.check()
 
 
 def says_goodbye(job: SimJob, node: SimNode) -> Match:
@@ -139,150 +127,115 @@ def says_goodbye(job: SimJob, node: SimNode) -> Match:
     return matching
 
 
-def test_a_goodbye_that_comes_after_its_node_has_joined_again() -> None:
+@broken_by(
+    requests, "say_goodbye", without_guard(lambda _: True), Invariant.KEPT, min_nodes=2, max_nodes=2
+)
+async def test_a_goodbye_that_comes_after_its_node_has_joined_again(job: SimJob) -> None:
     """Its session was to be revoked, but that was lost, so its lease lives on for a while."""
-
-    async def scenario(job: SimJob) -> None:
-        node = job.start("a")
-        await job.pass_time(1.0)
-        link = node.connection.link
-        link.repeat_requests(7.0, 1, says_goodbye(job, node))
-        link.drop_requests(9, lambda request: isinstance(request, Revoke))
-        await job.join_again("a")
-        other = job.start("b")
-        await job.until_works("ab")
-        await job.pass_time(3 * TTL_S)
-        assert (node.joins, other.joins) == (2, 1), job.tell()
-
-    assert_noticed(
-        scenario,
-        requests,
-        "say_goodbye",
-        without_guard(lambda _: True),
-        Invariant.KEPT,
-        min_nodes=2,
-        max_nodes=2,
-    )
+    node = job.start("a")
+    await job.pass_time(1.0)
+    link = node.connection.link
+    link.repeat_requests(7.0, 1, says_goodbye(job, node))
+    link.drop_requests(9, lambda request: isinstance(request, Revoke))
+    await job.join_again("a")
+    other = job.start("b")
+    await job.until_works("ab")
+    await job.pass_time(3 * TTL_S)
+    assert (node.joins, other.joins) == (2, 1), job.tell()
 
 
-def test_a_presence_put_back_into_a_job_that_has_ended() -> None:
+@broken_by(
+    requests,
+    "restore_presence",
+    without_guard(on(b"ctl/round")),
+    Invariant.ENDED,
+    min_nodes=2,
+    max_nodes=3,
+)
+async def test_a_presence_put_back_into_a_job_that_has_ended(job: SimJob) -> None:
     """What a member puts back is under way while another closes the job. It works on, to finish;
     a new run of the job must not count on it."""
-
-    async def scenario(job: SimJob) -> None:
-        _, late, _ = await works_one_after_the_other(job, "abc")
-        restoring, under_way = noted(restores(job, late))
-        late.connection.link.hold_requests(8.0, 9, restoring)
-        job.server.expire(late.node.context.session.lease_id)
-        await job.until(lambda: bool(under_way), "the member puts its presence back", TTL_S)
-        leader = job.leader
-        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
-        await job.leave("a")
-        await job.leave("c")
-        await job.pass_time(10.0)
-        job.start_all("de")
-        await job.until_works("de", 60.0)
-
-    assert_noticed(
-        scenario,
-        requests,
-        "restore_presence",
-        without_guard(on(b"ctl/round")),
-        Invariant.ENDED,
-        min_nodes=2,
-        max_nodes=3,
-    )
+    _, late, _ = await works_one_after_the_other(job, "abc")
+    restoring, under_way = noted(restores(job, late))
+    late.connection.link.hold_requests(8.0, 9, restoring)
+    job.server.expire(late.node.context.session.lease_id)
+    await job.until(lambda: bool(under_way), "the member puts its presence back", TTL_S)
+    leader = job.leader
+    await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+    await job.leave("a")
+    await job.leave("c")
+    await job.pass_time(10.0)
+    job.start_all("de")
+    await job.until_works("de", 60.0)
 
 
-def test_an_arrival_after_the_end_of_its_run() -> None:
+@broken_by(
+    requests, "arrive", without_guard(on(b"ctl/round")), Invariant.ENDED, min_nodes=2, max_nodes=3
+)
+async def test_an_arrival_after_the_end_of_its_run(job: SimJob) -> None:
     """A member that arrives again is still under way when its run has ended, and would be seated in
     the next one, which it is no part of."""
-
-    async def scenario(job: SimJob) -> None:
-        leader, late, _ = await works_one_after_the_other(job, "abc")
-        arriving, under_way = noted(puts(job.keys.node(late.node_id)))
-        late.connection.link.hold_requests(8.0, 9, arriving)
-        late.connection.link.lag_watches(60.0)  # it would give up if it heard
-        late.connection.link.hold_requests(600.0, 9, claims(job))  # newcomers lead
-        assert late.agent is not None
-        late.agent.cancel()
-        await job.pass_time(0.1)
-        late.agent = job.on(late, late.run())
-        await job.until(lambda: bool(under_way), "the member arrives again", 60.0)
-        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
-        await job.leave("a")
-        await job.leave("c")
-        job.start_all("de")
-        await job.until_works("de", 200.0)
-
-    assert_noticed(
-        scenario,
-        requests,
-        "arrive",
-        without_guard(on(b"ctl/round")),
-        Invariant.ENDED,
-        min_nodes=2,
-        max_nodes=3,
-    )
+    leader, late, _ = await works_one_after_the_other(job, "abc")
+    arriving, under_way = noted(puts(job.keys.node(late.node_id)))
+    late.connection.link.hold_requests(8.0, 9, arriving)
+    late.connection.link.lag_watches(60.0)  # it would give up if it heard
+    late.connection.link.hold_requests(600.0, 9, claims(job))  # newcomers lead
+    assert late.agent is not None
+    late.agent.cancel()
+    await job.pass_time(0.1)
+    late.agent = job.on(late, late.run())
+    await job.until(lambda: bool(under_way), "the member arrives again", 60.0)
+    await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+    await job.leave("a")
+    await job.leave("c")
+    job.start_all("de")
+    await job.until_works("de", 200.0)
 
 
-def test_a_record_put_back_when_its_run_is_over_and_forgotten() -> None:
+@broken_by(
+    requests,
+    "restore_record",
+    without_guard(on(b"ctl/ended")),
+    Invariant.ENDED,
+    min_nodes=2,
+    max_nodes=2,
+    timing=replace(TIMING, closed_ttl_s=5),
+)
+async def test_a_record_put_back_when_its_run_is_over_and_forgotten(job: SimJob) -> None:
     """An operator deletes the record. One member puts it back and ends the job; what the other puts
     back is under way until the marker has expired, so that there is no record again."""
-
-    async def scenario(job: SimJob) -> None:
-        first, late = await works_one_after_the_other(job, "ab")
-        restoring, under_way = noted(puts(job.keys.round))
-        late.connection.link.hold_requests(15.0, 9, restoring)
-        job.server.apply(Txn((), (Delete(job.keys.round),)), OPERATOR)
-        await job.until(lambda: bool(under_way), "both put it back", TTL_S)
-        await job.until(lambda: first.node.control.formed is not None, "it is there", TTL_S)
-        await job.on(first, first.node.close_job(succeeded=True, reason="done"))
-        await job.leave("a")
-        await job.pass_time(20.0)
-        job.history.check()
-        assert not job.server.snapshot(job.keys.round)
-
-    assert_noticed(
-        scenario,
-        requests,
-        "restore_record",
-        without_guard(on(b"ctl/ended")),
-        Invariant.ENDED,
-        min_nodes=2,
-        max_nodes=2,
-        timing=replace(TIMING, closed_ttl_s=5),
-    )
+    first, late = await works_one_after_the_other(job, "ab")
+    restoring, under_way = noted(puts(job.keys.round))
+    late.connection.link.hold_requests(15.0, 9, restoring)
+    job.server.apply(Txn((), (Delete(job.keys.round),)), OPERATOR)
+    await job.until(lambda: bool(under_way), "both put it back", TTL_S)
+    await job.until(lambda: first.node.control.formed is not None, "it is there", TTL_S)
+    await job.on(first, first.node.close_job(succeeded=True, reason="done"))
+    await job.leave("a")
+    await job.pass_time(20.0)
+    job.history.check()
+    assert not job.server.snapshot(job.keys.round)
 
 
 def forgets_the_doubt(original: Any, self: drafting.PreparedLease) -> None:
     """Take a lease that a round may live on for one that nobody uses."""
 
 
-def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it() -> None:
+@broken_by(
+    drafting.PreparedLease, "in_doubt", forgets_the_doubt, Invariant.KEPT, min_nodes=2, max_nodes=3
+)
+async def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it(job: SimJob) -> None:
     """The leader closes a round and is cut off, until the others have called it lost. It has a
     lease that it granted for the round, and no answer."""
-
-    async def scenario(job: SimJob) -> None:
-        first = job.start("a")
-        await job.pass_time(0.1)
-        cut_off_with_its_round(job, first)
-        job.start_all("bc")
-        await job.until_works("bc", 60.0)
-        first.connection.link.heal()
-        await job.pass_time(40.0)
-        await job.until_works("abc", 60.0)
-        job.history.check()
-
-    assert_noticed(
-        scenario,
-        drafting.PreparedLease,
-        "in_doubt",
-        forgets_the_doubt,
-        Invariant.KEPT,
-        min_nodes=2,
-        max_nodes=3,
-    )
+    first = job.start("a")
+    await job.pass_time(0.1)
+    cut_off_with_its_round(job, first)
+    job.start_all("bc")
+    await job.until_works("bc", 60.0)
+    first.connection.link.heal()
+    await job.pass_time(40.0)
+    await job.until_works("abc", 60.0)
+    job.history.check()
 
 
 def puts_slices(job: SimJob) -> Match:
@@ -292,80 +245,68 @@ def puts_slices(job: SimJob) -> Match:
     return matching
 
 
-def test_a_large_world_whose_slices_etcd_has_forgotten() -> None:
+@broken_by(
+    requests,
+    "close_round",
+    without_guard(lambda guard: b"/ranks/" in guard.key),
+    Invariant.RANKS,
+    min_nodes=2,
+    max_nodes=2,
+    slice_nodes=1,
+)
+async def test_a_large_world_whose_slices_etcd_has_forgotten(job: SimJob) -> None:
     """It goes back to before they were put, just before the record is."""
-
-    async def scenario(job: SimJob) -> None:
-        leader = job.start("a")
-        await job.pass_time(0.1)
-        leader.connection.link.stall_requests(0.5, 1, puts_slices(job))
-        leader.connection.link.stall_requests(2.0, 1, puts(job.keys.round))
-        job.start("b")
-        await job.pass_time(0.3)
-        saved = job.save()
-        await job.pass_time(0.7)
-        assert any(kv.key in job.keys.ranks for kv in job.server.snapshot())
-        job.restore(saved, bump_revision=job.loop.rng.choice([0, 1_000_000]))
-        await job.until_works("ab", 120.0)
-
-    assert_noticed(
-        scenario,
-        requests,
-        "close_round",
-        without_guard(lambda guard: b"/ranks/" in guard.key),
-        Invariant.RANKS,
-        min_nodes=2,
-        max_nodes=2,
-        slice_nodes=1,
-    )
+    leader = job.start("a")
+    await job.pass_time(0.1)
+    leader.connection.link.stall_requests(0.5, 1, puts_slices(job))
+    leader.connection.link.stall_requests(2.0, 1, puts(job.keys.round))
+    job.start("b")
+    await job.pass_time(0.3)
+    saved = job.save()
+    await job.pass_time(0.7)
+    assert any(kv.key in job.keys.ranks for kv in job.server.snapshot())
+    job.restore(saved, bump_revision=job.loop.rng.choice([0, 1_000_000]))
+    await job.until_works("ab", 120.0)
 
 
-def test_a_lead_that_is_given_up_twice() -> None:
+@broken_by(
+    requests,
+    "resign",
+    without_guard(lambda guard: guard.key.endswith(b"ctl/leader")),
+    Invariant.LEADER,
+    min_nodes=2,
+    max_nodes=2,
+)
+async def test_a_lead_that_is_given_up_twice(job: SimJob) -> None:
     """Who works on after the end of its job gives up the lead, so that a new run has its own. A
     late copy of that comes when the new run has a leader."""
-
-    async def scenario(job: SimJob) -> None:
-        first, _ = await works_one_after_the_other(job, "ab")
-        first.connection.link.repeat_requests(20.0, 1, deletes(job.keys.leader))
-        await job.on(first, first.node.close_job(succeeded=True, reason="done"))
-        await job.leave("b")
-        await job.pass_time(5.0)
-        job.start_all("cd")
-        await job.pass_time(30.0)
-        await job.until_works("cd", 60.0)
-
-    assert_noticed(
-        scenario,
-        requests,
-        "resign",
-        without_guard(lambda guard: guard.key.endswith(b"ctl/leader")),
-        Invariant.LEADER,
-        min_nodes=2,
-        max_nodes=2,
-    )
+    first, _ = await works_one_after_the_other(job, "ab")
+    first.connection.link.repeat_requests(20.0, 1, deletes(job.keys.leader))
+    await job.on(first, first.node.close_job(succeeded=True, reason="done"))
+    await job.leave("b")
+    await job.pass_time(5.0)
+    job.start_all("cd")
+    await job.pass_time(30.0)
+    await job.until_works("cd", 60.0)
 
 
-def test_the_last_one_out_who_has_not_heard_of_the_end() -> None:
+@broken_by(
+    requests,
+    "remove_job",
+    without_guard(on(b"ctl/round")),
+    Invariant.KEPT,
+    min_nodes=2,
+    max_nodes=2,
+)
+async def test_the_last_one_out_who_has_not_heard_of_the_end(job: SimJob) -> None:
     """Its watch lags; the marker, which tells late nodes what became of the job, must stay."""
-
-    async def scenario(job: SimJob) -> None:
-        leader, last = await works_one_after_the_other(job, "ab")
-        last.connection.link.lag_watches(60.0)
-        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
-        await job.leave("a")
-        await job.leave("b")
-        job.history.check()
-        assert job.keys.round in {kv.key for kv in job.server.snapshot()}
-
-    assert_noticed(
-        scenario,
-        requests,
-        "remove_job",
-        without_guard(on(b"ctl/round")),
-        Invariant.KEPT,
-        min_nodes=2,
-        max_nodes=2,
-    )
+    leader, last = await works_one_after_the_other(job, "ab")
+    last.connection.link.lag_watches(60.0)
+    await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+    await job.leave("a")
+    await job.leave("b")
+    job.history.check()
+    assert job.keys.round in {kv.key for kv in job.server.snapshot()}
 
 
 def one_store_for_all_runs(original: Any, self: JobKeys, number: int, _run: str) -> KeyRange:
@@ -373,31 +314,27 @@ def one_store_for_all_runs(original: Any, self: JobKeys, number: int, _run: str)
     return store
 
 
-def test_a_new_run_while_the_keys_of_the_last_one_live() -> None:
+@broken_by(
+    JobKeys,
+    "store",
+    one_store_for_all_runs,
+    Invariant.NEW_STORE,
+    min_nodes=2,
+    max_nodes=2,
+    works=True,
+    timing=replace(TIMING, closed_ttl_s=5),
+)
+async def test_a_new_run_while_the_keys_of_the_last_one_live(job: SimJob) -> None:
     """All nodes are killed when they have closed their job. The marker expires before the job lease
     does, so the new run counts its rounds from 1 again."""
-
-    async def scenario(job: SimJob) -> None:
-        leader, _ = await works_one_after_the_other(job, "ab")
-        await job.pass_time(10.0)
-        await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
-        job.crash("a", "b")
-        await job.pass_time(2 * TTL_S)
-        job.start_all("cd")
-        await job.until_works("cd")
-        assert job.history.formed[-1].record.number == 1
-
-    assert_noticed(
-        scenario,
-        JobKeys,
-        "store",
-        one_store_for_all_runs,
-        Invariant.NEW_STORE,
-        min_nodes=2,
-        max_nodes=2,
-        works=True,
-        timing=replace(TIMING, closed_ttl_s=5),
-    )
+    leader, _ = await works_one_after_the_other(job, "ab")
+    await job.pass_time(10.0)
+    await job.on(leader, leader.node.close_job(succeeded=True, reason="done"))
+    job.crash("a", "b")
+    await job.pass_time(2 * TTL_S)
+    job.start_all("cd")
+    await job.until_works("cd")
+    assert job.history.formed[-1].record.number == 1
 
 
 def deletes_all_that_begins_alike(original: Any, keys: JobKeys, *args: Any) -> Txn:
@@ -406,45 +343,31 @@ def deletes_all_that_begins_alike(original: Any, keys: JobKeys, *args: Any) -> T
     return replace(txn, success=(Delete(start, prefix_end(start)),))
 
 
-def test_a_job_whose_prefix_is_below_another_job() -> None:
+@broken_by(JobKeys, "_rounds", whole_families, Invariant.OTHERS, max_nodes=1)
+async def test_a_job_whose_prefix_is_below_another_job(job: SimJob) -> None:
     """A team's prefix is another job's path, and its job is called like a part of that."""
-
-    async def scenario(job: SimJob) -> None:
-        prefix = job.keys.root.decode().rstrip("/")
-        other = SimJob(
-            job.loop, job.server, job_id="store", prefix=prefix, min_nodes=1, max_nodes=1
-        )
-        job.history.below.add(other.keys.root)
-        other.start("x")
-        await other.until_works("x")
-        job.start("a")
-        await job.until_works("a")
-        await job.leave("a")
-        await job.pass_time(1.0)
-        other.history.check()
-        assert other.works("x")
-        assert other.nodes["x"].joins == 1
-
-    assert_noticed(scenario, JobKeys, "_rounds", whole_families, Invariant.OTHERS, max_nodes=1)
+    prefix = job.keys.root.decode().rstrip("/")
+    other = SimJob(job.loop, job.server, job_id="store", prefix=prefix, min_nodes=1, max_nodes=1)
+    job.history.below.add(other.keys.root)
+    other.start("x")
+    await other.until_works("x")
+    job.start("a")
+    await job.until_works("a")
+    await job.leave("a")
+    await job.pass_time(1.0)
+    other.history.check()
+    assert other.works("x")
+    assert other.nodes["x"].joins == 1
 
 
-def test_a_job_whose_id_begins_like_another_one() -> None:
-    async def scenario(job: SimJob) -> None:
-        other = SimJob(job.loop, job.server, job_id="jobs", min_nodes=1, max_nodes=1)
-        other.start("x")
-        await other.until_works("x")
-        job.start("a")
-        await job.until_works("a")
-        await job.leave("a")
-        await job.pass_time(1.0)
-        other.history.check()
-        assert other.works("x")
-
-    assert_noticed(
-        scenario,
-        requests,
-        "remove_job",
-        deletes_all_that_begins_alike,
-        Invariant.OTHERS,
-        max_nodes=1,
-    )
+@broken_by(requests, "remove_job", deletes_all_that_begins_alike, Invariant.OTHERS, max_nodes=1)
+async def test_a_job_whose_id_begins_like_another_one(job: SimJob) -> None:
+    other = SimJob(job.loop, job.server, job_id="jobs", min_nodes=1, max_nodes=1)
+    other.start("x")
+    await other.until_works("x")
+    job.start("a")
+    await job.until_works("a")
+    await job.leave("a")
+    await job.pass_time(1.0)
+    other.history.check()
+    assert other.works("x")

@@ -1,16 +1,13 @@
-"""Breaks the protocol on purpose and shows that it is noticed, and as what.
+"""Every promise is broken on purpose, and that is noticed, as what was broken.
 
-Each mutant replaces one function (here, and only here, by swapping an attribute), then lives are
-lived until one fails. A mutant that survives would mean that the faults or the checks are too weak.
+A mutant that survives would mean that the faults or the checks are too weak.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,59 +32,28 @@ from rdzv_etcd.protocol.steps import Recovery
 from rdzv_etcd.runtime import lifecycle
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.options import AfterEnd
-from rdzv_etcd.testing import SimClock, SimulationError
+from rdzv_etcd.testing import SimClock
 from rdzv_etcd.world import collectives
 from rdzv_etcd.world_change import Loss
 from tests.node import test_epochs as epochs
 from tests.node import test_restored_etcd as restored
 from tests.sim import faults_operator, work
 from tests.sim.invariants import Invariant, InvariantError
-from tests.sim.lives import live
 from tests.sim.matching import puts
-from tests.sim.plan import plan
-from tests.sim.world import NotReachedError, Scenario, SimJob, simulate
+from tests.sim.mutants import (
+    Mutant,
+    broken_by,
+    noticed,
+    on,
+    quietly,
+    returns,
+    swapped,
+    without_guard,
+)
+from tests.sim.world import NotReachedError, SimJob, simulate
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-SEEDS = 300
-"""Within so many lives a mutant must be noticed."""
-
-
-@contextmanager
-def swapped(place: object, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(place, name)
-    setattr(place, name, lambda *args, **named: by(original, *args, **named))
-    try:
-        yield
-    finally:
-        setattr(place, name, original)
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    place: object
-    function: str
-    by: Callable[..., Any]
-    broken: tuple[Invariant, ...]
-    """What it may be noticed as: the first broken promise depends on the life."""
-    lives: Callable[[Any], bool] = lambda _plan: True
-    """Which lives can notice it at all, to save time."""
-    noticed_by: int = 0
-    """A life that was seen to notice it, lived first to save time."""
-    kinds: tuple[str, ...] = ()
-    """What these lives draw besides."""
-
-
-def without_guard(which: Callable[[Compare], bool]) -> Callable[..., Txn]:
-    def mutated(original: Callable[..., Txn], *args: Any, **named: Any) -> Txn:
-        txn = original(*args, **named)
-        kept = tuple(guard for guard in txn.guards if not which(guard))
-        assert kept != txn.guards
-        return replace(txn, guards=kept)
-
-    return mutated
 
 
 def stands_still(_original: Callable[..., None], clock: SimClock, slept_s: float) -> None:
@@ -102,10 +68,6 @@ NOBODY = Compare(b"nobody", Target.CREATE, Relation.EQUAL, 0)
 def does_not_look_who_is_back(original: Callable[..., Txn], *args: Any) -> Txn:
     txn = original(*args)
     return replace(txn, guards=tuple(g for g in txn.guards if b"/nodes/" not in g.key))
-
-
-def on(suffix: bytes) -> Callable[[Compare], bool]:
-    return lambda guard: guard.range_end is None and guard.key.endswith(suffix)
 
 
 def closes(change: Callable[[JobSettings], JobSettings]) -> Callable[..., Any]:
@@ -161,10 +123,6 @@ def retries_blindly(original: Any, self: Any, body: Any, deadline: Any) -> Any:
         return writes._read(await self._etcd.txn(txn, timeout_s=timeout_s, repeatable=True))
 
     return mutated()
-
-
-def returns(value: Any) -> Callable[..., Any]:
-    return lambda original, *args, **named: value
 
 
 async def does_nothing(*args: Any, **named: Any) -> None:
@@ -384,130 +342,133 @@ MUTANTS = [
            noticed_by=140),
     Mutant("a leave ends with the call that began it", lifecycle.LastWork, "_once",
            lambda original, self, work: work(), (I.NOTHING_LEFT,), kinds=("interrupted_calls",)),
+    # Faults lie in wait for the moment in which these matter (tests/sim/aimed.py).
+    Mutant("closed without looking who came", requests, "close_round",
+           without_guard(lambda guard: guard.range_end is not None), (I.SEATS,)),
+    Mutant("closed by who leads no more", requests, "close_round",
+           without_guard(on(b"ctl/leader")), (I.LEADER,), noticed_by=117),
+    Mutant("epochs begin again after a loss of data", drafting.Drafting, "next_record",
+           forgets_the_past, (I.EPOCH,), wiped),
+    Mutant("back although it was declared lost meanwhile", requests, "restore_presence",
+           without_guard(on(b"ctl/change")), (I.EVICTED,), noticed_by=9),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_broken_protocol_is_noticed(mutant: Mutant) -> None:
-    logging.disable(logging.CRITICAL)
-    try:
-        with swapped(mutant.place, mutant.function, mutant.by):
-            seed, found = noticed(mutant)
-    finally:
-        logging.disable(logging.NOTSET)
+    with quietly(), swapped(mutant.place, mutant.function, mutant.by):
+        seed, found = noticed(mutant)
     assert found in mutant.broken, f"noticed with seed {seed}, but as {found}"
 
 
-def noticed(mutant: Mutant) -> tuple[int, Invariant]:
-    plans = [plan(seed, wide=False, kinds=mutant.kinds) for seed in range(4 * SEEDS)]
-    seeds = [seed for seed, what in enumerate(plans) if mutant.lives(what)][:SEEDS]
-    for seed in sorted(seeds, key=lambda seed: seed != mutant.noticed_by):
-        try:
-            live(seed, plans[seed])
-        except InvariantError as error:
-            return seed, error.invariant
-        except SimulationError as error:
-            pytest.fail(f"seed {seed} ended with {error}")
-    raise AssertionError(f"survived {SEEDS} lives: {mutant.name}")
-
-
-def test_who_trusts_every_absence_restarts_a_job_that_was_cut_off() -> None:
+@broken_by(
+    session.Session,
+    "trust_absence_s",
+    returns(0.0),
+    AssertionError,
+    seeds=range(20),
+    min_nodes=2,
+    max_nodes=3,
+)
+async def test_who_trusts_every_absence_restarts_a_job_that_was_cut_off(job: SimJob) -> None:
     """Being lost is an act: a leader that was cut off itself gives the others time."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        for each in nodes:
-            each.connection.link.partition(silent=False)
-        await job.pass_time(25.0)
-        for each in nodes:
-            each.connection.link.heal()
-            await job.pass_time(2.0)
-        await job.pass_time(30.0)
-        assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
-    with swapped(session.Session, "trust_absence_s", returns(0.0)), pytest.raises(AssertionError):
-        simulate(scenario, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    for each in nodes:
+        each.connection.link.partition(silent=False)
+    await job.pass_time(25.0)
+    for each in nodes:
+        each.connection.link.heal()
+        await job.pass_time(2.0)
+    await job.pass_time(30.0)
+    assert [node.joins for node in nodes] == [1, 1, 1], job.tell()
 
 
-def test_slices_that_are_gone_are_put_back() -> None:
+@broken_by(
+    member.Member,
+    "may_lack_slice",
+    returns(False),
+    AssertionError,
+    seeds=range(20),
+    min_nodes=2,
+    max_nodes=4,
+    slice_nodes=1,
+)
+async def test_slices_that_are_gone_are_put_back(job: SimJob) -> None:
     """The job lease ends and the slices with it; then another leads, who has to read them."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abcd")
-        await job.until_works("abcd")
-        leader = job.leader
-        for each in job.followers()[1:]:
-            each.connection.link.delay(1.0, 1.3)
-        job.server.expire(job.history.formed[0].record.job_lease)
-        job.server.expire(leader.node.context.session.lease_id)
-        await job.pass_time(job.settings.timing.rejoin_timeout_s + 60.0)
-        assert [node.joins for node in nodes] == [1, 1, 1, 1], job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=1)
-    lacking = swapped(member.Member, "may_lack_slice", returns(False))
-    with lacking, pytest.raises(AssertionError):
-        simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=1)
+    nodes = job.start_all("abcd")
+    await job.until_works("abcd")
+    leader = job.leader
+    for each in job.followers()[1:]:
+        each.connection.link.delay(1.0, 1.3)
+    job.server.expire(job.history.formed[0].record.job_lease)
+    job.server.expire(leader.node.context.session.lease_id)
+    await job.pass_time(job.settings.timing.rejoin_timeout_s + 60.0)
+    assert [node.joins for node in nodes] == [1, 1, 1, 1], job.tell()
 
 
-def test_a_round_closed_without_looking_who_came_is_noticed() -> None:
+@broken_by(
+    requests,
+    "close_round",
+    without_guard(lambda guard: guard.range_end is not None),
+    Invariant.SEATS,
+    seeds=range(100),
+    min_nodes=2,
+    max_nodes=4,
+)
+async def test_a_round_closed_without_looking_who_came_is_noticed(job: SimJob) -> None:
     """The moment between a leader's decision and its commit is short: here somebody arrives in it,
     with a slow network, at the end of the last call."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab", delay_s=1.0)
-        await job.pass_time(job.loop.rng.uniform(28, 35))
-        job.start("c", delay_s=0.001)
-        await job.until(lambda: bool(job.history.formed), "a round")
-
-    simulate(scenario, min_nodes=2, max_nodes=4)
-    blind = without_guard(lambda guard: guard.range_end is not None)
-    with swapped(requests, "close_round", blind), pytest.raises(InvariantError) as caught:
-        simulate(scenario, range(100), min_nodes=2, max_nodes=4)
-    assert caught.value.invariant is Invariant.SEATS
+    job.start_all("ab", delay_s=1.0)
+    await job.pass_time(job.loop.rng.uniform(28, 35))
+    job.start("c", delay_s=0.001)
+    await job.until(lambda: bool(job.history.formed), "a round")
 
 
-def test_a_round_closed_by_who_leads_no_more_is_noticed() -> None:
+@broken_by(
+    requests,
+    "close_round",
+    without_guard(on(b"ctl/leader")),
+    Invariant.LEADER,
+    seeds=range(20),
+    min_nodes=2,
+    max_nodes=2,
+)
+async def test_a_round_closed_by_who_leads_no_more_is_noticed(job: SimJob) -> None:
     """The close is under way for 5 s; meanwhile the leader's lease ends and another leads."""
-
-    async def scenario(job: SimJob) -> None:
-        for each in job.start_all("ab"):
-            each.connection.link.hold_requests(5.0, 1, puts(job.keys.round))
-        await job.until(lambda: any(each.node.leads for each in job.nodes.values()), "a leader")
-        await job.pass_time(4.3)  # after a keep-alive, so that the loss is not noticed
-        job.leader.connection.link.lag_watches(30.0)  # nor told by its presence's watch
-        job.server.expire(job.leader.node.context.session.lease_id)
-        await job.until_works("ab")
-
-    assert_noticed(
-        scenario, requests, "close_round", without_guard(on(b"ctl/leader")), Invariant.LEADER
-    )
+    for each in job.start_all("ab"):
+        each.connection.link.hold_requests(5.0, 1, puts(job.keys.round))
+    await job.until(lambda: any(each.node.leads for each in job.nodes.values()), "a leader")
+    await job.pass_time(4.3)  # after a keep-alive, so that the loss is not noticed
+    job.leader.connection.link.lag_watches(30.0)  # nor told by its presence's watch
+    job.server.expire(job.leader.node.context.session.lease_id)
+    await job.until_works("ab")
 
 
-def test_epochs_that_begin_again_after_a_wipe_are_noticed() -> None:
+@broken_by(
+    drafting.Drafting,
+    "next_record",
+    forgets_the_past,
+    AssertionError,
+    seeds=range(3),
+    min_nodes=2,
+    max_nodes=3,
+    works=True,
+)
+async def test_epochs_that_begin_again_after_a_wipe_are_noticed(job: SimJob) -> None:
     """Nobody enters a round that is older than its own: it is formed again and again, until
     the epochs have caught up."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(200.0)
-        job.crash(job.followers()[0].name)
-        await job.until(lambda: len(job.history.formed) == 2, "a second round")
-        await job.pass_time(1.0)
-        job.wipe()
-        await job.pass_time(20.0)
-        job.start("d")
-        await job.until(lambda: len(job.members_now()) == 3, "a third round")
-        assert len({(each.record.run, each.record.number) for each in job.history.formed}) == 3
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)
-    with (
-        swapped(drafting.Drafting, "next_record", forgets_the_past),
-        pytest.raises(AssertionError),
-    ):
-        simulate(scenario, range(3), min_nodes=2, max_nodes=3, works=True)
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(200.0)
+    job.crash(job.followers()[0].name)
+    await job.until(lambda: len(job.history.formed) == 2, "a second round")
+    await job.pass_time(1.0)
+    job.wipe()
+    await job.pass_time(20.0)
+    job.start("d")
+    await job.until(lambda: len(job.members_now()) == 3, "a third round")
+    assert len({(each.record.run, each.record.number) for each in job.history.formed}) == 3
 
 
 def test_epochs_that_no_clock_and_no_memory_keeps_from_going_back_are_noticed() -> None:
@@ -544,16 +505,9 @@ def test_a_waiter_that_does_not_compare_its_arrival_is_noticed() -> None:
         found: bool = original(place, session)
         return found
 
-    logging.disable(logging.CRITICAL)
-    try:
-        with swapped(repair, "is_own", any_of_its_own), pytest.raises(NotReachedError):
-            simulate(
-                partial(restored.waiters_of_an_older_round, bump_revision=10**9),
-                min_nodes=3,
-                max_nodes=3,
-            )
-    finally:
-        logging.disable(logging.NOTSET)
+    scenario = partial(restored.waiters_of_an_older_round, bump_revision=10**9)
+    with quietly(), swapped(repair, "is_own", any_of_its_own), pytest.raises(NotReachedError):
+        simulate(scenario, min_nodes=3, max_nodes=3)
 
 
 def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
@@ -570,44 +524,31 @@ def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
     assert caught.value.invariant is Invariant.SURVIVORS
 
 
-def test_a_new_run_in_spite_of_after_end_is_noticed() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        closer = job.members_now()[0]
-        await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
-        for name in "ab":
-            await job.leave(name)
-        job.start_all("cd")
-        await job.pass_time(30.0)
-        job.history.stop_if_broken()
-        assert all(isinstance(job.nodes[name].error, JobClosedError) for name in "cd")
-
-    def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
-        self._member.meet_end(closure)
-
-    of_two: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "after_end": AfterEnd.REFUSE}
-    simulate(scenario, range(3), **of_two)
-    with (
-        swapped(joining.Joining, "_meet_end", begins_all_the_same),
-        pytest.raises(InvariantError) as caught,
-    ):
-        simulate(scenario, range(3), **of_two)
-    assert caught.value.invariant is Invariant.ENDED
+def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
+    self._member.meet_end(closure)
 
 
-def assert_noticed(
-    scenario: Scenario,
-    place: object,
-    function: str,
-    by: Callable[..., Any],
-    invariant: Invariant,
-) -> None:
-    """The scenario goes well, and breaks the promise with the mutant."""
-    simulate(scenario, min_nodes=2, max_nodes=2)
-    with swapped(place, function, by), pytest.raises(InvariantError) as caught:
-        simulate(scenario, min_nodes=2, max_nodes=2)
-    assert caught.value.invariant is invariant
+@broken_by(
+    joining.Joining,
+    "_meet_end",
+    begins_all_the_same,
+    Invariant.ENDED,
+    seeds=range(3),
+    min_nodes=2,
+    max_nodes=2,
+    after_end=AfterEnd.REFUSE,
+)
+async def test_a_new_run_in_spite_of_after_end_is_noticed(job: SimJob) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    closer = job.members_now()[0]
+    await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
+    for name in "ab":
+        await job.leave(name)
+    job.start_all("cd")
+    await job.pass_time(30.0)
+    job.history.stop_if_broken()
+    assert all(isinstance(job.nodes[name].error, JobClosedError) for name in "cd")
 
 
 def test_every_promise_is_broken_by_some_mutant() -> None:
