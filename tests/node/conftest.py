@@ -7,7 +7,7 @@ import pytest
 from tests.sim import world
 from tests.support import suite
 
-FEW, SOME = 1, 3
+FEW, SOME = 1, 2
 """In a quick run, and in CI. Before a release it is all, mostly 20."""
 
 

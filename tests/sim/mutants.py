@@ -83,7 +83,7 @@ def noticed(mutant: Mutant) -> tuple[int, Invariant]:
 
 def lives_of(mutant: Mutant) -> Iterator[tuple[int, Plan]]:
     """The lives that can notice a mutant, that which was seen to do so first."""
-    for seed in sorted(range(4 * SEEDS), key=lambda seed: seed != mutant.noticed_by):
+    for seed in dict.fromkeys((mutant.noticed_by, *range(4 * SEEDS))):
         what = plan(seed, wide=False, kinds=mutant.kinds)
         if mutant.lives(what):
             yield seed, what

@@ -167,7 +167,7 @@ def test_spot_nodes(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     assert used <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_pet_variables_only(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
     """What operators set besides does no harm; ranks follow the pods' numbers."""
     job = DocumentedJob(etcd.target, tmp_path, block="pet")
@@ -218,7 +218,7 @@ def test_several_agents_on_one_machine(agents: Agents, tmp_path: Path) -> None:
     assert last["epoch"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_stacked_jobs_on_one_machine(agents: Agents, tmp_path: Path) -> None:
     """Two jobs share an etcd that one of them has started; neither sees the other."""
     first = one_machine(tmp_path, "stacked")

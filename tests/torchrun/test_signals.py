@@ -45,8 +45,17 @@ def send(agent: Agent, number: int) -> None:
     os.kill(torchrun.pid, number)
 
 
-@pytest.mark.parametrize("number", _ENDING, ids=lambda number: number.name)
-@pytest.mark.parametrize("enter", [an_agent, a_first_process])
+@pytest.mark.parametrize(
+    ("enter", "number"),
+    [
+        *((an_agent, number) for number in _ENDING),
+        (a_first_process, signal.SIGTERM),
+        *(
+            pytest.param(a_first_process, number, marks=pytest.mark.release)
+            for number in _ENDING[1:]
+        ),
+    ],
+)
 def test_an_agent_that_waits_leaves_before_it_ends(
     etcd: EtcdServer,
     agents: Agents,
@@ -101,8 +110,15 @@ def test_a_spare_that_is_about_to_be_killed_gets_no_seat(
     finish(agents, etcd, job, [one, behind])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-@pytest.mark.parametrize("handled", ["SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGINT"])
+@pytest.mark.parametrize(
+    ("handled", "number"),
+    [
+        ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", signal.SIGTERM),
+        ("SIGINT", signal.SIGHUP),
+        pytest.param("SIGTERM,SIGINT,SIGHUP,SIGQUIT", signal.SIGHUP, marks=pytest.mark.release),
+        pytest.param("SIGINT", signal.SIGTERM, marks=pytest.mark.release),
+    ],
+)
 def test_a_member_tells_the_others_which_signal_has_ended_it(
     etcd: EtcdServer, agents: Agents, tmp_path: Path, handled: str, number: signal.Signals
 ) -> None:

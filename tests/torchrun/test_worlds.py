@@ -29,12 +29,14 @@ def test_three_agents_with_two_workers_each_form_one_world(
     finish(agents, etcd, job, started)
 
 
-def test_killed_nodes_are_left_behind(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
-    """SIGKILL of an agent and its worker, first the leader, then rank 0: the others train on.
+def test_killed_nodes_are_left_behind_though_their_leases_live(
+    etcd: EtcdServer, agents: Agents, tmp_path: Path
+) -> None:
+    """Agent and worker, as by a power cut; first the leader, then rank 0: the others train on.
 
     The first to arrive leads, and its rank key gives it the last rank: neither is the other.
     """
-    conf = f"{QUICK},rank_key=RACK"
+    conf = f"{QUICK.replace('lease_ttl=3', 'lease_ttl=3000')},rank_key=RACK"
     job = Job(etcd.target, tmp_path, nnodes="2:4", conf=conf, allreduce=True)
     (leads,) = agents.start(job, "leader", RACK="rack-11")
     agents.wait_until(
@@ -56,8 +58,11 @@ def test_killed_nodes_are_left_behind(etcd: EtcdServer, agents: Agents, tmp_path
         print(f"first step {smaller[0].time - killed_at:.1f} s after {victim.name} was killed")
         assert [step.agent for step in smaller] == [agent.name for agent in living]
         assert smaller[0].epoch > world[0].epoch
+        for survivor in living:
+            assert ": its process exited (its host refuses the connection" in survivor.output
         world = smaller
-    finish(agents, etcd, job, living)
+    job.stop_file.touch()
+    assert [agent.wait() for agent in living] == [0, 0]
 
 
 def test_a_spare_waits_takes_over_and_ends_well(

@@ -1,4 +1,4 @@
-"""Several nodes in one process that can reset all their links: obeys lines, answers in JSON."""
+"""Several nodes in one process, whose links can be reset: obeys lines, answers in JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import socket
 import struct
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rdzv_etcd.peers import tcp
 from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.world.group import Group
-from tests.library.nodes import join_all
+from rdzv_etcd.world.world import World
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: a socket that is closed sends RST."""
@@ -19,28 +21,38 @@ _RESET = struct.pack("ii", 1, 0)
 
 def main() -> None:
     options, count = json.loads(sys.argv[1]), int(sys.argv[2])
-    nodes = [Group(settings_from_config(environ={}, **options)) for _ in range(count)]
-    answer([node.node_id for node in nodes])
-    worlds = []
+    nodes: list[Group] = []
+    worlds: list[World] = []
+    answer([])
     for line in sys.stdin:
         match line.strip():
+            case "make":
+                settings = settings_from_config(environ={}, **options)
+                nodes = [Group(settings) for _ in range(count)]
+                answer([node.node_id for node in nodes])
             case "join":
-                worlds = join_all(nodes)
-                answer([[world.rank, world.size] for world in worlds])
+                with ThreadPoolExecutor(count) as pool:
+                    joins = list(pool.map(join, nodes))
+                worlds = [world for world, _, _ in joins]
+                answer([[world.rank, world.size, *times] for world, *times in joins])
             case "reset":
-                answer(sum(nodes[0]._part.run(reset(node)) for node in nodes))
+                answer([nodes[0]._part.run(reset(node)) for node in nodes])
             case "look":
-                answer(
-                    [
-                        [world.over, str(world.change), watched(node)]
-                        for node, world in zip(nodes, worlds, strict=True)
-                    ]
-                )
-    for node in nodes:
-        node.leave()
+                seen = zip(nodes, worlds, strict=True)
+                answer([[world.over, str(world.change), watched(node)] for node, world in seen])
+            case "leave":
+                with ThreadPoolExecutor(count) as pool:
+                    answer(list(pool.map(Group.leave, nodes)))
 
 
-def answer(words: Any) -> None:
+def join(node: Group) -> tuple[World, float, float]:
+    """Join; return also when that began and ended."""
+    began_s = time.monotonic()
+    world = node.join()
+    return world, began_s, time.monotonic()
+
+
+def answer(words: list[Any]) -> None:
     print(json.dumps(words), flush=True)
 
 
