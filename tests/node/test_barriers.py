@@ -24,7 +24,7 @@ from rdzv_etcd.world_change import MovedOn
 from tests.sim import world
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import noted
-from tests.sim.test_mutants import does_nothing, on, swapped, without_guard
+from tests.sim.mutants import does_nothing, on, swapped, without_guard
 from tests.sim.world import Scenario, SimJob, SimNode, simulate
 
 SOON_S = 1.0

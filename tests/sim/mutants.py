@@ -70,6 +70,10 @@ def returns(value: Any) -> Callable[..., Any]:
     return lambda original, *args, **named: value
 
 
+async def does_nothing(*args: Any, **named: Any) -> None:
+    return
+
+
 def noticed(mutant: Mutant) -> tuple[int, Invariant]:
     for seed, what in itertools.islice(lives_of(mutant), SEEDS):
         try:

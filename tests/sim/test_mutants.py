@@ -43,6 +43,7 @@ from tests.sim.matching import puts
 from tests.sim.mutants import (
     Mutant,
     broken_by,
+    does_nothing,
     noticed,
     on,
     quietly,
@@ -123,10 +124,6 @@ def retries_blindly(original: Any, self: Any, body: Any, deadline: Any) -> Any:
         return writes._read(await self._etcd.txn(txn, timeout_s=timeout_s, repeatable=True))
 
     return mutated()
-
-
-async def does_nothing(*args: Any, **named: Any) -> None:
-    return
 
 
 def steals_the_lead(original: Any, keys: Any, leader: Any, lease: int) -> Txn:
