@@ -78,20 +78,20 @@ def connect(
     """Connect to etcd and take part in a job; the first :meth:`~rdzv_etcd.world.group.Group.join`,
     or ``for world in group.worlds()``, makes this node wait for the others.
 
-    ``endpoints`` is ``"host:2379"`` or several of them, ``https://`` before one for TLS. ``job`` is
-    the id that all nodes share. ``nodes`` is how many it takes, or the fewest and the most.
-    ``data`` is what this node tells the other members of itself, a JSON object of at most 4 KiB.
-    ``local_addr`` is the address at which the others reach it, if the one that it finds is not
-    right. ``epoch_floor`` is an epoch that the job has reached before, as a checkpoint tells.
-    ``options`` are those of the torch plugin. ``gate`` is called before each
-    arrival, on a thread of its own, for at most ``gate_timeout`` seconds: if it raises, or returns
-    anything false but ``None``, this node does not join. It cannot be ``async``.
+    ``endpoints`` is ``"host:2379"`` or a list of such addresses, with ``https://`` for TLS. ``job``
+    is the id that all nodes share. ``nodes`` is the number of nodes, or the pair of the fewest and
+    the most. ``data`` is a JSON object of at most 4 KiB that the other members see. ``local_addr``
+    is the address at which they reach this node, if the detected one is wrong. ``epoch_floor`` is
+    an epoch that the job has reached before, as a checkpoint records it. ``options`` are those of
+    the torch plugin. ``gate`` is called before each arrival, on a thread of its own, for at most
+    ``gate_timeout`` seconds: if it raises, or returns a false value other than ``None``, this node
+    does not join. It cannot be ``async``.
 
     User and password come from ``RDZV_ETCD_USER`` and ``RDZV_ETCD_PASSWORD`` or the files that the
-    options name; nothing else is taken from the environment, unless ``rank_key`` names a variable.
+    options name; nothing else is read from the environment, unless ``rank_key`` names a variable.
 
     Blocks and raises as :class:`~rdzv_etcd.world.group.Group`, and raises
-    :class:`~rdzv_etcd.errors.SettingsError` for what cannot be.
+    :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
     """
     settings = settings_for(
         endpoints,
@@ -115,10 +115,9 @@ def observe(
     """Look at a job from outside, without taking part: see :class:`~rdzv_etcd.Observer`.
 
     ``endpoints`` and ``job`` are those of :func:`connect`; ``options`` are those of its options
-    that say how etcd is reached, and ``etcd_prefix``. User and password come from where they come
-    from there. Blocks for at most ``connect_timeout`` seconds. Raises
-    :class:`~rdzv_etcd.errors.EtcdError`, and :class:`~rdzv_etcd.errors.SettingsError` for what
-    cannot be.
+    that say how etcd is reached, and ``etcd_prefix``. User and password come from the same places.
+    Blocks for at most ``connect_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`, and
+    :class:`~rdzv_etcd.errors.SettingsError` for invalid arguments.
     """
     return Observer(settings_to_observe(endpoints, options, job=job))
 
@@ -132,7 +131,7 @@ def settings_to_observe(
     for name in options:
         if name not in known:
             raise SettingsError(
-                f"{name} is no option to observe a job with: those are {', '.join(known)}"
+                f"{name} is not an option of observe(); those are {', '.join(known)}"
             )
     given: Options = {}
     given.update(options)  # type: ignore[typeddict-item] # a part of them

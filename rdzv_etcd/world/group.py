@@ -71,19 +71,19 @@ class Group:
     The constructor connects, opens the session and begins to watch the job, so that :meth:`join` is
     one round trip plus the wait for the others. It blocks while names are resolved, for up to
     ``join_timeout_s`` while ``local_addr`` is a name that is not in DNS yet, and for at most
-    ``settings.connection.connect_timeout_s`` when etcd does not answer; if etcd stops answering
+    ``settings.connection.connect_timeout_s`` if etcd does not answer; if etcd stops answering
     after that, for a few times ``request_timeout_s``. With ``settings.embed`` it first waits until
-    an etcd is there, for up to ``join_timeout_s``. It raises
+    an etcd is there, for up to ``join_timeout_s``. Raises
     :class:`~rdzv_etcd.errors.EtcdError`, :class:`~rdzv_etcd.errors.StateCorruptError` or, with
-    ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`; and
-    :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node,
-    :class:`OSError` if no port can be had, as :meth:`join` does.
+    ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`; and, as :meth:`join` does,
+    :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node and
+    :class:`OSError` if no port is free.
 
-    All methods may be called from any thread; :meth:`join` only when no other call of it is under
-    way. A group that was not left leaves by itself when the interpreter exits, or when nobody
-    refers to it or to its world any more. It belongs to the process that made it: in a forked child
-    it raises :class:`~rdzv_etcd.errors.ForkedProcessError`, and so does a new group if the parent
-    has used gRPC.
+    All methods may be called from any thread, :meth:`join` only while no other call of it runs. A
+    group leaves by itself when the interpreter exits, and when nothing refers to it or its world
+    any more. It belongs to the process that made it: in a forked child it raises
+    :class:`~rdzv_etcd.errors.ForkedProcessError`, and so does a new group if the parent has used
+    gRPC.
     """
 
     def __init__(
@@ -94,10 +94,9 @@ class Group:
         clock: Clock | None = None,
         gate: GateFunction | None = None,
     ) -> None:
-        """``connect``: use this connection instead of the one that the settings describe; it is
-        closed with the group.
-        ``gate`` is asked before each arrival; :class:`~rdzv_etcd.errors.SettingsError` if it
-        cannot be."""
+        """``connect`` makes the connection to use instead of the one that the settings describe;
+        the group closes it. ``gate`` is called before each arrival; raises
+        :class:`~rdzv_etcd.errors.SettingsError` if it is not callable."""
         if gate is not None:
             check_gate(gate)
         self._settings = settings
@@ -181,11 +180,11 @@ class Group:
     def worlds(self) -> Iterator[World]:
         """Join, and join again after each change, until the job is finished.
 
-        Each pass of the loop is one world; the next begins by joining again, so the body of the
-        loop ends when its world is over, or when something has failed in it that the next world may
-        do better. (While a world is not over, joining again ends it for the others, too.) Ends when
-        the job is finished, by whomever, and when this node was drained. Blocks and raises as
-        :meth:`join`: so the loop ends with :class:`~rdzv_etcd.errors.JobClosedError` if the job has
+        Each pass of the loop is one world, and the next pass joins again: so let the body of the
+        loop end when its world is over, or after a failure that the next world may not have.
+        (Joining again while a world is not over ends it for the others, too.) The loop ends when
+        the job is finished by any node, and when this node was drained. Blocks and raises as
+        :meth:`join`, so the loop ends with :class:`~rdzv_etcd.errors.JobClosedError` if the job
         failed.
         """
         while True:
@@ -202,21 +201,21 @@ class Group:
     def join(self, timeout_s: float | None = None, *, because: str = "") -> World:
         """Arrive for the next round and block until it is formed with this node in it.
 
-        ``because`` tells the others why this node joins again, if that is its own doing, such as
-        how its worker failed: in :attr:`World.change`, in their logs and in the job's history; in
-        one line of at most 200 characters.
+        ``because`` says why this node joins again, if it is the cause itself, such as how its
+        worker failed. The others see it in :attr:`World.change`, in their logs and in the job's
+        history, in one line of at most 200 characters.
         ``timeout_s`` (default: the settings' ``join_timeout_s``) bounds the wait for enough nodes,
         counted from when the round was opened if that is later; a spare of a healthy round waits
-        for as long as that lasts. After an error it blocks for up to ``close_timeout_s`` more, to
-        take its arrival back. Raises
+        for as long as that round lasts. After an error, blocks for up to ``close_timeout_s`` more
+        to take its arrival back. Raises
         :class:`~rdzv_etcd.errors.JoinTimeoutError`, :class:`~rdzv_etcd.errors.JobClosedError`,
         :class:`~rdzv_etcd.errors.JobSettingsMismatchError`,
         :class:`~rdzv_etcd.errors.StateCorruptError`, :class:`~rdzv_etcd.errors.EtcdError`,
-        :class:`~rdzv_etcd.errors.GateError` if this node does not pass its gate, which is asked
-        first, :class:`~rdzv_etcd.errors.DrainedError` if it is to leave, and has left now,
+        :class:`~rdzv_etcd.errors.GateError` if this node does not pass its gate, which is checked
+        first, :class:`~rdzv_etcd.errors.DrainedError` if it was drained, and has left now,
         :class:`~rdzv_etcd.errors.RendezvousFailedError` if another thread leaves meanwhile, and
         :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is joining already: a node
-        has one place in a round, and the other call would take this one's arrival for its own.
+        arrives once per round.
         """
         try:
             with self._one_join() as listener:
@@ -234,17 +233,16 @@ class Group:
             self._part.run(self._gate.settle(failure))
 
     def _note_drained(self, error: DrainedError) -> str:
-        """Remember that this node was drained, and return why, as the others are told."""
+        """Remember that this node was drained, and return the reason that the others see."""
         self._drained = DrainedError(str(error), by=error.by, reason=error.reason)  # not its frames
         return why_drained(Drain(error.by, error.reason), self.node_id)
 
     @contextmanager
     def _one_join(self, bound: Listener | None = None) -> Iterator[Listener]:
-        """Refuse another join meanwhile; give the socket of this one, and close it if it fails.
+        """Refuse another join meanwhile; yield this one's socket, and close it if the join fails.
 
-        If it is interrupted when it is done already, the world that it led to is left.
-
-        ``bound`` is one that the caller has made.
+        An interruption that comes after the join was done leaves the world that it led to.
+        ``bound``: a socket that the caller has made.
         """
         me, epoch, listener = object(), None, bound
         # No try within it: an interruption just as that begins would miss the outer one's end.
@@ -294,7 +292,7 @@ class Group:
         return world
 
     def _note_change(self) -> None:
-        """Let the world that this node leaves remember why it was over, if it was."""
+        """Let the world that this node leaves note why it was over, if it was."""
         world = None if self._world is None else self._world()
         if world is not None:
             world.change  # noqa: B018
@@ -312,13 +310,13 @@ class Group:
         return bind_listener(self._local_addr, self._settings.connection.endpoints)
 
     def drain(self, reason: str = "no reason given") -> None:
-        """Let this node leave at the next safe point; returns at once, and may be called anywhere,
-        in a signal handler too. Idempotent; the first reason stays.
+        """Let this node leave at the next safe point. Returns at once, and may be called anywhere,
+        also in a signal handler. Idempotent; the first reason stays.
 
-        The world is not over by it: :attr:`World.should_yield` is true on every member, so that
-        all may leave their loop at the next commit point. Then this node's :meth:`join` leaves the
+        This does not end the world: :attr:`World.should_yield` turns true on every member, so that
+        all can leave their loop at the next commit point. Then this node's :meth:`join` leaves the
         job and raises :class:`~rdzv_etcd.errors.DrainedError`, and :meth:`worlds` ends; the others
-        are told why, and go on without it. A node that waits for a round leaves at once.
+        learn the reason and continue without it. A node that waits for a round leaves at once.
         """
         self._part.refuse_in_child()
         self._part.begin(self._node.be_drained(reason))
@@ -334,23 +332,22 @@ class Group:
         return None if drain is None else why_drained(drain, self.node_id)
 
     def waiting_count(self) -> int:
-        """Whether to stop working and to join again, as torch's agent asks: a flag, above zero if
-        so. :attr:`World.over` is the same question.
+        """Above zero if this node is to stop working and join again, as torch's agent asks;
+        :attr:`World.over` is the same question.
 
-        It is above zero when nodes wait that would be taken in, when a member was lost, when the
-        others went on without this node, and when the job failed; zero when it was finished. The
-        number is that of the nodes which waited or were lost when the world ended, at least 1; it
-        does not change while more arrive. Answers from memory: never blocks, never raises,
-        whatever state etcd is in, but for :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked
-        child, which knows nothing of the job.
+        Above zero if nodes wait that the next world would include, if a member was lost, if the
+        others formed a world without this node, and if the job failed; zero if it was finished.
+        The number is how many nodes waited or were lost when the world ended, at least 1; it does
+        not change as more arrive. Answers from memory: never blocks, and never raises in any state
+        of etcd, except :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         self._part.refuse_in_child()
         self._node.call_ins.call_in()
         return self._node.waiting_count()
 
     def closure(self) -> Closure | None:
-        """How the job ended, if it did; from memory. Before the first :meth:`join` that is the
-        end of the last run, while its marker stands: a join begins a new one. Raises
+        """How the job ended, if it did; from memory. Before the first :meth:`join` this is the
+        end of the last run, as long as its marker exists; a join begins a new run. Raises
         :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
         self._part.refuse_in_child()
         return self._node.closure()
@@ -358,11 +355,11 @@ class Group:
     # -- the job ----------------------------------------------------------------------------------
 
     def events(self) -> JobEvents:
-        """Watch from now on what happens in the job: see :class:`~rdzv_etcd.JobEvents`.
+        """Watch the job from now on: see :class:`~rdzv_etcd.JobEvents`.
 
-        Every node may; in a job of many nodes better let one, for each reader is told of each node.
-        They end when this node leaves, and do not keep it from leaving. Blocks until the watch has
-        begun, for some ``request_timeout`` seconds at most. Raises
+        Any node can; in a job of many nodes let one do it, because each reader receives the events
+        of every node. The events end when this node leaves. Blocks until the watch has begun, for a
+        few times ``request_timeout`` at most. Raises
         :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node has left,
         :class:`~rdzv_etcd.errors.StateCorruptError`, and :class:`~rdzv_etcd.errors.EtcdError`.
         """
@@ -376,25 +373,25 @@ class Group:
     def report_dead(
         self, member: WorldMember | str, evidence: str, *, certain: bool = False
     ) -> bool:
-        """Tell the job that a member of the present world is dead, as a supervisor or a health
-        checker may know before its lease runs out; it does what a broken link between two nodes
-        does, also with ``peer_links=0``.
+        """Report that a member of the present world is dead, as a supervisor may know before its
+        lease expires. Has the effect of a broken link between two nodes, also with
+        ``peer_links=0``.
 
         ``member`` is one of ``world.members``, or a node id. ``evidence`` says in words what was
-        seen; all are told, in ``world.change`` and in their logs. ``certain``: its process is known
-        to be gone, not just silent. If it lives and reaches etcd it answers with one write, and
-        nobody restarts; otherwise the job's leader declares it lost, after 0.03 s if it is certain,
-        else after 0.3 s, and four times as long as etcd takes to answer; what is not certain it
-        believes only after ``lease_ttl`` in contact with etcd itself.
+        seen; it appears in ``world.change`` and in the logs of all nodes. ``certain``: its process
+        is known to be gone, not just silent. A member that lives and reaches etcd answers with one
+        write, and nothing restarts; otherwise the job's leader declares it lost, after 0.03 s if
+        the report is certain, else after 0.3 s, plus four times etcd's latency. The leader believes
+        an uncertain report only after ``lease_ttl`` in contact with etcd itself.
 
-        Tells whether the report stands in etcd. ``False``: the member is gone or declared lost
-        already, the world is another one, or this node was wrong a moment ago (it accuses nobody
-        of whom it was wrong for a minute, and nobody at all after three mistakes within a minute,
-        which is told at log level WARNING). Blocks for some requests; until the world is a second
-        old, or a third of ``lease_ttl`` and a second without links, for then its members can
-        answer; and until the last one reported has answered or was declared lost. Raises
-        :class:`~rdzv_etcd.errors.MisuseError` for this node itself, for who is no member of the
-        present world, and for evidence without words;
+        Returns whether the report stands in etcd. ``False``: the member is gone or was declared
+        lost already, the world is another one, or a recent report of this node was wrong (it
+        accuses the same member again only after a minute, and no member for a minute after three
+        mistakes, which it logs at WARNING). Blocks for some requests; until the world is a second
+        old (without links, a second and a third of ``lease_ttl``), since its members can answer
+        only then; and until the member reported last has answered or was declared lost. Raises
+        :class:`~rdzv_etcd.errors.MisuseError` for this node itself, for a node that is not a member
+        of the present world, and for empty evidence;
         :class:`~rdzv_etcd.errors.RendezvousFailedError` if this node leaves, and
         :class:`~rdzv_etcd.errors.EtcdError`.
         """
@@ -409,22 +406,22 @@ class Group:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self, reason: str = "the work is done") -> bool:
-        """End the job for everybody, because its work is done: every world is over, nobody joins.
+        """Close the job for all nodes, because its work is done: worlds are over, no node joins.
 
-        For members, as a rule all of them at about the same time: one other than rank 0 first
-        leaves that one a second to say so. Tells whether the job is ended as far as this node
-        knows; ``False`` if this node is no member of the present round. Its requests take up to
+        For members, usually all of them at about the same time: members other than rank 0 first
+        give rank 0 a second to do it. Returns whether the job is closed as far as this node knows;
+        ``False`` if this node is not a member of the present round. Its requests take up to
         ``close_timeout_s`` each. Raises :class:`~rdzv_etcd.errors.RendezvousFailedError` if another
         thread leaves meanwhile, and :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._end(reason, succeeded=True, force=False)
 
     def fail(self, reason: str, *, force: bool = False) -> bool:
-        """End the job for everybody, because it has failed: all others get the reason.
+        """Close the job for all nodes, because it has failed; all of them get the reason.
 
-        For members of the present round; with ``force`` for any node, whoever's round it is (before
-        the first one there is nothing to end). Tells whether the job is ended as far as this node
-        knows. Its requests take up to ``close_timeout_s`` each. Raises as :meth:`finish`.
+        For members of the present round; with ``force`` for any node (before the first round there
+        is nothing to close). Returns whether the job is closed as far as this node knows. Its
+        requests take up to ``close_timeout_s`` each. Raises as :meth:`finish`.
         """
         return self._end(reason, succeeded=False, force=force)
 
@@ -436,24 +433,24 @@ class Group:
         return self.closure() is not None
 
     def leave(self, reason: str = "left") -> None:
-        """End this node's part at once and free everything; the others see it in one watch event.
+        """Leave the job at once and free everything; the others see it in one watch event.
 
         Blocks for at most ``close_timeout_s`` or a TTL, whichever is shorter, and for a few times
-        that if this node was about to form the first round. Idempotent, and waits for one that is
-        under way; if it is interrupted, the node leaves all the same. Never raises because etcd is
-        away (then the lease expires by itself). On the library's own thread, where a ``__del__``
-        method or a callback may run, it does not wait until that is done.
+        that if this node was about to form the first round. Idempotent; waits for a call that is
+        under way. If it is interrupted, the node leaves all the same. Does not raise if etcd cannot
+        be reached: the lease expires by itself. On the library's own thread, where a ``__del__``
+        method or a callback may run, it does not wait.
         """
         self._note_change()
         self._gate.abandon()
         self._part.leave(reason)
 
     def when_left(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once, when this node has left, however that comes about; at once
-        if it has. Not if the process is killed.
+        """Call ``callback`` once this node has left for any reason; at once if it has. A process
+        that is killed does not call it.
 
-        On the library's own thread: it must not block, and what it raises there is only logged.
-        Raises :class:`~rdzv_etcd.errors.MisuseError` for what cannot be called, and
+        It runs on the library's own thread: it must not block, and an error that it raises there is
+        only logged. Raises :class:`~rdzv_etcd.errors.MisuseError` if it is not callable, and
         :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         self._part.when_left(callback)
@@ -471,7 +468,8 @@ class Group:
 
     @property
     def has_left(self) -> bool:
-        """Whether this process takes no part any more: the node has left, or is a parent's."""
+        """Whether this process has no part in the job any more: the node has left, or belongs to
+        the parent of this forked child."""
         return self._part.is_over
 
     def __enter__(self) -> Group:

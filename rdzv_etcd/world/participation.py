@@ -1,7 +1,7 @@
 """What a group holds until it leaves: its node, the connection, a hold on the loop, sockets.
 
-Knows how a node leaves from any thread, and at the interpreter's exit. Does not know the group: one
-that is dropped without leaving must not be kept alive by what has to be tidied up behind it.
+Lets a node leave from any thread, and at the interpreter's exit. Has no reference to the group,
+which could otherwise not be garbage collected.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Participation(Lifecycle):
         self.bound = bound
 
     def be_guarded(self, guard: Guard) -> None:
-        """Say good-bye to the guard when this node has left."""
+        """End the guard when this node has left."""
         self.guard = guard
 
     def show_metrics(self, outputs: Outputs | None) -> None:
@@ -111,12 +111,12 @@ class Participation(Lifecycle):
         self._metrics = outputs
 
     def when_left(self, callback: Callable[[], None]) -> None:
-        """Have it called when this node has left; see :meth:`rdzv_etcd.Group.when_left`."""
+        """See :meth:`rdzv_etcd.Group.when_left`."""
         self.refuse_in_child()
         if not callable(callback):
             raise MisuseError(
-                f"the callback of when_left is {shown(repr(callback), 100)}; it must be something "
-                "that can be called, without arguments"
+                f"the callback of when_left is {shown(repr(callback), 100)}; it must be callable "
+                "without arguments"
             )
         self._when_left.append(callback)
         if self not in _open:
@@ -133,7 +133,7 @@ class Participation(Lifecycle):
             except BaseException as error:  # it is told of, and ends nothing
                 if not (isinstance(error, Exception) or self.loop_thread.is_current):
                     raise  # at once, in the thread of who asked for it: that one's signal or exit
-                _log.exception("what was to be called when this node has left raised")
+                _log.exception("the callback of when_left raised")
 
     def begin_join(self) -> Listener | None:
         """Note that this thread joins, and close the last round's listener if nobody took it.

@@ -1,6 +1,6 @@
 """The blocking face of a round's key-value store, for launchers and under torch's store.
 
-What each operation promises and costs is in :mod:`rdzv_etcd.kv.store`.
+:mod:`rdzv_etcd.kv.store` says what each operation promises and costs.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class UnlessOver(Protocol):
 
 
 class RoundStore:
-    """A key-value store that the members of one round share, and that vanishes with it.
+    """A key-value store that the members of one round share, and that is deleted with it.
 
     Values are bytes, keys any text. All methods may be called from any thread and block for at most
-    ``timeout_s`` seconds (``None``: without limit), also while etcd is away. They raise
+    ``timeout_s`` seconds (``None``: without limit), also while etcd cannot be reached. They raise
     :class:`~rdzv_etcd.errors.StoreTimeoutError`, :class:`~rdzv_etcd.errors.EtcdError`,
     :class:`~rdzv_etcd.errors.RendezvousFailedError` when this node has left, and
-    :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant.
+    :class:`~rdzv_etcd.errors.MisuseError` for invalid arguments.
 
-    Those that wait for other members (``get``, ``multi_get``, ``wait``) give up when
-    the world is over, with :class:`~rdzv_etcd.errors.WorldOverError`, or
-    :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed: what they wait for may never
-    come. With ``even_if_over=True`` they wait until the job is closed.
+    Those that wait for other members (``get``, ``multi_get``, ``wait``) end when the world is over,
+    with :class:`~rdzv_etcd.errors.WorldOverError`, or with
+    :class:`~rdzv_etcd.errors.JobClosedError` if the job was closed: the keys may never be set. With
+    ``even_if_over=True`` they wait until the job is closed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A formed round as its member uses it: who is in it, and what they do together."""
+"""A formed round as its member uses it: its members, and what they do together."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class WorldMember:
 
 
 class World:
-    """One formed round: a rank, a size, and what its members do together. Never changes; it gets
-    over.
+    """One formed round: a rank, a size, and what its members do together. Its members never change:
+    when they have to, the world is over.
 
     All methods may be called from any thread.
     """
@@ -66,7 +66,7 @@ class World:
     def __init__(self, group: object, part: Participation, seat: Seat) -> None:
         """Made by :meth:`rdzv_etcd.Group.join`."""
         self._master = Master(seat.master_address, seat.master_port)
-        self._group = group  # whoever works in a world takes part, also without the group
+        self._group = group  # keeps this node in the job, also if the program drops the group
         self._part = part
         self._seat = seat
         self._collectives = Collectives(part.node, seat)
@@ -92,13 +92,14 @@ class World:
 
     @property
     def epoch(self) -> int:
-        """Fencing token: grows from world to world of a job, through restarts and losses of etcd.
-        Store it with what outlives the world, and refuse to overwrite what has a newer one."""
+        """Fencing token: grows from world to world of a job, also when etcd restarts or loses data.
+        Store it with data that outlives the world, and refuse to overwrite data with a newer
+        one."""
         return self._seat.epoch
 
     @property
     def round(self) -> int:
-        """Counts the worlds of one run of the job, from 1; for people."""
+        """Counts the worlds of one run of the job, from 1; for display."""
         return self._seat.round
 
     @property
@@ -112,8 +113,8 @@ class World:
     def node_ids(self) -> tuple[str, ...]:
         """The members' node ids by rank.
 
-        From memory; in a world of more than ``slice_nodes`` members the first use is one read of
-        etcd, for up to ``request_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`.
+        From memory; in a world of more than 256 members the first use is one read of etcd, for up
+        to ``request_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._part.run(self._read_node_ids())
 
@@ -147,16 +148,16 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether the members have to stop working in this world, or may; see :attr:`change`.
+        """Whether the members are to stop working in this world; see :attr:`change`.
 
-        From memory: never blocks, never raises, whatever state etcd is in, and costs microseconds.
-        True in a forked child, which takes no part in it.
+        From memory: never blocks, never raises in any state of etcd, and costs microseconds. True
+        in a forked child.
         """
         return self.change is not None
 
     @property
     def change(self) -> WorldChange | None:
-        """Why this world is over, ``None`` while it is not; the first reason stays. As cheap as
+        """Why this world is over, ``None`` while it is not. The first reason stays. As cheap as
         :attr:`over`."""
         self._part.node.call_ins.call_in()
         if self._change is None:
@@ -166,26 +167,23 @@ class World:
 
     @property
     def should_yield(self) -> bool:
-        """Whether to leave this world at the next commit point, where that costs nothing: it is
-        over, or a member is to leave (see :meth:`rdzv_etcd.Group.drain`). As cheap as :attr:`over`;
-        for loops that stop only there. Then join again; nobody has to.
-
-        Newcomers make a world over, so they are no other case.
+        """Whether to leave this world at the next commit point and join again: it is over, or a
+        member is to leave (see :meth:`rdzv_etcd.Group.drain`). For loops that stop only where it
+        costs no work. As cheap as :attr:`over`.
         """
         return self.over or self._part.node.should_yield(self._seat)
 
     def alive(self) -> None:
-        """Tell the ``watchdog`` that this thread is at work; for work in which it calls nothing
-        else of the library for long. As cheap as :attr:`over`. Raises
-        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child, whose life says nothing of
-        its parent's."""
+        """Show the ``watchdog`` that this thread is at work, in work that calls nothing else of the
+        library for long. As cheap as :attr:`over`. Raises
+        :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child."""
         self._part.refuse_in_child()
         self._part.node.call_ins.call_in()
 
     def wait_over(self, timeout_s: float | None = None) -> bool:
         """Block until this world is over; ``False`` after ``timeout_s`` seconds.
 
-        ``timeout_s=None``: no limit. It is over, too, when this node leaves or cannot go on.
+        ``timeout_s=None``: no limit. It is also over when this node leaves or its own tasks fail.
         """
         limit_s = seconds_or_none(timeout_s)
         if not self.over:
@@ -206,17 +204,17 @@ class World:
     def barrier(self, name: str, timeout_s: float = 300.0) -> None:
         """Block until every member has called this with the same ``name``.
 
-        A name of at most 1000 characters; one that is used again is a new barrier. Use few names
-        again and again: what each leaves in etcd stays until the world is over. After ``timeout_s``
-        seconds it blocks for up to some 10 seconds more if etcd does not answer.
-        A call that timed out may be made again, and its member does not count as being there
-        meanwhile; a call that was interrupted ends this member's part in the world: join again.
-        Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
-        :class:`~rdzv_etcd.errors.BarrierBrokenError` when the world gets over meanwhile,
-        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
-        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread is at this barrier, and
-        :class:`~rdzv_etcd.errors.EtcdError`; while etcd is away it waits on.
+        A name has at most 1000 characters; using it again makes a new barrier. Reuse a few names:
+        each name leaves a key in etcd until the world is over. Blocks for at most ``timeout_s``
+        seconds, and up to about 10 seconds more if etcd does not answer; while etcd cannot be
+        reached it keeps waiting. A call that timed out may be made again, and meanwhile this member
+        does not count as waiting; a call that was interrupted ends this member's part in the world:
+        join again. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError`, which names the missing members,
+        :class:`~rdzv_etcd.errors.BarrierBrokenError` if the world ends meanwhile,
+        :class:`~rdzv_etcd.errors.JobClosedError` if the job is closed,
+        :class:`~rdzv_etcd.errors.MisuseError` at once if another thread waits at this barrier, and
+        :class:`~rdzv_etcd.errors.EtcdError`.
         """
         try:
             self._part.run(self._collectives.barrier(name, timeout_s))
@@ -225,20 +223,20 @@ class World:
             raise
 
     def exchange(self, data: Bytes, timeout_s: float = 300.0) -> list[bytes]:
-        """Give every member these bytes; return what each has given, by rank, once all have.
+        """Give every member these bytes; return what each gave, by rank, once all have.
 
-        A barrier at which values change hands. The calls are counted: the first of every member
-        belongs together, then the second. What one member gives must fit into one request to etcd
-        (1.5 MiB by default), and all of them are read by all; etcd keeps those of two calls, and
-        this member its own two, to put them again if etcd loses its data. Blocks for at most
-        ``timeout_s`` seconds, and some seconds more to say who is missing. A call that timed out
-        may be made again, and what was given first stands, for others may have it; a call that was
-        interrupted ends this member's part in the world: join again. Raises
-        :class:`~rdzv_etcd.errors.BarrierTimeoutError`,
-        :class:`~rdzv_etcd.errors.WorldOverError` when the world gets over meanwhile,
-        :class:`~rdzv_etcd.errors.JobClosedError` when the job is closed,
-        :class:`~rdzv_etcd.errors.MisuseError` at once for what is no bytes, and if another thread
-        is in an exchange of this world, :class:`~rdzv_etcd.errors.EtcdError`.
+        An all-gather of small values. Calls are counted: the first calls of all members belong
+        together, then the second ones. The value of one member must fit in one request to etcd
+        (1.5 MiB by default), and every member reads all of them. etcd keeps the values of two
+        calls. Blocks for at most ``timeout_s`` seconds, and a few seconds more to find out which
+        members are missing. A call that timed out may be made again; the value given first stands,
+        because others may have read it. A call that was interrupted ends this member's part in the
+        world: join again. Raises
+        :class:`~rdzv_etcd.errors.BarrierTimeoutError`, which names the missing members,
+        :class:`~rdzv_etcd.errors.WorldOverError` if the world ends meanwhile,
+        :class:`~rdzv_etcd.errors.JobClosedError` if the job is closed,
+        :class:`~rdzv_etcd.errors.MisuseError` at once if ``data`` is not bytes, or if another
+        thread is in an exchange of this world, and :class:`~rdzv_etcd.errors.EtcdError`.
         """
         try:
             return self._part.run(self._collectives.exchange(data, timeout_s))
@@ -247,8 +245,8 @@ class World:
             raise
 
     def _leave_if_interrupted(self, error: BaseException, what: str) -> None:
-        """Leave this world if it was not the call that raised ``error``: it may have been done just
-        then, and its caller does not get to know. One that was not does this by itself."""
+        """Leave this world after an interruption: the call may have been done just then, without
+        its caller's knowing. A call that was cancelled on the loop leaves by itself."""
         if not isinstance(error, RdzvEtcdError):
             why = why_interrupted(error, what)
             self._part.begin(self._part.node.leave_world(self._seat, why))
@@ -262,20 +260,20 @@ class World:
         return RoundStore(part.etcd, part, keys, seat.job_lease, unless_over=unless)
 
     def take_listener(self) -> Listener | None:
-        """Hand rank 0 the socket that listens on ``master.port``, once; the caller owns it.
+        """Return rank 0's socket that listens on ``master.port``, once; the caller owns it.
 
-        ``None`` on every other rank, the second time, and once this node has joined again. Whoever
-        wants to serve on the port without it closes it first. Raises
+        ``None`` on every other rank, the second time, and once this node has joined again. To serve
+        on the port with another socket, close this one first. Raises
         :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
         """
         return self._part.take_listener(self.epoch)
 
 
 def when_over(world: World, callback: Callable[[WorldChange | None], None]) -> None:
-    """Have it called, with the reason, when :meth:`World.wait_over` would return: on the library's
-    thread as a rule, so it must not block.
+    """Call ``callback`` with the reason once :meth:`World.wait_over` would return, usually on the
+    library's thread, so it must not block.
 
-    Unlike a thread that waits, this keeps neither the world nor its group. Raises
+    Unlike a thread that waits, this keeps neither the world nor its group alive. Raises
     :class:`~rdzv_etcd.errors.ForkedProcessError` in a forked child.
     """
     part, seat = world._part, world._seat
@@ -284,9 +282,8 @@ def when_over(world: World, callback: Callable[[WorldChange | None], None]) -> N
 
 
 def note_finished(world: World) -> None:
-    """Tell the others that this member's work in the world is done and that no world has to wait
-    for it any more, unless they finish at the same time. Returns at once; what happens in the world
-    later does not concern its work. For launchers that wait for the others to finish."""
+    """Publish that this member's work in the world is done, so that no new world waits for it.
+    Returns at once. For launchers that wait for the others to finish."""
     part = world._part
     part.refuse_in_child()
     part.begin(part.node.finish_work(world._seat))

@@ -264,7 +264,7 @@ def test_one_that_is_dropped_closes(job: Job) -> None:
 
 def test_what_is_no_observer() -> None:
     given: dict[str, Any] = {"lease_ttl": 5}
-    with pytest.raises(SettingsError, match="lease_ttl is no option to observe a job with"):
+    with pytest.raises(SettingsError, match="lease_ttl is not an option of observe"):
         rdzv_etcd.observe("localhost:2379", job="a", **given)
     with pytest.raises(SettingsError, match=r"endpoints is None .* it must be the address"):
         rdzv_etcd.observe(job="a")
