@@ -215,7 +215,7 @@ class Failover:
         failback_after_s: float = FAILBACK_AFTER_S,
     ) -> None:
         """``probe``: method and request of a read that any member with a leader answers."""
-        self._servers = _shuffled(servers, clock)
+        self._servers = tuple(sorted(servers, key=lambda _: clock.jitter(1.0)))
         self._auth = auth
         self._current = 0
         self._probe = probe
@@ -427,10 +427,3 @@ class Failover:
         except AttemptError as failed:
             call.note(failed)
             raise
-
-
-def _shuffled(servers: Sequence[Server], clock: Clock) -> tuple[Server, ...]:
-    left, order = list(servers), []
-    while left:
-        order.append(left.pop(int(clock.jitter(len(left)))))
-    return tuple(order)
