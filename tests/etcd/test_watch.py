@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.errors import CompactedError, EtcdPermissionError, RevisionRegressedError
+from rdzv_etcd.errors import CompactedError, EtcdPermissionError
 from rdzv_etcd.etcd.client import EtcdClient
-from rdzv_etcd.etcd.port import Delete, EventKind, Get, Put, Txn, Watch
+from rdzv_etcd.etcd.port import Watch
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
@@ -32,26 +32,6 @@ async def opened(client: EtcdClient) -> Watch:
     watch = client.watch(PREFIX, END, start_revision=done.revision)
     assert await names(watch, 1) == [b"first"]
     return watch
-
-
-def test_all_events_of_one_revision_are_in_one_batch(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            watch = await opened(client)
-            keys = [PREFIX + b"%d" % n for n in range(100)]
-            done = await client.txn(Txn((), tuple(Put(key, b"v") for key in keys)))
-            batch = await soon(watch.__aiter__().__anext__())
-            assert batch.revision == done.revision
-            assert [event.kv.key for event in batch.events] == keys
-            gone = await client.txn(Txn((), (Delete(keys[0]),)))
-            batch = await soon(watch.__aiter__().__anext__())
-            assert [(e.kind, e.kv.mod_revision) for e in batch.events] == [
-                (EventKind.DELETE, gone.revision)
-            ]
-
-    run(scenario())
 
 
 def test_it_starts_in_the_past_and_keeps_order(fresh_etcd: Callable[..., EtcdServer]) -> None:
@@ -130,41 +110,6 @@ def test_a_member_without_a_quorum_is_left(fresh_cluster: Callable[[int], EtcdCl
     run(scenario())
 
 
-def test_a_wiped_cluster_is_noticed(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            for n in range(5):
-                done = await client.txn(put(b"%d" % n))
-            watch = client.watch(PREFIX, END, start_revision=done.revision)
-            await names(watch, 1)
-            await in_background(server.wipe)
-            with pytest.raises(RevisionRegressedError) as wiped:
-                await soon(watch.__aiter__().__anext__())
-            assert (wiped.value.seen, wiped.value.current) == (done.revision, 1)
-
-    run(scenario())
-
-
-def test_a_compacted_start_is_reported(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            first = await client.txn(put(b"a"))
-            last = await client.txn(put(b"b"))
-            server.gateway.compact(last.revision)
-            watch = client.watch(PREFIX, END, start_revision=first.revision)
-            with pytest.raises(CompactedError) as compacted:
-                await soon(watch.__aiter__().__anext__())
-            assert compacted.value.compact_revision == last.revision
-            with pytest.raises(CompactedError):  # and it never ends silently
-                await soon(watch.__aiter__().__anext__())
-
-    run(scenario())
-
-
 def test_a_compaction_during_an_outage_is_reported(
     fresh_cluster: Callable[[int], EtcdCluster],
 ) -> None:
@@ -181,21 +126,6 @@ def test_a_compaction_during_an_outage_is_reported(
             await in_background(first.start)
             with pytest.raises(CompactedError):
                 await soon(watch.__aiter__().__anext__())
-
-    run(scenario())
-
-
-def test_giving_up_one_step_loses_nothing(etcd_server: EtcdServer, job_id: str) -> None:
-    async def scenario() -> None:
-        async with client_of(etcd_server) as client:
-            key = PREFIX + job_id.encode()
-            revision = (await client.get(Get(key))).revision
-            watch = client.watch(key, start_revision=revision + 1)
-            for _ in range(3):
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(watch.__anext__(), 0.05)
-            await client.txn(put(job_id.encode()))
-            assert (await soon(watch.__anext__())).events[0].kv.key == key
 
     run(scenario())
 
