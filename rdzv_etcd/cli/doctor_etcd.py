@@ -208,7 +208,7 @@ async def _examine_lease(etcd: Etcd, ttl_s: int) -> Finding:
 async def listen(etcd: Etcd, keys: JobKeys, listen_s: float) -> AsyncIterator[Finding]:
     """Hold an idle connection, as nodes do, and see whether it is ended."""
     etcd.watch_health.check_every(2 * listen_s)  # the connection has to be idle
-    watch = etcd.watch(keys.node("doctor"), start_revision=0, tell_resumes=True)
+    watch = etcd.watch(keys.node("doctor"), start_revision=0, mark_resumes=True)
     try:
         await watch.ready()
         began_s = time.monotonic()

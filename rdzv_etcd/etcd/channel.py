@@ -263,7 +263,7 @@ class Server:
 
 
 def _being_cancelled() -> bool:
-    """Tell whether the running task itself was cancelled (Python 3.10 cannot tell: no)."""
+    """Return whether the running task itself was cancelled; ``False`` on Python 3.10."""
     task = asyncio.current_task()
     cancelling = getattr(task, "cancelling", None)
     return cancelling is not None and cancelling() > 0

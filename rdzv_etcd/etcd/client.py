@@ -165,7 +165,7 @@ class EtcdClient:
         *,
         start_revision: int,
         puts_only: bool = False,
-        tell_resumes: bool = False,
+        mark_resumes: bool = False,
     ) -> EtcdWatch:
         if self._failover.closed:
             raise EtcdUnavailableError("the etcd client is closed")
@@ -175,7 +175,7 @@ class EtcdClient:
             start_revision,
             self._revision,
             puts_only=puts_only,
-            tell_resumes=tell_resumes,
+            mark_resumes=mark_resumes,
         )
         self._watches.add(watch)
         self.watch_health.begin()
@@ -217,7 +217,7 @@ class EtcdClient:
         return port.LeaseGrant(lease_id, response.grantedTTL, response.header.revision)
 
     async def _missing_lease(self, request: port.Txn, deadline: Deadline) -> int:
-        """Find out which of a transaction's leases is gone; etcd does not say."""
+        """Find out which of a transaction's leases is gone; etcd does not name it."""
         candidates = sorted({put.lease_id for put in request.puts() if put.lease_id})
         for lease_id in candidates[:-1]:
             if await self.time_to_live(lease_id, timeout_s=deadline.remaining_s()) is None:
@@ -226,7 +226,7 @@ class EtcdClient:
 
 
 def _wanted(request: port.Op) -> str:
-    """Word what was to be done to which keys; etcd does not say which of them it denied."""
+    """Word what was to be done to which keys; etcd does not name those it denied."""
     wanted = tuple(dict.fromkeys(_parts(request)))
     more = len(wanted) - _NAMED_KEYS
     return ", ".join(wanted[:_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")

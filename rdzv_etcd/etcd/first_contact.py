@@ -1,7 +1,7 @@
 """Finds out by TCP, TLS and plain HTTP what is wrong with an endpoint that cannot be reached.
 
 gRPC does not distinguish these, and words what it reports differently in each version. Knows
-sockets; must not know gRPC or what is asked of etcd.
+sockets; must not know gRPC or what etcd is used for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STEP_S = 1.5
 _AFTER_FAILURE_S = 1.0
 """How long an error may be delayed to be explained."""
 _PIECES = 4
-"""The first one says what speaks there; more, for a server that sends its refusal in several."""
+"""The first one usually shows the protocol; some servers send their refusal in several."""
 _NO_HTTPS = "speaks http, not https: use http:// in the endpoint (or protocol=http)"
 _NO_HTTP = "speaks https, not http: use https:// in the endpoint (or protocol=https)"
 
@@ -138,7 +138,7 @@ def _why(error: OSError | UnicodeError) -> str:
 
 
 def _speaks_tls(endpoint: Endpoint) -> bool:
-    """Tell whether a TLS handshake gets an answer in TLS, even a refusal.
+    """Return whether a TLS handshake gets an answer in TLS, even a refusal.
 
     Raises OSError if there is no connection.
     """
@@ -155,7 +155,7 @@ def _speaks_tls(endpoint: Endpoint) -> bool:
 
 
 def _speaks_http(endpoint: Endpoint) -> bool:
-    """Tell whether a request in plain HTTP gets an answer in HTTP, other than the refusal of Go's
+    """Return whether a request in plain HTTP gets an answer in HTTP, other than the refusal of Go's
     TLS servers.
 
     Raises OSError if there is no connection.

@@ -193,7 +193,7 @@ class Watch(Protocol):
     """A gapless stream of changes; it survives reconnects and endpoint changes by itself.
 
     Iterating raises :class:`~rdzv_etcd.errors.WatchLostError` when a gap cannot be excluded
-    (compacted, data wiped, a read shows what the watch has not brought), and auth or permission
+    (compacted, data wiped, a read shows what the watch has not delivered), and auth or permission
     errors; it never ends silently, nor stays silent: see :class:`WatchHealth`.
     """
 
@@ -299,13 +299,13 @@ class Etcd(Protocol):
         *,
         start_revision: int,
         puts_only: bool = False,
-        tell_resumes: bool = False,
+        mark_resumes: bool = False,
     ) -> Watch:
         """Watch ``[key, range_end)`` (or one key) from ``start_revision``, inclusive.
 
         0 means from now on, that is from when :meth:`Watch.ready` returns at the latest.
         ``puts_only``: without deletions, which makes catching up cheaper.
-        ``tell_resumes``: with an empty batch whenever it resumes over another connection. It cannot
+        ``mark_resumes``: with an empty batch whenever it resumes over another connection. It cannot
         show whether etcd lost data meanwhile (wiped, restored) and has written as much again since:
         a caller that must know reads then.
 

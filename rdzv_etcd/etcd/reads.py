@@ -1,7 +1,7 @@
 """Ways to read over the port: a range in parts that even a slow link carries in time, and the puts
 that come after a read.
 
-etcd does not say how large values are before it sends them, and an attempt whose reply is late is
+The size of values is not known before etcd sends them, and an attempt whose reply is late is
 lost as a whole. So a part asks for as many keys as should fit into :data:`PART_BYTES`, going by the
 part before it, and one part follows the other: what has arrived is kept when a later part fails.
 Knows keys, sizes, watches and revisions, through the port alone. Must not know what the keys mean.
@@ -59,7 +59,7 @@ async def read_range(
 
     ``size``: what is known of such values. ``limit_s`` returns the limit of the next request. The
     first part is as of its revision, the others as of that or later: a caller that also applies
-    what a watch has brought since then sees each change. Raises EtcdError.
+    what a watch has delivered since then sees each change. Raises EtcdError.
     """
     size = PartSize() if size is None else size
     while True:
@@ -80,7 +80,7 @@ async def puts_after(
     revision: int,
     *,
     catch_up: bool = False,
-    tell_resumes: bool = False,
+    mark_resumes: bool = False,
 ) -> AsyncIterator[tuple[Watch, bool]]:
     """Watch the puts after ``revision``, that of a read; yield also whether to read again.
 
@@ -88,7 +88,7 @@ async def puts_after(
     (:meth:`~rdzv_etcd.etcd.port.Watch.ready`). So this one begins now, and if etcd has written
     anything since ``revision`` the second value is ``True``: between what the caller then reads and
     the watch there is no gap. With ``catch_up`` the watch begins right after ``revision``, and the
-    value is ``False``. ``tell_resumes``: see :meth:`~rdzv_etcd.etcd.port.Etcd.watch`. The watch is
+    value is ``False``. ``mark_resumes``: see :meth:`~rdzv_etcd.etcd.port.Etcd.watch`. The watch is
     closed in the end. Raises what iterating over it would raise.
     """
     watch = etcd.watch(
@@ -96,7 +96,7 @@ async def puts_after(
         range_end,
         start_revision=revision + 1 if catch_up else 0,
         puts_only=True,
-        tell_resumes=tell_resumes,
+        mark_resumes=mark_resumes,
     )
     try:
         yield watch, not catch_up and await watch.ready() != revision

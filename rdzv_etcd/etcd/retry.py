@@ -1,7 +1,7 @@
 """The way to the cluster: several endpoints behind one call, with failover, token and deadline.
 
-Knows endpoints, verdicts, and how often each kind of call is tried. Must not know what is asked of
-etcd. The retry engine is tenacity.
+Knows endpoints, verdicts, and how often each kind of call is tried. Must not know what
+the requests mean. The retry engine is tenacity.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ READ = Kind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
 GUARDED_WRITE = Kind("guarded write", _NOT_DONE, True, 10.0, 10.0)
 REPEATABLE_WRITE = Kind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 3.0)
 UNCLAIMED_GRANT = Kind("lease grant", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
-"""Of a lease whose id nobody has yet: one that is left behind carries nothing, and expires."""
+"""Of a lease whose id is not known to the caller yet: an orphan carries nothing, and expires."""
 KEEP_ALIVE = Kind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5)
 
 
@@ -153,7 +153,7 @@ class _Call:
         self.maybe_applied |= self.kind.writes and fault.verdict is Verdict.UNKNOWN
 
     def may_repeat(self, failed: AttemptError) -> bool:
-        """Tell whether its kind allows another attempt, and one may help."""
+        """Return whether its kind allows another attempt, and one may help."""
         only_tls = len(self.faults) == self.endpoints and all(
             fault.is_tls for fault in self.faults.values()
         )
@@ -303,7 +303,7 @@ class Failover:
             raise self.failed(server, error) from error
 
     def is_current(self, opened: OpenStream) -> bool:
-        """Tell whether :meth:`open` would choose the same endpoint and token now."""
+        """Return whether :meth:`open` would choose the same endpoint and token now."""
         same_server = self._servers[self._current] is opened.server
         return same_server and self._auth.current is opened.metadata
 
@@ -406,7 +406,7 @@ class Failover:
     async def _attempt(self, call: _Call) -> Any:
         """Send the request once. Raises :class:`AttemptError`, which is noted in ``call``."""
         share_s = call.share_s()
-        if call.faults and share_s <= 0:  # time is up, and the last fault says more than that
+        if call.faults and share_s <= 0:  # time is up; the last fault is more useful than that
             endpoint, fault = next(reversed(call.faults.items()))
             raise AttemptError(fault, endpoint)
         try:

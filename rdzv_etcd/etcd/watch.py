@@ -1,11 +1,11 @@
-"""Watches that survive reconnects without a gap, or say that they cannot.
+"""Watches that survive reconnects without a gap, or raise an error.
 
 Knows the Watch call's messages, revisions and resuming. Must not know what the keys mean.
 
 Watches share a stream, which costs both sides several times what a watch does: its reader hands
-each response to the watch that it is for, into a queue, and from there it goes to whoever iterates.
+each response to the watch that it is for, into a queue from which its iteration takes it.
 A stream that breaks breaks for all its watches; each has a task, which opens and resumes it and
-sleeps meanwhile. etcd confirms watches in the order in which they were asked for, and names each by
+sleeps meanwhile. etcd confirms watches in the order of the requests, and names each by
 a number from then on.
 """
 
@@ -37,7 +37,7 @@ UNREAD_LIMIT = 2_000
 for it, nor memory grow. It resumes where it was when its reader has caught up with half of them."""
 
 _CANCEL_AFTER_S = 0.1
-"""Watches often end together, and with the last of them the stream, which tells etcd at once. In a
+"""Watches often end together, and the stream with the last of them, which cancels them all. In a
 barrier of 512 agents a process, cancelling each was a tenth of the work."""
 
 
@@ -200,7 +200,7 @@ class _SharedStream:
         return task
 
     def _end(self) -> None:
-        """Stop the tasks and let go of them, as a task may keep the connection alive."""
+        """Stop the tasks and forget them, as a task may keep the connection alive."""
         self.usable = False
         self.opened.stream.cancel()
         tasks = (self._reader, self._canceller)
@@ -291,7 +291,7 @@ class EtcdWatch:
         current_revision: Callable[[bytes], Awaitable[int]],
         *,
         puts_only: bool,
-        tell_resumes: bool = False,
+        mark_resumes: bool = False,
     ) -> None:
         self._failover = streams.failover
         self._streams = streams
@@ -299,7 +299,7 @@ class EtcdWatch:
         self._next_revision = start_revision
         self._current_revision = current_revision
         self._puts_only = puts_only
-        self._tell_resumes = tell_resumes
+        self._mark_resumes = mark_resumes
         self._denials = 0
         self._pause = self._failover.pause()
         self._batches: deque[WatchBatch] = deque()
@@ -414,7 +414,7 @@ class EtcdWatch:
                 # etcd (seen: 3.4.23, 3.5.1) accepts a watch from the very revision that it has
                 # compacted to, but has forgotten its deletions. So a watch that has to catch up
                 # begins one revision earlier, which `_receive` drops. One that has not sees all
-                # live; asked for an earlier revision it would wait for the next catch-up, up to
+                # live; from an earlier revision it would wait for the next catch-up, up to
                 # 100 ms. A watch without deletions need not begin again: the puts of that revision
                 # are kept.
                 return self._next_revision - 1
@@ -440,7 +440,7 @@ class EtcdWatch:
 
         A cluster that was wiped accepts a watch from a future revision and would stay silent until
         it gets there. The confirmation carries the member's revision; a member that merely lags
-        behind is told apart by a linearizable read.
+        behind is recognized by a linearizable read.
         """
         revision = await subscription.confirmed(_OPEN_LIMIT_S)
         seen = self._next_revision - 1
@@ -459,13 +459,13 @@ class EtcdWatch:
         if self._confirmed is None:
             self._confirmed = revision
             self._changed.set()
-        elif self._tell_resumes:
+        elif self._mark_resumes:
             self._batches.append(WatchBatch(self._next_revision - 1, ()))
             self._changed.set()
 
     def _receive(self, response: Any) -> None:
-        # Old events can precede those asked for (etcd issue 15220); all events of one revision are
-        # in one response, because fragmentation was not asked for.
+        # Older events than requested can come first (etcd issue 15220); all events of one revision
+        # are in one response, because fragmentation was not requested.
         events = tuple(
             messages.event(message)
             for message in response.events
@@ -485,7 +485,7 @@ class EtcdWatch:
 
     def _judge_cancel(self, opened: OpenStream, reason: str) -> AttemptError:
         fault = judge_text(None, reason, authenticated=self._failover.can_renew_token)
-        # etcd 3.4 and 3.5 say "permission denied" for a stale token as well: ask with a new one,
+        # etcd 3.4 and 3.5 send "permission denied" for a stale token as well: try a new one,
         # and more than once, as a change of users makes tokens stale as soon as they are issued.
         denied = "permission denied" in reason and self._failover.can_renew_token
         self._denials += denied

@@ -70,7 +70,7 @@ class Delivered:
             self._changes.popleft()
 
     def has_shown(self, result: GetResult, upto: int) -> bool:
-        """Tell whether it has delivered all that a read shows, being at the revision ``upto``."""
+        """Return whether it has delivered all that a read shows, being at the revision ``upto``."""
         if upto < result.revision:  # else all that came before is here, and more
             if any(kv.mod_revision > upto for kv in result.kvs):
                 return False
@@ -262,5 +262,5 @@ class WatchCheck:
 
 
 def _has_shown(watch: CheckedWatch, result: GetResult) -> bool:
-    """Tell whether it has delivered all that a read shows, or has ended."""
+    """Return whether it has delivered all that a read shows, or has ended."""
     return not watch.upto or watch.delivered.has_shown(result, watch.upto)

@@ -47,7 +47,7 @@ class Reader:
         self._writes = writes
 
     async def all_there(self, keys: Sequence[bytes], deadline: StoreDeadline) -> bool:
-        """Tell whether all keys exist; no value travels."""
+        """Return whether all keys exist; no value travels."""
         reads = [requests.read(key, keys_only=True) for key in keys]
         proof = self._writes.proof()
         results = await self._read_all([*map(requests.read, proof), *reads], deadline)
@@ -184,7 +184,7 @@ class Reader:
         """
         key, range_end = wanted.key_range()
         after = puts_after(
-            self._etcd, key, range_end, revision, catch_up=catch_up, tell_resumes=True
+            self._etcd, key, range_end, revision, catch_up=catch_up, mark_resumes=True
         )
         async with after as (watch, missed):
             if missed:

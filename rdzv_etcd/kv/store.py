@@ -103,7 +103,7 @@ class KeyValueStore:
         )
 
     async def check(self, keys: Sequence[str], timeout_s: float | None) -> bool:
-        """Tell at once whether all keys exist."""
+        """Return at once whether all keys exist."""
         names = dict.fromkeys(self._keys.value(key) for key in keys)
         return await self._reads.all_there(list(names), self._deadline(timeout_s))
 
@@ -136,7 +136,7 @@ class KeyValueStore:
             await side_by_side([self._set_batch(batch, deadline) for batch in batches])
 
     async def delete(self, key: str, timeout_s: float | None) -> bool:
-        """Delete the key and tell whether it was there."""
+        """Delete the key and return whether it was there."""
         body = requests.delete(self._keys.value(key))
         with named_if_too_large("to delete", key, 0):
             return (await self._writes.apply(body, self._deadline(timeout_s))).wrote

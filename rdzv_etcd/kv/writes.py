@@ -6,7 +6,7 @@ A reply can be lost, and a request can arrive after its sender has given up and 
 each write carries a *marker*: a key that only this writer puts, once with every write, under the
 guard that its version is what the writer counted. Whichever copy of a request comes first raises
 the version, and with that disarms all other copies, for good. A copy that finds its guard broken
-by exactly one knows that an earlier copy was applied; the marker's value tells which branch was
+by exactly one knows that an earlier copy was applied; the marker's value shows which branch was
 taken, its revision when. Every branch puts the marker, so that a copy of a write that changed
 nothing cannot come back to life either.
 

@@ -85,7 +85,7 @@ async def watch_own(context: NodeContext, member: Member) -> None:
 
 async def _follow(context: NodeContext, member: Member, backoff: Backoff) -> None:
     key = context.keys.node(member.node_id)
-    watch = context.etcd.watch(key, start_revision=0, tell_resumes=True)
+    watch = context.etcd.watch(key, start_revision=0, mark_resumes=True)
     try:
         await watch.ready()
         await _check(context, member, watch)  # it may have gone before

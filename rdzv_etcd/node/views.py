@@ -126,7 +126,7 @@ class ViewWatch(Generic[V]):
     async def _open(self, timeout_s: float | None) -> V:
         self._revision = 0  # what was seen before does not matter any more
         watch = self._watch = self._etcd.watch(
-            self._request.key, self._request.range_end, start_revision=0, tell_resumes=True
+            self._request.key, self._request.range_end, start_revision=0, mark_resumes=True
         )
         confirming = asyncio.ensure_future(self._confirmation(watch, timeout_s))
         reading = asyncio.ensure_future(self.refresh(timeout_s))

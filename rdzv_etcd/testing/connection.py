@@ -112,7 +112,7 @@ class MemoryConnection:
         *,
         start_revision: int,
         puts_only: bool = False,
-        tell_resumes: bool = False,
+        mark_resumes: bool = False,
     ) -> MemoryWatch:
         self._require_open()
         watch = MemoryWatch(
@@ -121,7 +121,7 @@ class MemoryConnection:
             (key, range_end),
             start_revision,
             puts_only=puts_only,
-            tell_resumes=tell_resumes,
+            mark_resumes=mark_resumes,
         )
         self._watches.append(watch)
         self.watch_health.begin()

@@ -53,14 +53,14 @@ class MemoryWatch:
         start_revision: int,
         *,
         puts_only: bool,
-        tell_resumes: bool = False,
+        mark_resumes: bool = False,
     ) -> None:
         self._server = server
         self._connection = connection
         self._key, self._range_end = key_range
         self._next_revision = start_revision
         self._puts_only = puts_only
-        self._tell_resumes = tell_resumes
+        self._mark_resumes = mark_resumes
         self._queue: deque[_Message] = deque()
         self._wakeup: asyncio.Future[None] | None = None
         self._lost = False
@@ -215,7 +215,7 @@ class MemoryWatch:
             self._next_revision = self._server.revision + 1
             self._upto = self._server.revision
         revision = self._server.revision
-        if self._confirmed is not None and self._tell_resumes:
+        if self._confirmed is not None and self._mark_resumes:
             self._send(WatchBatch(self._next_revision - 1, ()))
         delay_s = self._connection.link.draw_delay_s()
         self._server.call_later(delay_s, lambda: self._confirm(revision))

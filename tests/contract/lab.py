@@ -222,7 +222,7 @@ class Lab:
         return (await self.etcd.txn(Txn((guard,), ()))).succeeded
 
     def watch(
-        self, *, start_revision: int, puts_only: bool = False, tell_resumes: bool = False
+        self, *, start_revision: int, puts_only: bool = False, mark_resumes: bool = False
     ) -> Watch:
         """Watch everything under ``root``."""
         return self.etcd.watch(
@@ -230,7 +230,7 @@ class Lab:
             self.end,
             start_revision=start_revision,
             puts_only=puts_only,
-            tell_resumes=tell_resumes,
+            mark_resumes=mark_resumes,
         )
 
 

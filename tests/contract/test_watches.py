@@ -292,7 +292,7 @@ async def test_a_watch_goes_on_after_a_restart_without_a_gap(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("own_server")
 async def test_a_watch_tells_that_it_goes_on_after_a_break_to_who_asks(lab: Lab) -> None:
-    watch = lab.watch(start_revision=0, tell_resumes=True)
+    watch = lab.watch(start_revision=0, mark_resumes=True)
     await watch.ready()
     revision = await lab.put("a")
     assert (await next_batch(watch)).events
