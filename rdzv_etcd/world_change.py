@@ -127,17 +127,14 @@ def reason_to_leave(how: str) -> str | None:
     return how.removeprefix(_LEFT) if how.startswith(_LEFT) else None
 
 
-_GONE, _SILENT, _REPORTED, _WEDGED = (
-    "its process exited",
-    "its host is silent",
-    "reported dead",
-    "hung",
-)
-_EVICTED = "evicted"
+PROCESS_EXITED = "its process exited"
+HOST_SILENT = "its host is silent"
+_REPORTED = "reported dead"
+_WEDGED = "hung"
 _CAUSES = {
     Loss.EXPIRED.value: "lease_expired",
-    _GONE: "process_gone",
-    _SILENT: "host_silent",
+    PROCESS_EXITED: "process_gone",
+    HOST_SILENT: "host_silent",
     _REPORTED: "reported",
     _WEDGED: "wedged",
 }
@@ -147,12 +144,12 @@ _CAUSES = {
 def how_gone(by: str, why: str, after_s: float | None = None) -> str:
     """The process has exited; ``by``: who noticed, ``after_s``: seconds since its link ended."""
     within = "" if after_s is None else f" within {1000 * after_s:.0f} ms"
-    return f"{_GONE} ({why}; noticed by {by}{within})"
+    return f"{PROCESS_EXITED} ({why}; noticed by {by}{within})"
 
 
 def how_silent(by: str, why: str) -> str:
     """The node answered neither its neighbor nor etcd."""
-    return f"{_SILENT} ({why}; noticed by {by})"
+    return f"{HOST_SILENT} ({why}; noticed by {by})"
 
 
 def how_reported(by: str, evidence: str) -> str:
@@ -167,7 +164,7 @@ def how_wedged(limit_s: float) -> str:
 
 def how_evicted(by: str, reason: str) -> str:
     """An operator has found that the node does not answer."""
-    return shown(f"{_EVICTED} by {by}{f': {reason}' if reason else ''}")
+    return shown(f"evicted by {by}{f': {reason}' if reason else ''}")
 
 
 def cause_of_loss(how: str) -> str:
@@ -244,9 +241,10 @@ def change_text(
     return "; ".join(parts)
 
 
-def first(words: Sequence[str], most: int = _NAMED) -> list[str]:
-    more = [f"{len(words) - most} more"] if len(words) > most else []
-    return [*words[:most], *more]
+def first(words: Sequence[str]) -> list[str]:
+    """Keep the first of them, and count the others."""
+    more = [f"{len(words) - _NAMED} more"] if len(words) > _NAMED else []
+    return [*words[:_NAMED], *more]
 
 
 _EXPELLED = "the other nodes formed a new world without this one"

@@ -56,22 +56,6 @@ def text_of_change(change: Change, name: Namer) -> str:
     return change_text(name, lost_, left_, change.waiters, change.because, unnamed=change.unnamed)
 
 
-EXPELLED = "the other nodes formed a new world without this one"
-
-
-def moved_on(because: str) -> str:
-    """This node itself has ended its part; ``because`` a call of its own was interrupted."""
-    if because:
-        return f"this node {because}, which ended its part in this world"
-    return "this node has joined again, or has left"
-
-
-def end_text(name: str, reason: str, *, succeeded: bool) -> str:
-    """A run of the job has ended."""
-    how = "finished the job" if succeeded else "closed the job as failed"
-    return f"{name} {how}: {shown(reason)}"
-
-
 def closed_text(closure: Closure, when: str, name: Namer) -> str:
     """How a run ended, as a verdict."""
     how = "finished" if closure.succeeded else "failed"

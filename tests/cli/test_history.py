@@ -9,6 +9,7 @@ from functools import partial
 
 from rdzv_etcd.cli.history import when
 from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.world_change import left, rejoined
 from tests.cli.tools import PREFIX, Run, lease, plant_node
 from tests.library.nodes import at_once, groups, join_all, node_settings
 from tests.support.servers import EtcdServer
@@ -42,7 +43,7 @@ def test_a_drained_node_is_not_a_host_to_look_at(
         value = json.dumps(audit).encode()
         etcd_server.gateway.put(keys.audit(number, "run"), value, lease(etcd_server))
     out = cli("history", job_id, "--endpoint", etcd_server.endpoint).out
-    assert "gpu-7 left (drained: updates)" in out
+    assert left("gpu-7", "drained: updates") in out
     assert "lost" not in out
 
 
@@ -75,7 +76,7 @@ def test_why_members_came_back_is_told_and_outlives_the_job(
     assert [each["back_because"] for each in told["rounds"][1:]] == [{two.node_id: shown}] * 5
     assert told["ended"][0]["reason"] == "done"
     out = " ".join(cli(*words).out.split())
-    assert f"rejoined ({shown})" in out
+    assert rejoined("", shown) in out
     assert (
         f"! most of 5 rounds ended because a member rejoined, the last time because {shown}" in out
     )

@@ -23,6 +23,7 @@ from rdzv_etcd.protocol.model import Accusation, Change, NodeInfo, Refused
 from rdzv_etcd.protocol.ranks import cut, slices_for
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world.group import Group
+from rdzv_etcd.world_change import left, lost
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
     PREFIX,
@@ -286,7 +287,10 @@ def test_who_left_is_not_called_lost(etcd_server: EtcdServer, job_id: str, statu
     rows = {row["node"]: (row["state"], row["why"]) for row in told["nodes"]}
     assert rows[members[1]] == ("left", "drained: its fan")
     assert rows[members[2]] == ("lost", "evicted")
-    assert "round 1 is over: lost three: evicted; two left (drained: its fan)" in status(job_id).out
+    assert (
+        f"round 1 is over: {lost('three', 'evicted')}; {left('two', 'drained: its fan')}"
+        in status(job_id).out
+    )
 
 
 def test_one_that_was_declared_lost_long_ago_is_not_about_to_be(

@@ -11,6 +11,7 @@ from rdzv_etcd.cli.history import when
 from rdzv_etcd.protocol.codec import encode_accusation, encode_change, encode_drain
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Change, Drain
+from rdzv_etcd.world_change import lost
 from tests.cli.terminal import Terminal
 from tests.cli.tools import PREFIX, lease, plant_node, plant_round
 from tests.support.servers import EtcdServer
@@ -94,7 +95,7 @@ def test_history_shows_when_each_round_was_formed(
         at = when(1e9 + number, time.time())
         assert row[:5] == [str(number), at, "12", "0.13 s", "all surviving members rejoined"]
     text = " ".join(" ".join(lines).split())
-    assert text.count(f"lost trainer-worker-3: {OTHER}") == 2
+    assert text.count(lost("trainer-worker-3", OTHER)) == 2
     assert text.count("trainer-worker-3") == 4
 
 

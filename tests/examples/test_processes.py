@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rdzv_etcd.world_change import PROCESS_EXITED
 from tests.examples.programs import LAUNCHERS, ROOT, Program, Programs
 from tests.library.nodes import wait_until
 from tests.support.python_path import python_path
@@ -73,7 +74,7 @@ def test_a_dead_replica_is_out_of_the_routing_long_before_its_lease_has_run_out(
     assert asked(urls[1]) == f"inferred by {urls[1]}"  # at once, whomever it asks first
     why = started[1].wait_for("^over: (.*)")[1]
     print(f"noticed after {time.monotonic() - killed_at:.2f} s")
-    assert "its process exited" in why  # and not: lease expired
+    assert PROCESS_EXITED in why  # and not: lease expired
     wait_until("it is dropped", lambda: replicas(urls[1]) == [urls[1]])
     started[1].wait_for("^1 replicas")
 

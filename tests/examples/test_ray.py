@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 
+from rdzv_etcd.world_change import PROCESS_EXITED
 from tests.examples.programs import Programs
 from tests.support.servers import EtcdServer
 
@@ -40,4 +41,4 @@ def test_a_killed_actor_comes_back_into_the_world(
         ended = {program.wait_for(r"actor (\d): ended at step 200")[1] for _ in range(2)}
         assert ended == {"0", "1"}
         assert program.end() == 0
-        assert any("its process exited" in line for line in program.lines)
+        assert any(PROCESS_EXITED in line for line in program.lines)

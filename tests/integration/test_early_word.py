@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from rdzv_etcd.world_change import HOST_SILENT, PROCESS_EXITED
 from tests.integration.containers import Host, Project, wait_until
 from tests.integration.test_node_faults import Fault, lose_and_regain
 
@@ -42,9 +43,9 @@ def patient(project: Callable[..., Project]) -> Project:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (Host.killed, ("its process exited", "its host is silent")),
-        (agent_killed, ("its process exited", "its host is silent")),
-        (Host.disconnected, ("its host is silent",)),
+        (Host.killed, (PROCESS_EXITED, HOST_SILENT)),
+        (agent_killed, (PROCESS_EXITED, HOST_SILENT)),
+        (Host.disconnected, (HOST_SILENT,)),
     ],
 )
 def test_a_loss_is_known_though_its_lease_lives(

@@ -41,6 +41,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd import reads
 from rdzv_etcd.settings.parse import PASSWORD_VARIABLE, USER_VARIABLE
+from rdzv_etcd.world_change import cause_of_loss
 from tests.library.nodes import (
     LIMIT_S,
     Job,
@@ -143,7 +144,7 @@ def test_a_killed_member_is_lost_and_for_how_long_it_had_been_gone_is_told(job: 
         told = until(events, WorldOver)
         assert [event for event in told if isinstance(event, NodeMissing)]
         (lost,) = [event for event in told if isinstance(event, NodeLost)]
-        assert (lost.node, lost.how[:18]) == (remote.node_id, "its process exited")
+        assert (lost.node, cause_of_loss(lost.how)) == (remote.node_id, "process_gone")
         assert lost.after_s is not None
 
 

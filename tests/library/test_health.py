@@ -27,6 +27,7 @@ from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import Connection, parse_endpoints
 from rdzv_etcd.settings.fields import gate_words
 from rdzv_etcd.world.group import Group
+from rdzv_etcd.world_change import how_wedged
 from tests.library.nodes import ALONE, LIMIT_S, Job, at_once, groups, join_all, wait_until
 
 LONG_S = 600
@@ -153,7 +154,7 @@ def test_a_wedged_thread_costs_its_node_its_place_until_it_is_back(
         assert is_wedged.wait(LIMIT_S)
         assert world.wait_over(LIMIT_S)  # it waits inside, which counts as calling in
         assert isinstance(world.change, Lost)
-        why = "hung: its thread has not called in for 3 s"
+        why = how_wedged(3.0)
         assert dict(world.change.members) == {wedged.node_id: why}
         alone = other.join()
         assert alone.size == 1

@@ -14,6 +14,7 @@ import pytest
 
 from rdzv_etcd import Group, Lost, World
 from rdzv_etcd.errors import BarrierBrokenError, WorldOverError
+from rdzv_etcd.world_change import PROCESS_EXITED
 from tests.library.nodes import LIMIT_S, Job, at_once, join_all, node_settings, wait_until
 from tests.library.test_peer_links import watched_by
 from tests.support.leaks import left_of_job
@@ -49,7 +50,7 @@ def test_who_waits_at_a_barrier_is_told_which_of_16_has_died(job: Job) -> None:
         for error in told:
             assert isinstance(error.change, Lost)
             assert list(error.change.members) == [victim.node_id]
-            assert "its process exited" in str(error)
+            assert PROCESS_EXITED in str(error)
         again = join_all(nodes)
         assert {world.size for world in again} == {MEMBERS - 1}
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from rdzv_etcd import Group, Lost, World
+from rdzv_etcd.peers import Answer
 from rdzv_etcd.peers.tcp import TcpPeers
 from rdzv_etcd.protocol.keys import JobKeys
+from rdzv_etcd.world_change import PROCESS_EXITED
 from tests.library.nodes import LIMIT_S, Job, at_once, groups, join_all, wait_until
 
 LONG_LEASE: dict[str, Any] = {"lease_ttl": 15, "peer_links": True}
@@ -58,9 +60,7 @@ def test_a_killed_process_is_told_long_before_its_lease_runs_out(killed: Any) ->
     for world in worlds:
         assert world.wait_over(LIMIT_S / 2)
         assert isinstance(world.change, Lost)
-        assert world.change.members[victim].startswith(
-            "its process exited (its host refuses the connection"
-        )
+        assert world.change.members[victim].startswith(f"{PROCESS_EXITED} ({Answer.REFUSED.value}")
     again = join_all(here)
     assert {world.size for world in again} == {2}
 
@@ -74,7 +74,7 @@ def test_members_that_leave_are_not_taken_for_dead(
         nodes[1].leave("has to go")
         worlds = join_all([nodes[0], nodes[2]])
         assert {world.size for world in worlds} == {2}
-    assert not [line for line in caplog.messages if "its process exited" in line]
+    assert not [line for line in caplog.messages if PROCESS_EXITED in line]
 
 
 def test_nothing_of_the_links_is_there_without_them(job: Job) -> None:

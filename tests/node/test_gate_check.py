@@ -25,7 +25,7 @@ from rdzv_etcd.node.gate import (
     FunctionCheck,
     GateFunction,
 )
-from rdzv_etcd.world_change import Left
+from rdzv_etcd.world_change import Left, left
 
 LIMIT_S = 60.0
 ARRIVAL = Arrival("a job", "host~7~x", 3, Left({"b~1~y": "SIGTERM"}))
@@ -87,7 +87,7 @@ def test_a_command_is_told_where_it_is_and_not_the_password(
     )
     failure = answer_of(CommandCheck(python(program), ARRIVAL))
     assert failure is not None
-    assert failure.output == "a job|host~7~x|3|b left (SIGTERM)|None"
+    assert failure.output == f"a job|host~7~x|3|{left('b', 'SIGTERM')}|None"
 
 
 def test_a_command_that_is_abandoned_is_ended_with_all_it_has_started(tmp_path: Path) -> None:

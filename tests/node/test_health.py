@@ -19,7 +19,7 @@ from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
-from rdzv_etcd.world_change import Expelled, Left, Lost
+from rdzv_etcd.world_change import Expelled, Left, Lost, how_wedged, lost
 from tests.node.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
@@ -352,7 +352,7 @@ def test_a_wedged_node_is_lost_and_the_others_are_told_why(links: bool, leads: b
         told_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
         assert WATCHDOG_S - LOOK_S < told_s < WATCHDOG_S + LOOK_S + 3 * TOLD_S
         ((_, change),) = job.history.changes
-        assert dict(change.lost) == {node.node_id: "hung: its thread has not called in for 4 s"}
+        assert dict(change.lost) == {node.node_id: how_wedged(4.0)}
         await job.until_works("".join(each.name for each in others))
         await job.pass_time(3 * TTL_S)  # it stays away, though its process lives
         assert job.works([each.name for each in others])
@@ -567,4 +567,4 @@ def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job() -> N
 
 def test_lost_is_what_the_others_call_a_wedged_node() -> None:
     """For the sake of a reader: it is no good-bye."""
-    assert str(Lost({"a~1~x": "hung"})) == "lost a: hung"
+    assert str(Lost({"a~1~x": "hung"})) == lost("a", "hung")

@@ -12,6 +12,7 @@ import pytest
 from rdzv_etcd.errors import EtcdRefusedError
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world_change import PROCESS_EXITED, rejoined
 from tests.sim.world import TIMING, SimJob, simulate
 
 WORKER_FAILED = "worker of rank 1 ended with exit code 1"
@@ -88,7 +89,7 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
         assert third["came_back"] == {}  # it came back as all did
         (how,) = third["change"]["lost"].values()
         if peer_links:
-            assert how.startswith("its process exited")
+            assert how.startswith(PROCESS_EXITED)
             assert 0 < third["change"]["lost_after_s"][gone] < 1
         else:
             assert how == "lease expired"
@@ -96,7 +97,7 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
 
     with caplog.at_level(logging.INFO):
         simulate(scenario, [1], min_nodes=2, max_nodes=3, peer_links=peer_links)
-    told = [f"b rejoined ({WORKER_FAILED})" in record.getMessage() for record in caplog.records]
+    told = [rejoined("b", WORKER_FAILED) in record.getMessage() for record in caplog.records]
     assert sum(told) >= 3, "the leader ends the round, and the members have their next world"
 
 

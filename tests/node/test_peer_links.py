@@ -24,6 +24,7 @@ from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.liveness import MOST_MISTAKES, Mistakes
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
+from rdzv_etcd.world_change import HOST_SILENT, PROCESS_EXITED, lost
 from tests.sim.invariants import InvariantError
 from tests.sim.matching import deletes, noted, puts
 from tests.sim.world import TIMING, TTL_S, SimJob, simulate
@@ -79,7 +80,7 @@ def test_a_killed_process_is_told_at_once(slice_nodes: int) -> None:
         assert await told_after_s(job) < TOLD_S
         (change,) = [change for _, change in job.history.changes if change.lost]
         (how,) = change.lost.values()
-        assert how.startswith("its process exited (its host refuses the connection; noticed by ")
+        assert how.startswith(f"{PROCESS_EXITED} ({Answer.REFUSED.value}; ")
         await job.until_works([name for name in "abcd" if name != victim], limit_s=2.0)
 
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, slice_nodes=slice_nodes)
@@ -157,7 +158,7 @@ def test_a_host_that_falls_silent_is_told_in_seconds() -> None:
         job.crash(job.loop.rng.choice("abcd"))
         assert await told_after_s(job) < 4.0
         (change,) = [change for _, change in job.history.changes if change.lost]
-        assert "its host is silent" in next(iter(change.lost.values()))
+        assert HOST_SILENT in next(iter(change.lost.values()))
 
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True)
 
@@ -226,7 +227,7 @@ def test_every_survivor_tells_once_at_warning_who_was_lost_and_how(
         simulate(scenario, range(1), min_nodes=2, max_nodes=4, peer_links=True)
     told = [record.getMessage() for record in caplog.records if ": lost " in record.getMessage()]
     assert len(told) == 3
-    assert all("lost b: its process exited (its host refuses" in line for line in told)
+    assert all(lost("b", f"{PROCESS_EXITED} ({Answer.REFUSED.value}") in line for line in told)
     worlds = [
         record.getMessage() for record in caplog.records if "node rank " in record.getMessage()
     ]
@@ -530,7 +531,7 @@ def test_a_stopped_process_that_is_killed_is_told_when_its_host_says_so() -> Non
         job.kill("b")
         assert await told_after_s(job) < 6.0
         (change,) = [change for _, change in job.history.changes if change.lost]
-        assert "its process exited" in next(iter(change.lost.values()))
+        assert PROCESS_EXITED in next(iter(change.lost.values()))
 
     simulate(scenario, min_nodes=2, max_nodes=3, peer_links=True)
 
@@ -581,7 +582,7 @@ def test_a_death_that_etcd_would_not_hear_of_is_told_when_it_does() -> None:
         job.kill(victim)
         assert await told_after_s(job) < 8.0
         (change,) = [change for _, change in job.history.changes if change.lost]
-        assert "its process exited" in next(iter(change.lost.values()))
+        assert PROCESS_EXITED in next(iter(change.lost.values()))
 
     simulate(scenario, min_nodes=2, max_nodes=4, peer_links=True, timing=LONG_LEASE)
 
@@ -839,7 +840,7 @@ def test_a_member_that_cannot_be_reached_is_warned_of_once(
     simulate(scenario, range(1), min_nodes=2, max_nodes=2, peer_links=True)
     (line,) = [text for text in caplog.messages if "cannot reach" in text]
     assert "a: this node cannot reach b at 10.0.0.b:" in line
-    assert "its host refuses the connection" in line
+    assert Answer.REFUSED.value in line
     assert "MASTER_ADDR" in line
 
 

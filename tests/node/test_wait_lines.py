@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rdzv_etcd import world_change
 from rdzv_etcd.errors import BarrierTimeoutError, JobSettingsMismatchError, StoreTimeoutError
 from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.kv.store import KeyValueStore
@@ -172,7 +173,7 @@ def test_who_is_missing_since_the_last_round_is_named_with_its_address(
         await job.pass_time(13.0)
         (line,) = said(caplog, job, here)
         assert "1 of 3 nodes here: c" in line
-        assert "not back yet: b (10.0.0.b); lost a: lease expired" in line
+        assert f"not back yet: b (10.0.0.b); {world_change.lost('a', 'lease expired')}" in line
 
     simulate(scenario, range(3), min_nodes=3, max_nodes=3)
 

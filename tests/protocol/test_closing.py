@@ -6,6 +6,7 @@ import pytest
 
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
 from rdzv_etcd.settings import JobSettings
+from rdzv_etcd.world_change import left, lost
 from tests.protocol.scenes import LAST_CALL_S, NOW_S, REJOIN_S, SETTLE_S, Scene
 
 # --- the first round ------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def test_a_live_member_that_is_not_back_is_waited_for_until_the_rejoin_timeout()
     assert isinstance(decision, KeepWaiting)
     assert decision.until_s == scene.opened_s + REJOIN_S
     assert "not back yet: c (host-c)" in decision.reason
-    assert "lost d: lease expired" in decision.reason
+    assert lost("d", "lease expired") in decision.reason
     closed = scene.close(scene.opened_s + REJOIN_S)
     assert isinstance(closed, Close)
     assert closed.expelled == ("c",)
@@ -283,8 +284,8 @@ def test_an_expelled_node_stays_expelled_in_the_next_round() -> None:
 
 def test_a_member_that_leaves_is_not_waited_for() -> None:
     for scene, how in (
-        (Scene(2, 3, members="a b c").leaving("c"), "c left (SIGTERM)"),
-        (Scene(2, 3, members="a b c").left("c"), "c left"),
+        (Scene(2, 3, members="a b c").leaving("c"), left("c", "SIGTERM")),
+        (Scene(2, 3, members="a b c").left("c"), left("c", "")),
     ):
         decision = scene.changed("c").back("a b", NOW_S - 0.1).close()
         assert isinstance(decision, KeepWaiting)

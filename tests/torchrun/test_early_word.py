@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rdzv_etcd.world_change import HOST_SILENT
 from tests.support import netns
 from tests.support.bridge import FaultBridge
 from tests.support.netns import Network
@@ -55,7 +56,7 @@ def test_a_host_that_falls_silent_is_told_though_its_lease_lives(
             alive[0].freeze()
             agents.wait_for_world(alive[1:], size=2, after=silent_at)
             for survivor in alive[1:]:  # a lease that ends is told as "lease expired"
-                assert ": its host is silent" in survivor.output
+                assert f": {HOST_SILENT}" in survivor.output
         finally:
             agents.close()
             network.close()

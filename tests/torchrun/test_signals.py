@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rdzv_etcd.world_change import left
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import Agent, Agents, Job
@@ -133,7 +134,7 @@ def test_a_member_tells_the_others_which_signal_has_ended_it(
     send(ended, number)
     assert ended.wait() == (-number if handled == "SIGINT" else 1)
     agents.wait_for_world([other], size=1, after=sent_at)
-    assert f"left ({number.name})" in other.output
+    assert left("", number.name) in other.output
     psutil.wait_procs(workers, timeout=60)
     assert not any(worker.is_running() for worker in workers)
     finish(agents, etcd, job, [other])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rdzv_etcd.world_change import rejoined
 from tests.cli.tools import run_alone
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import QUICK, Agents, Job
@@ -108,11 +109,13 @@ def test_a_failing_worker_uses_up_a_restart(
     assert after[0].epoch > before[0].epoch
     job.stop_file.touch()
     assert [agent.wait() for agent in started] == [0, 0]
-    assert any(" rejoined (worker of rank " in agent.output for agent in started), "in a log"
+    assert any(rejoined("", "worker of rank ")[:-1] in agent.output for agent in started), (
+        "in a log"
+    )
     why = "worker of rank 1 ended with exit code 1: RuntimeError: rank 1 was told to fail in step 5"
     wide = {"COLUMNS": "300"}
     history = run_alone("history", job.run_id, "--endpoint", etcd.endpoint, environ=wide)
-    assert f" rejoined ({why})" in " ".join(history.out.split())
+    assert rejoined("", why) in " ".join(history.out.split())
     told = run_alone("history", job.run_id, "--endpoint", etcd.endpoint, "--json").json["history"]
     assert [each["round"] for each in told["rounds"]] == [1, 2]
     back = {node.split("~")[1]: why for node, why in told["rounds"][1]["back_because"].items()}
