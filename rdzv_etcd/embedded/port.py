@@ -154,19 +154,6 @@ class Listener:
     uid: int
 
 
-def is_trusted(uid: int) -> bool:
-    """Tell whether processes of ``uid`` have power over this one anyway."""
-    return uid in (0, os.geteuid())
-
-
-def user_of(uid: int) -> str:
-    """Return ``user 'ann' (uid 1000)``, or only the number if it has no name."""
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name!r} (uid {uid})"
-    except KeyError:
-        return f"a user with uid {uid}"
-
-
 def listeners(port: int) -> tuple[Listener, ...]:
     """Return what listens on ``port``; empty where the system does not say."""
     return tuple(found for table in _TABLES for found in _rows(table, port))
@@ -185,14 +172,18 @@ def check_owner(endpoint: Endpoint, addresses: Iterable[str]) -> None:
 
     If nothing is seen listening there, root has redirected the port, as root may.
     """
-    own = tuple(addresses)
+    own, me = tuple(addresses), os.geteuid()
     for listener in listeners(endpoint.port):
-        if is_trusted(listener.uid) or not any(reached_by(listener, it) for it in own):
-            continue
+        uid = listener.uid
+        if uid in (0, me) or not any(reached_by(listener, it) for it in own):
+            continue  # these have power over this process anyway
+        user = f"uid {uid}"
+        with contextlib.suppress(KeyError):  # it has no name
+            user = f"{pwd.getpwuid(uid).pw_name}, uid {uid}"
         raise EmbeddedEtcdError(
-            f"the etcd at {endpoint.target} belongs to {user_of(listener.uid)}, not to you "
-            f"(uid {os.geteuid()}) or root: that user could control your workers. Choose another "
-            "port in --rdzv-endpoint; to use this etcd all the same, leave out embed=1"
+            f"the etcd at {endpoint.target} belongs to another user ({user}), not to you (uid "
+            f"{me}) or root: that user could control your workers. Choose another port in "
+            "--rdzv-endpoint; to use this etcd all the same, leave out embed=1"
         )
 
 

@@ -25,15 +25,13 @@ from rdzv_etcd.embedded.port import (
     Found,
     check_closed,
     check_owner,
-    is_trusted,
     listen_urls,
     listeners,
     own_addresses,
     probe,
     reached_by,
-    user_of,
 )
-from rdzv_etcd.embedded.program import lock_holder
+from rdzv_etcd.embedded.program import is_locked
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.settings import Endpoint, Settings
@@ -135,7 +133,7 @@ class _Ensure:
 
     def _start_if_ours(self) -> StartedEtcd | None:
         """Start it if the endpoint is this machine's and no other process here does so already."""
-        if time.monotonic() < self._next_start or self._is_kept():
+        if time.monotonic() < self._next_start or is_locked(self._endpoint.port):
             return None
         addresses = own_addresses(self._endpoint.host)
         if not addresses:
@@ -178,18 +176,6 @@ class _Ensure:
         self._refuse_strangers(answer)
         raise EmbeddedEtcdError(f"the embedded etcd did not start at {self._where}: {problem}")
 
-    def _is_kept(self) -> bool:
-        """Tell whether a supervisor of this machine holds the lock of the port."""
-        keeper = lock_holder(self._endpoint.port)
-        if keeper is None:
-            return False
-        if keeper.uid is not None and not is_trusted(keeper.uid):
-            raise EmbeddedEtcdError(
-                f"{user_of(keeper.uid)} holds port {self._endpoint.port} of this machine for an "
-                f"embedded etcd (process {keeper.pid}): choose another port in --rdzv-endpoint"
-            )
-        return True
-
     def _refuse_strangers(self, answer: Answer) -> None:
         """Raise if what listens there is not etcd, or has been silent for too long."""
         if answer is Answer.TLS:
@@ -200,7 +186,7 @@ class _Ensure:
             raise EmbeddedEtcdError(
                 f"{self._where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
             )
-        if answer is not Answer.SILENCE or lock_holder(self._endpoint.port) is not None:
+        if answer is not Answer.SILENCE or is_locked(self._endpoint.port):
             self._silent_since = None
             return
         now = time.monotonic()
@@ -253,10 +239,8 @@ def _why_none_answers(endpoint: Endpoint, found: Found) -> str:
 
 
 def _why_none_answers_here(endpoint: Endpoint, found: Found, own: tuple[str, ...]) -> str:
-    keeper = lock_holder(endpoint.port)
-    if keeper is None:
+    if not is_locked(endpoint.port):
         return f"{found.answer.value}. {endpoint.host} is this machine; it will be tried again"
-    whose = "another node of this machine" if keeper.pid is None else f"process {keeper.pid}"
     elsewhere = [
         listener.address
         for listener in listeners(endpoint.port)
@@ -264,10 +248,13 @@ def _why_none_answers_here(endpoint: Endpoint, found: Found, own: tuple[str, ...
     ]
     if elsewhere and found.answer is Answer.NOTHING:
         return (
-            f"{whose} keeps an embedded etcd on this port that listens only on "
+            "another process keeps an embedded etcd on this port that listens only on "
             f"{', '.join(elsewhere)}; give every node the same --rdzv-endpoint"
         )
-    return f"{found.answer.value}; {whose} of this machine is starting it"
+    return (
+        f"{found.answer.value}; another process of this machine is starting it (the supervisor of "
+        f"an embedded etcd, or `rdzv-etcd serve`, for port {endpoint.port})"
+    )
 
 
 # --- the supervisor -------------------------------------------------------------------------------

@@ -13,14 +13,12 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 
 from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError, ToldToStopError
 from rdzv_etcd.embedded.program import (
     UNBLOCKED,
-    dismiss,
     is_told_to_stop,
     take_lock,
     wait_for_signal,
@@ -33,7 +31,7 @@ BLIND_LIMIT_S = 600.0
 """An etcd that has not answered for this much longer than the grace time is given up."""
 
 
-def keep(etcd: Etcd, options: argparse.Namespace, held: socket.socket) -> str:
+def keep(etcd: Etcd, options: argparse.Namespace) -> str:
     """Return, with the reason, when no node has used etcd for the grace time.
 
     At the start there is no node yet: the first one has at least ``start_grace`` seconds.
@@ -44,7 +42,6 @@ def keep(etcd: Etcd, options: argparse.Namespace, held: socket.socket) -> str:
     while True:
         if is_told_to_stop(wait_for_signal(interval_s)):
             return "told to stop"
-        dismiss(held)
         etcd.tidy()
         now = time.monotonic()
         if not etcd.running:
@@ -94,10 +91,10 @@ def main() -> int:
         _report(options.status_fd, "taken", "another node of this machine is starting it")
         return 0
     with held:
-        return _serve(plan, options, held)
+        return _serve(plan, options)
 
 
-def _serve(plan: Plan, options: argparse.Namespace, held: socket.socket) -> int:
+def _serve(plan: Plan, options: argparse.Namespace) -> int:
     try:
         etcd = Etcd(plan)
     except OSError as error:
@@ -111,7 +108,7 @@ def _serve(plan: Plan, options: argparse.Namespace, held: socket.socket) -> int:
         return 1
     try:
         _report(options.status_fd, "started", str(os.getpid()))
-        keep(etcd, options, held)
+        keep(etcd, options)
     finally:
         etcd.remove()
     return 0

@@ -35,7 +35,7 @@ def is_loopback(host: str) -> bool:
     name = host.lower().rstrip(".")
     if name in _LOOPBACK_NAMES or name.endswith(".localhost"):  # RFC 6761
         return True
-    addresses = numeric_addresses(host)
+    addresses = _addresses(host, socket.AI_NUMERICHOST)  # in numbers, however they are written
     if not addresses:
         if name.partition(".")[0] == socket.gethostname().lower().partition(".")[0]:
             return False
@@ -72,11 +72,6 @@ def is_ours(family: int, address: tuple[object, ...]) -> bool:
     except OSError:
         return False
     return True
-
-
-def numeric_addresses(host: str) -> tuple[str, ...]:
-    """Return the address that ``host`` writes in numbers, however; empty if it is a name."""
-    return _addresses(host, socket.AI_NUMERICHOST)
 
 
 def resolve(host: str) -> tuple[str, ...]:

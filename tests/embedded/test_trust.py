@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from rdzv_etcd.embedded.port import Listener, listeners, reached_by
-from rdzv_etcd.embedded.program import lock_holder
 from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
 from rdzv_etcd.world.group import Group
@@ -29,11 +28,10 @@ pytestmark = pytest.mark.every_etcd
 
 LOGIN = ("ann", "s3cret-word")
 
-# Becomes another user and then listens, or holds the lock: what matters is whose it is. Behind the
-# socket is a real etcd.
+# Becomes another user and then listens: what matters is whose it is. Behind the socket is a real
+# etcd.
 _STRANGER = """
 import encodings.idna, os, socket, sys, threading
-from rdzv_etcd.embedded.program import take_lock
 os.setuid(int(sys.argv[1]))
 port, behind = int(sys.argv[2]), int(sys.argv[3])
 
@@ -42,32 +40,27 @@ def pump(source, sink):
         sink.sendall(piece)
     sink.shutdown(socket.SHUT_WR)
 
-if behind:
-    listener = socket.create_server(("127.0.0.1", port))
-else:
-    held = take_lock(port)
+listener = socket.create_server(("127.0.0.1", port))
 print("ready", flush=True)
-while behind:
+while True:
     client, _ = listener.accept()
     server = socket.create_connection(("127.0.0.1", behind))
     for ends in ((client, server), (server, client)):
         threading.Thread(target=pump, args=ends, daemon=True).start()
-sys.stdin.readline()
 """
 
 
 @contextmanager
-def stranger(port: int, behind: int = 0) -> Iterator[int]:
-    """Another user who listens on ``port``, with the etcd ``behind``, or just holds its lock."""
+def stranger(port: int, behind: int) -> Iterator[None]:
+    """Another user listens on ``port``, with the etcd ``behind``."""
     with subprocess.Popen(
         [sys.executable, "-c", _STRANGER, str(NOBODY), str(port), str(behind)],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            yield process.pid
+            yield
         finally:
             process.kill()
 
@@ -176,20 +169,6 @@ def test_roots_etcd_is_everybodys(agents: Agents, etcd_server: EtcdServer) -> No
     agent = agents.start(port=etcd_server.port, uid=NOBODY)
     agent.go()
     assert agent.supervisor() is None
-
-
-def test_a_port_whose_lock_another_user_holds_is_refused_at_once(
-    port: int, supervisors: object
-) -> None:
-    with (
-        stranger(port) as pid,
-        pytest.raises(
-            EmbeddedEtcdError,
-            match=rf"uid {NOBODY}\) holds port {port} .*process {pid}\): choose another port",
-        ),
-    ):
-        ensure_etcd(settings(f"127.0.0.1:{port}"))
-    assert lock_holder(port) is None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
