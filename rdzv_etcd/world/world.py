@@ -113,7 +113,7 @@ class World:
     def node_ids(self) -> tuple[str, ...]:
         """The members' node ids by rank.
 
-        From memory; in a world of more than 256 members the first use is one read of etcd, for up
+        From memory; in a world of more than 128 members the first use is one read of etcd, for up
         to ``request_timeout`` seconds. Raises :class:`~rdzv_etcd.errors.EtcdError`.
         """
         return self._part.run(self._read_node_ids())
