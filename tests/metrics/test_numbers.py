@@ -36,7 +36,7 @@ from rdzv_etcd.world_change import (
     how_wedged,
     left_because,
 )
-from tests.sim.world import TIMING, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, SimJob, SimNode, simulate, simulated
 from tests.support.markdown import ROOT, Document
 
 
@@ -118,37 +118,33 @@ def test_rounds_a_loss_and_the_end_are_counted_once(peer_links: bool) -> None:
     simulate(scenario, range(5), min_nodes=2, max_nodes=3, peer_links=peer_links)
 
 
-def test_a_join_that_fails_is_counted_by_its_error() -> None:
-    async def scenario(job: SimJob) -> None:
-        numbers = Numbers(job.settings.job_id)
-        node = job.start("a", recorder=numbers.recorder, join_timeout_s=20.0)
-        await job.pass_time(10.0)
-        assert numbers("waiting") == 1
-        await job.pass_time(30.0)
-        assert node.error is not None
-        assert numbers("failed_joins_total", error="JoinTimeoutError") == 1
-        assert numbers("waiting") == numbers("join_seconds_count") == 0
-
-    simulate(scenario, range(2), min_nodes=2, max_nodes=3)
+@simulated(range(2), min_nodes=2, max_nodes=3)
+async def test_a_join_that_fails_is_counted_by_its_error(job: SimJob) -> None:
+    numbers = Numbers(job.settings.job_id)
+    node = job.start("a", recorder=numbers.recorder, join_timeout_s=20.0)
+    await job.pass_time(10.0)
+    assert numbers("waiting") == 1
+    await job.pass_time(30.0)
+    assert node.error is not None
+    assert numbers("failed_joins_total", error="JoinTimeoutError") == 1
+    assert numbers("waiting") == numbers("join_seconds_count") == 0
 
 
-def test_a_silence_of_etcd_is_counted() -> None:
-    async def scenario(job: SimJob) -> None:
-        node, numbers = measured(job, "a")
-        await job.until_works("a")
-        await job.pass_time(10.0)
-        assert numbers("keep_alive_failures_total") == 0
-        seen = numbers("last_contact_timestamp_seconds")
-        node.connection.link.partition(silent=True)
-        await job.pass_time(30.0)
-        assert numbers("keep_alive_failures_total") > 0
-        assert numbers("last_contact_timestamp_seconds") - seen < TIMING.lease_ttl_s
-        node.connection.link.heal()
-        await job.pass_time(30.0)
-        assert numbers("last_contact_timestamp_seconds") - seen > 30
-        assert numbers("rounds_total") == 1
-
-    simulate(scenario, range(2), min_nodes=1, max_nodes=3, timing=replace(TIMING, settle_s=0.1))
+@simulated(range(2), min_nodes=1, max_nodes=3, timing=replace(TIMING, settle_s=0.1))
+async def test_a_silence_of_etcd_is_counted(job: SimJob) -> None:
+    node, numbers = measured(job, "a")
+    await job.until_works("a")
+    await job.pass_time(10.0)
+    assert numbers("keep_alive_failures_total") == 0
+    seen = numbers("last_contact_timestamp_seconds")
+    node.connection.link.partition(silent=True)
+    await job.pass_time(30.0)
+    assert numbers("keep_alive_failures_total") > 0
+    assert numbers("last_contact_timestamp_seconds") - seen < TIMING.lease_ttl_s
+    node.connection.link.heal()
+    await job.pass_time(30.0)
+    assert numbers("last_contact_timestamp_seconds") - seen > 30
+    assert numbers("rounds_total") == 1
 
 
 def test_what_was_seen_of_a_loss_has_a_cause() -> None:

@@ -14,7 +14,7 @@ from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import Delete, Get, Txn
 from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.testing.model import Request
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate, simulated
 
 FOUND_OUT_S = 2 * TTL_S
 """A check begins within a TTL, waits a little for the watch, and the next one may find the rest."""
@@ -68,36 +68,34 @@ def test_the_others_hear_of_a_killed_member_though_one_of_them_is_deaf(
 
 
 @pytest.mark.parametrize("deafen", WAYS.values(), ids=WAYS)
-def test_who_finds_out_that_it_is_deaf_restarts_nobody(
-    deafen: Callable[[SimJob, SimNode], None],
+@simulated(max_nodes=3, peer_links=True)
+async def test_who_finds_out_that_it_is_deaf_restarts_nobody(
+    job: SimJob, deafen: Callable[[SimJob, SimNode], None]
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        for _ in range(10):
-            await job.pass_time(job.loop.rng.uniform(0, 2 * TTL_S))
-            deafen(job, job.loop.rng.choice(nodes))
-        await job.pass_time(2 * FOUND_OUT_S)
-        assert [node.joins for node in nodes] == [1, 1, 1]
-
-    simulate(scenario, max_nodes=3, peer_links=True)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    for _ in range(10):
+        await job.pass_time(job.loop.rng.uniform(0, 2 * TTL_S))
+        deafen(job, job.loop.rng.choice(nodes))
+    await job.pass_time(2 * FOUND_OUT_S)
+    assert [node.joins for node in nodes] == [1, 1, 1]
 
 
-def test_a_waiting_node_that_does_not_hear_of_its_presence_finds_that_it_is_gone() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, _ = job.start_all("ab")
-        await job.pass_time(TTL_S)
-        assert a.node.phase is Phase.WAITING
-        presence = job.keys.node(a.node_id)
-        stall(lambda *_: presence)(job, a)
-        job.server.apply(Txn((), (Delete(presence),)), "operator")
-        await job.until(
-            lambda: any(kv.key == presence for kv in job.server.snapshot()),
-            "its presence is back",
-            FOUND_OUT_S,
-        )
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_waiting_node_that_does_not_hear_of_its_presence_finds_that_it_is_gone(
+    job: SimJob,
+) -> None:
+    a, _ = job.start_all("ab")
+    await job.pass_time(TTL_S)
+    assert a.node.phase is Phase.WAITING
+    presence = job.keys.node(a.node_id)
+    stall(lambda *_: presence)(job, a)
+    job.server.apply(Txn((), (Delete(presence),)), "operator")
+    await job.until(
+        lambda: any(kv.key == presence for kv in job.server.snapshot()),
+        "its presence is back",
+        FOUND_OUT_S,
+    )
 
 
 def compares(request: Request) -> bool:
@@ -105,43 +103,36 @@ def compares(request: Request) -> bool:
     return isinstance(request, Get) and request.newest_first
 
 
-def test_a_leader_that_cannot_tell_whether_it_hears_declares_nobody_lost() -> None:
+@simulated(min_nodes=1, max_nodes=3)
+async def test_a_leader_that_cannot_tell_whether_it_hears_declares_nobody_lost(job: SimJob) -> None:
     """Its keep-alives are answered, and its watches work; but nothing shows that they do."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        leader, (victim, other) = job.leader, job.followers()
-        link = leader.connection.link
-        link.fail(EtcdPermissionError("refused by the test"), 10**6, compares)
-        session = leader.node.context.session
-        await job.pass_time(3 * TTL_S)
-        clock = leader.node.context.clock
-        assert session.lease_id
-        assert session.in_contact_since_s() == clock.now_s()
-        job.crash(victim.name)
-        await job.pass_time(3 * TTL_S)
-        assert leader.joins == other.joins == 1
-        link._planned.clear()
-        await job.until(lambda: leader.joins == other.joins == 2, "all hear of it", 3 * TTL_S)
-
-    simulate(scenario, min_nodes=1, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    leader, (victim, other) = job.leader, job.followers()
+    link = leader.connection.link
+    link.fail(EtcdPermissionError("refused by the test"), 10**6, compares)
+    session = leader.node.context.session
+    await job.pass_time(3 * TTL_S)
+    clock = leader.node.context.clock
+    assert session.lease_id
+    assert session.in_contact_since_s() == clock.now_s()
+    job.crash(victim.name)
+    await job.pass_time(3 * TTL_S)
+    assert leader.joins == other.joins == 1
+    link._planned.clear()
+    await job.until(lambda: leader.joins == other.joins == 2, "all hear of it", 3 * TTL_S)
 
 
-def test_to_find_out_costs_a_small_read_of_each_watch_per_ttl() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abcd")
-        await job.until_works("abcd")
-        await job.pass_time(2 * TTL_S)
-        reads: list[Get] = []
-        job.server.observers.append(
-            lambda applied: (
-                reads.append(applied.request) if isinstance(applied.request, Get) else None
-            )
-        )
-        await job.pass_time(20 * TTL_S)
-        assert all(read.limit == 1 and read.keys_only for read in reads)
-        assert len(reads) <= 20 * 1.4 * (2 * len(nodes) + 1)  # the leader's presences besides
-        assert not any(node.connection.link.moves for node in nodes)
-
-    simulate(scenario, max_nodes=4)
+@simulated(max_nodes=4)
+async def test_to_find_out_costs_a_small_read_of_each_watch_per_ttl(job: SimJob) -> None:
+    nodes = job.start_all("abcd")
+    await job.until_works("abcd")
+    await job.pass_time(2 * TTL_S)
+    reads: list[Get] = []
+    job.server.observers.append(
+        lambda applied: reads.append(applied.request) if isinstance(applied.request, Get) else None
+    )
+    await job.pass_time(20 * TTL_S)
+    assert all(read.limit == 1 and read.keys_only for read in reads)
+    assert len(reads) <= 20 * 1.4 * (2 * len(nodes) + 1)  # the leader's presences besides
+    assert not any(node.connection.link.moves for node in nodes)

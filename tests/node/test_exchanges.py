@@ -11,7 +11,7 @@ from rdzv_etcd.protocol.keys import CollectiveKeys, KeyRange
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import noted, touches
-from tests.sim.world import SimJob, SimNode, Snapshot, simulate
+from tests.sim.world import SimJob, SimNode, Snapshot, simulated
 
 LOSSES = pytest.mark.parametrize(
     "loss", ["restored", "restored and bumped", "overtaken", "wiped", "lease"]
@@ -62,70 +62,65 @@ class Members:
 
 @LOSSES
 @pytest.mark.parametrize("turns_before", [0, 1, 3])
-def test_what_etcd_forgets_before_one_has_taken_it_is_given_again(
-    loss: str, turns_before: int
+@simulated(min_nodes=3, max_nodes=3)
+async def test_what_etcd_forgets_before_one_has_taken_it_is_given_again(
+    job: SimJob, loss: str, turns_before: int
 ) -> None:
     """By those who have, although they do not call again."""
-
-    async def scenario(job: SimJob) -> None:
-        members = Members(job)
-        await job.until_works("abc")
-        for _ in range(turns_before):
-            await members.all_take(b"before")
-        before = job.save()
-        late, *others = members.nodes
-        waiting = members.give(late, b"now")
-        await job.pass_time(1)
-        late.connection.link.lag_watches(5.0)
-        await asyncio.gather(*(members.give(node, b"now") for node in others))
-        assert not waiting.done()
-        members.lose(loss, before)
-        assert await waiting == [b"now"] * 3
-        await members.all_take(b"next")
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    members = Members(job)
+    await job.until_works("abc")
+    for _ in range(turns_before):
+        await members.all_take(b"before")
+    before = job.save()
+    late, *others = members.nodes
+    waiting = members.give(late, b"now")
+    await job.pass_time(1)
+    late.connection.link.lag_watches(5.0)
+    await asyncio.gather(*(members.give(node, b"now") for node in others))
+    assert not waiting.done()
+    members.lose(loss, before)
+    assert await waiting == [b"now"] * 3
+    await members.all_take(b"next")
 
 
 @LOSSES
-def test_what_etcd_forgets_while_its_giver_waits_is_given_again(loss: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        members = Members(job)
-        await job.until_works("abc")
-        before = job.save()
-        early, *others = members.nodes
-        waiting = members.give(early, b"now")
-        await job.pass_time(1)
-        members.lose(loss, before)
-        await job.pass_time(10)
-        assert not waiting.done()
-        await asyncio.gather(*(members.give(node, b"now") for node in others))
-        assert await waiting == [b"now"] * 3
-        for _ in range(3):
-            await members.all_take(b"next")
-        assert members.kept(members.given()) == 6
+@simulated(min_nodes=3, max_nodes=3)
+async def test_what_etcd_forgets_while_its_giver_waits_is_given_again(
+    job: SimJob, loss: str
+) -> None:
+    members = Members(job)
+    await job.until_works("abc")
+    before = job.save()
+    early, *others = members.nodes
+    waiting = members.give(early, b"now")
+    await job.pass_time(1)
+    members.lose(loss, before)
+    await job.pass_time(10)
+    assert not waiting.done()
+    await asyncio.gather(*(members.give(node, b"now") for node in others))
+    assert await waiting == [b"now"] * 3
+    for _ in range(3):
+        await members.all_take(b"next")
+    assert members.kept(members.given()) == 6
 
-    simulate(scenario, min_nodes=3, max_nodes=3)
 
-
-def test_what_is_given_again_late_is_not_put_into_a_world_that_has_ended() -> None:
-    async def scenario(job: SimJob) -> None:
-        members = Members(job)
-        await job.until_works("abc")
-        await members.all_take(b"now")
-        given = members.given()
-        again, requests = noted(lambda request: touches(request, given))
-        members.nodes[0].connection.link.repeat_requests(60.0, 1, again)
-        job.wipe()
-        await job.pass_time(10)
-        assert members.kept(given) > 0
-        await job.leave("c")
-        await job.until_works("ab")
-        await job.leave("b")
-        await job.until_works("a")  # what was left of the first world is swept away
-        await job.pass_time(20)
-        assert members.kept(given) == 0
-        await job.pass_time(60)
-        assert requests
-        assert members.kept(given) == 0, job.tell()
-
-    simulate(scenario, min_nodes=1, max_nodes=3)
+@simulated(min_nodes=1, max_nodes=3)
+async def test_what_is_given_again_late_is_not_put_into_a_world_that_has_ended(job: SimJob) -> None:
+    members = Members(job)
+    await job.until_works("abc")
+    await members.all_take(b"now")
+    given = members.given()
+    again, requests = noted(lambda request: touches(request, given))
+    members.nodes[0].connection.link.repeat_requests(60.0, 1, again)
+    job.wipe()
+    await job.pass_time(10)
+    assert members.kept(given) > 0
+    await job.leave("c")
+    await job.until_works("ab")
+    await job.leave("b")
+    await job.until_works("a")  # what was left of the first world is swept away
+    await job.pass_time(20)
+    assert members.kept(given) == 0
+    await job.pass_time(60)
+    assert requests
+    assert members.kept(given) == 0, job.tell()

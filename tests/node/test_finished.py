@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.world import TIMING, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, SimJob, SimNode, simulated
 
 PATIENT = replace(TIMING, rejoin_timeout_s=100_000.0)
 """Whoever waits for a finished member waits longer than a test."""
@@ -60,60 +60,52 @@ async def restored(job: SimJob, done: SimNode) -> None:
 
 @pytest.mark.parametrize("event", [nothing, wiped, revoked, cut_off, restored])
 @pytest.mark.parametrize("leads", [True, False], ids=["the leader", "another"])
-def test_the_others_go_on_without_a_member_that_has_finished(
-    leads: bool, event: Callable[[SimJob, SimNode], Awaitable[None]]
+@simulated(range(6), min_nodes=1, max_nodes=3, timing=PATIENT)
+async def test_the_others_go_on_without_a_member_that_has_finished(
+    job: SimJob, leads: bool, event: Callable[[SimJob, SimNode], Awaitable[None]]
 ) -> None:
     """Nobody restarts because it has finished; who restarts later does not wait for it, again and
     again; and it hears of the end."""
+    job.start_all("abc")
+    await job.until_works("abc")
+    done = job.leader if leads else job.followers()[0]
+    await job.finish_early(done.name)
+    await event(job, done)
+    await job.pass_time(KNOWN_S)
+    first, second = others(job, done.name)
+    assert [node.joins for node in job.nodes.values()] == [1, 1, 1], job.tell()
+    for turn in (1, 2):
+        await job.join_again(first)
 
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        done = job.leader if leads else job.followers()[0]
-        await job.finish_early(done.name)
-        await event(job, done)
-        await job.pass_time(KNOWN_S)
-        first, second = others(job, done.name)
-        assert [node.joins for node in job.nodes.values()] == [1, 1, 1], job.tell()
-        for turn in (1, 2):
-            await job.join_again(first)
+        def both_are_in_the_next(turn: int = turn) -> bool:
+            joins = [job.nodes[name].joins for name in (first, second)]
+            return joins == [1 + turn] * 2 and job.works([first, second])
 
-            def both_are_in_the_next(turn: int = turn) -> bool:
-                joins = [job.nodes[name].joins for name in (first, second)]
-                return joins == [1 + turn] * 2 and job.works([first, second])
-
-            await job.until(both_are_in_the_next, "the two are in the next world", 5.0)
-        assert job.leader is not done
-        assert not done.finished
-        closer = job.nodes[first]
-        await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
-        await job.until(lambda: done.finished, "it hears of the end", 5.0)
-
-    simulate(scenario, range(6), min_nodes=1, max_nodes=3, timing=PATIENT)
+        await job.until(both_are_in_the_next, "the two are in the next world", 5.0)
+    assert job.leader is not done
+    assert not done.finished
+    closer = job.nodes[first]
+    await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
+    await job.until(lambda: done.finished, "it hears of the end", 5.0)
 
 
-def test_one_that_is_lost_before_the_others_have_finished_is_a_loss() -> None:
+@simulated(range(3), min_nodes=1, max_nodes=3, timing=PATIENT)
+async def test_one_that_is_lost_before_the_others_have_finished_is_a_loss(job: SimJob) -> None:
     """The store of their workers may have been with it."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.finish_early("a")
-        await job.pass_time(KNOWN_S)
-        job.crash("a")
-        await job.until_works("bc", 30.0)
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=3, timing=PATIENT)
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.finish_early("a")
+    await job.pass_time(KNOWN_S)
+    job.crash("a")
+    await job.until_works("bc", 30.0)
 
 
-def test_who_finish_together_write_nothing() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        revision = job.server.revision
-        for name in "abc":
-            await job.finish_early(name)
-        await job.pass_time(0.5)
-        assert job.server.revision == revision
-
-    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+@simulated(range(3), min_nodes=3, max_nodes=3)
+async def test_who_finish_together_write_nothing(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    revision = job.server.revision
+    for name in "abc":
+        await job.finish_early(name)
+    await job.pass_time(0.5)
+    assert job.server.revision == revision

@@ -22,7 +22,7 @@ from rdzv_etcd.settings.fields import MAX_ROUND
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Grant
 from tests.node.test_refusals import warnings_of
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate, simulated
 
 SOON_S = 1.0
 SEEDS = range(5)
@@ -126,83 +126,76 @@ def test_a_member_whose_presence_was_overwritten_puts_it_back_and_nobody_is_dist
         assert [node.joins for node in nodes] == [1, 1, 1]
 
 
-def test_a_member_is_lost_although_somebody_has_put_a_value_in_its_place() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(TTL_S)
-        victim = job.loop.rng.choice(job.followers())
-        job.crash(victim.name)
-        write(job, Put(job.keys.node(victim.node_id), b"?"))
-        await job.pass_time(TTL_S + 1)
-        write(job, Put(job.keys.node(victim.node_id), b"!"))
-        others = "abc".replace(victim.name, "")
-        await job.until_works(others, TTL_S)
-        assert all(job.nodes[name].joins == 2 for name in others)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_member_is_lost_although_somebody_has_put_a_value_in_its_place(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    victim = job.loop.rng.choice(job.followers())
+    job.crash(victim.name)
+    write(job, Put(job.keys.node(victim.node_id), b"?"))
+    await job.pass_time(TTL_S + 1)
+    write(job, Put(job.keys.node(victim.node_id), b"!"))
+    others = "abc".replace(victim.name, "")
+    await job.until_works(others, TTL_S)
+    assert all(job.nodes[name].joins == 2 for name in others)
 
 
-def test_a_peers_claim_of_the_last_epoch_does_not_stop_the_job() -> None:
-    async def scenario(job: SimJob) -> None:
-        session = lease(job)
-        for number, epoch in enumerate((2**53, 2**53 + 1, 2**62, 2**63 - 1)):
-            claim = presence(epoch_seen=epoch, settings=OTHERS)
-            write(job, Put(job.keys.node(f"n{number}"), claim, session))
-        job.start_all("ab")
-        await job.until_works("ab")
-        job.start("c")
-        await job.until_works("abc", 5)
-        job.wipe()
-        await job.pass_time(3 * TTL_S)
-        job.crash(job.followers()[0].name)
-        await job.until(lambda: len(job.members_now()) == 2, "a world of 2", TTL_S + 5)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_peers_claim_of_the_last_epoch_does_not_stop_the_job(job: SimJob) -> None:
+    session = lease(job)
+    for number, epoch in enumerate((2**53, 2**53 + 1, 2**62, 2**63 - 1)):
+        claim = presence(epoch_seen=epoch, settings=OTHERS)
+        write(job, Put(job.keys.node(f"n{number}"), claim, session))
+    job.start_all("ab")
+    await job.until_works("ab")
+    job.start("c")
+    await job.until_works("abc", 5)
+    job.wipe()
+    await job.pass_time(3 * TTL_S)
+    job.crash(job.followers()[0].name)
+    await job.until(lambda: len(job.members_now()) == 2, "a world of 2", TTL_S + 5)
 
 
 CONTROL = pytest.mark.parametrize("which", ["round", "leader", "change"])
 
 
 @CONTROL
-def test_an_unreadable_control_value_is_told_once_read_rarely_and_forgotten_when_it_is_mended(
-    which: str, caplog: pytest.LogCaptureFixture
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_an_unreadable_control_value_is_told_once_read_rarely_and_forgotten_when_it_is_mended(
+    job: SimJob, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Members work on meanwhile; each looks again when the key changes, and about as often as it
     renews its lease."""
+    caplog.clear()
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(2 * TTL_S)
+    key = getattr(job.keys, which)
+    (before,) = job.server.snapshot(key) or (None,)
+    write(job, Put(key, b"\x1b[2J?"))
+    await job.pass_time(SOON_S)
+    reads = job.server.requests["Get"]
+    for _ in range(20):  # it changes, but it stays what it is: nobody has to read that
+        write(job, Put(key, b"??"))
+        await job.pass_time(2.0)
+    assert job.server.requests["Get"] - reads < 40 / (TTL_S / 3) * len(nodes) * 1.5
+    assert [node.joins for node in nodes] == [1, 1, 1]
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert {record.getMessage().count(key.decode()) for record in told} == {1}
+    assert len(told) <= len(nodes) + 1  # the leader says what that means to it
+    with pytest.raises(StateCorruptError, match=key.decode()) as caught:
+        await job.on(nodes[0], job.make("d").join())
+    assert "without a lease" in str(caught.value)
 
-    async def scenario(job: SimJob) -> None:
-        caplog.clear()
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(2 * TTL_S)
-        key = getattr(job.keys, which)
-        (before,) = job.server.snapshot(key) or (None,)
-        write(job, Put(key, b"\x1b[2J?"))
-        await job.pass_time(SOON_S)
-        reads = job.server.requests["Get"]
-        for _ in range(20):  # it changes, but it stays what it is: nobody has to read that
-            write(job, Put(key, b"??"))
-            await job.pass_time(2.0)
-        assert job.server.requests["Get"] - reads < 40 / (TTL_S / 3) * len(nodes) * 1.5
-        assert [node.joins for node in nodes] == [1, 1, 1]
-        told = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert {record.getMessage().count(key.decode()) for record in told} == {1}
-        assert len(told) <= len(nodes) + 1  # the leader says what that means to it
-        with pytest.raises(StateCorruptError, match=key.decode()) as caught:
-            await job.on(nodes[0], job.make("d").join())
-        assert "without a lease" in str(caught.value)
-
-        if before is None or which == "leader":
-            write(job, Delete(key))
-        else:
-            write(job, Put(key, before.value, before.lease_id))
-        lost = job.followers()[-1] if which != "leader" else nodes[0]
-        await job.pass_time(SOON_S)
-        job.crash(lost.name)
-        await job.until_works("abc".replace(lost.name, ""), TTL_S + 3)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    if before is None or which == "leader":
+        write(job, Delete(key))
+    else:
+        write(job, Put(key, before.value, before.lease_id))
+    lost = job.followers()[-1] if which != "leader" else nodes[0]
+    await job.pass_time(SOON_S)
+    job.crash(lost.name)
+    await job.until_works("abc".replace(lost.name, ""), TTL_S + 3)
 
 
 def overwrite_record(job: SimJob, **fields: object) -> KeyValue:
@@ -223,99 +216,89 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("fields", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_a_record_that_no_other_could_follow_is_told_and_survived(
-    fields: dict[str, object], caplog: pytest.LogCaptureFixture
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_record_that_no_other_could_follow_is_told_and_survived(
+    job: SimJob, fields: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        caplog.clear()
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(2 * TTL_S)
-        asked = job.server.requests["Get"] + job.server.requests["Txn"]
-        before = overwrite_record(job, **fields)
-        await job.pass_time(5 * TTL_S)
-        assert [node.joins for node in nodes] == [1, 1, 1]
-        assert all(node.is_working for node in nodes)
-        assert job.server.requests["Get"] + job.server.requests["Txn"] - asked < 100
-        told = [record.getMessage() for record in caplog.records]
-        assert any("is not as this library writes it" in line for line in told)
-        with pytest.raises(StateCorruptError, match="ctl/round"):
-            await job.on(nodes[0], job.make("d").join())
-        write(job, Put(job.keys.round, before.value, before.lease_id))
-        lost = job.followers()[-1]
-        job.crash(lost.name)
-        await job.until_works("abc".replace(lost.name, ""), TTL_S + 3)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    caplog.clear()
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(2 * TTL_S)
+    asked = job.server.requests["Get"] + job.server.requests["Txn"]
+    before = overwrite_record(job, **fields)
+    await job.pass_time(5 * TTL_S)
+    assert [node.joins for node in nodes] == [1, 1, 1]
+    assert all(node.is_working for node in nodes)
+    assert job.server.requests["Get"] + job.server.requests["Txn"] - asked < 100
+    told = [record.getMessage() for record in caplog.records]
+    assert any("is not as this library writes it" in line for line in told)
+    with pytest.raises(StateCorruptError, match="ctl/round"):
+        await job.on(nodes[0], job.make("d").join())
+    write(job, Put(job.keys.round, before.value, before.lease_id))
+    lost = job.followers()[-1]
+    job.crash(lost.name)
+    await job.until_works("abc".replace(lost.name, ""), TTL_S + 3)
 
 
 @pytest.mark.parametrize("field", ["epoch", "epoch_base"])
-def test_a_record_of_the_highest_epoch_that_is_read_is_followed_by_another(field: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(2 * TTL_S)
-        overwrite_record(job, **{field: MAX_EPOCH})
-        await job.until(lambda: all(node.joins == 2 for node in nodes), "they join again", 5)
-        await job.until_works("ab", 5)
-        assert all(node.world.epoch >= MAX_EPOCH for node in nodes if node.world is not None)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_record_of_the_highest_epoch_that_is_read_is_followed_by_another(
+    job: SimJob, field: str
+) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(2 * TTL_S)
+    overwrite_record(job, **{field: MAX_EPOCH})
+    await job.until(lambda: all(node.joins == 2 for node in nodes), "they join again", 5)
+    await job.until_works("ab", 5)
+    assert all(node.world.epoch >= MAX_EPOCH for node in nodes if node.world is not None)
 
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
 
-
-def test_a_record_of_the_last_round_says_that_no_other_can_follow_it(
-    caplog: pytest.LogCaptureFixture,
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_record_of_the_last_round_says_that_no_other_can_follow_it(
+    job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody writes one that could not be read: then one node would work in a world that no other
     knows. All wait, and their leader says why, until the record is gone."""
-
-    async def scenario(job: SimJob) -> None:
-        caplog.clear()
-        closure = Closure("x", "a stranger's", True, 1.0)
-        settings = JobSettings(2, 3)
-        last = Round(MAX_ROUND, "r", ("x",), settings, "h", 1, 4711, closure=closure)
-        write(job, Put(job.keys.round, values.encode_round(last), lease(job)))
-        job.start_all("abc")
-        await job.pass_time(2 * TTL_S)
-        (kv,) = job.server.snapshot(job.keys.round)
-        assert values.decode_round(kv.key, kv.value) == last
-        for name in "abc":  # not only the leader
-            told = warnings_of(caplog, job.nodes[name])
-            assert any("ctl/round" in line and "no round can follow" in line for line in told)
-        write(job, Delete(job.keys.round))
-        await job.until_works("abc", TTL_S + 3)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    caplog.clear()
+    closure = Closure("x", "a stranger's", True, 1.0)
+    settings = JobSettings(2, 3)
+    last = Round(MAX_ROUND, "r", ("x",), settings, "h", 1, 4711, closure=closure)
+    write(job, Put(job.keys.round, values.encode_round(last), lease(job)))
+    job.start_all("abc")
+    await job.pass_time(2 * TTL_S)
+    (kv,) = job.server.snapshot(job.keys.round)
+    assert values.decode_round(kv.key, kv.value) == last
+    for name in "abc":  # not only the leader
+        told = warnings_of(caplog, job.nodes[name])
+        assert any("ctl/round" in line and "no round can follow" in line for line in told)
+    write(job, Delete(job.keys.round))
+    await job.until_works("abc", TTL_S + 3)
 
 
-def test_who_gives_up_waiting_for_a_round_that_cannot_follow_says_so() -> None:
-    async def scenario(job: SimJob) -> None:
-        closure = Closure("x", "a stranger's", True, 1.0)
-        last = Round(MAX_ROUND, "r", ("x",), JobSettings(2, 3), "h", 1, 4711, closure=closure)
-        write(job, Put(job.keys.round, values.encode_round(last), lease(job)))
-        nodes = job.start_all("ab", join_timeout_s=40.0)
-        await job.until(lambda: all(node.error for node in nodes), "they give up", 45.0)
-        for node in nodes:
-            assert isinstance(node.error, JoinTimeoutError)
-            assert "no round can follow" in str(node.error)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_who_gives_up_waiting_for_a_round_that_cannot_follow_says_so(job: SimJob) -> None:
+    closure = Closure("x", "a stranger's", True, 1.0)
+    last = Round(MAX_ROUND, "r", ("x",), JobSettings(2, 3), "h", 1, 4711, closure=closure)
+    write(job, Put(job.keys.round, values.encode_round(last), lease(job)))
+    nodes = job.start_all("ab", join_timeout_s=40.0)
+    await job.until(lambda: all(node.error for node in nodes), "they give up", 45.0)
+    for node in nodes:
+        assert isinstance(node.error, JoinTimeoutError)
+        assert "no round can follow" in str(node.error)
 
 
-def test_a_foreign_leader_is_replaced_as_soon_as_its_key_is_deleted() -> None:
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_foreign_leader_is_replaced_as_soon_as_its_key_is_deleted(job: SimJob) -> None:
     """Also if it was there before anybody came, or came with the leader's end."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        write(job, Put(job.keys.leader, b"?"))
-        lost = job.loop.rng.choice("abc")
-        job.crash(lost)
-        await job.pass_time(3 * TTL_S)
-        write(job, Delete(job.keys.leader))
-        await job.until_works("abc".replace(lost, ""), TTL_S + 3)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    write(job, Put(job.keys.leader, b"?"))
+    lost = job.loop.rng.choice("abc")
+    job.crash(lost)
+    await job.pass_time(3 * TTL_S)
+    write(job, Delete(job.keys.leader))
+    await job.until_works("abc".replace(lost, ""), TTL_S + 3)
 
 
 def slice_key(job: SimJob, node_id: str) -> bytes:
@@ -344,83 +327,74 @@ SPOIL = pytest.mark.parametrize(
 
 @SPOIL
 @pytest.mark.parametrize("whose", ["the leader's", "another one's", "all"])
-def test_members_put_back_a_slice_that_a_new_leader_cannot_read(
-    whose: str, spoil: Callable[[KeyValue], Op]
+@simulated(range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+async def test_members_put_back_a_slice_that_a_new_leader_cannot_read(
+    job: SimJob, whose: str, spoil: Callable[[KeyValue], Op]
 ) -> None:
     """Then who is lost is told as soon as ever; after a TTL if nobody is left who has read it."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcd")
-        await job.until_works("abcd")
-        await job.pass_time(2 * TTL_S)
-        leader, other = job.leader, job.loop.rng.choice(job.followers())
-        rest = "abcd".replace(leader.name, "")
-        spoilt = {"the leader's": [leader], "another one's": [other], "all": [*job.nodes.values()]}
-        before = slices_of(job, spoilt[whose])
-        write(job, *map(spoil, before.values()))
-        readers = [n for n in job.followers() if slice_key(job, n.node_id) in before]
-        is_read = len({slice_key(job, n.node_id) for n in readers}) == len(before)
-        await job.pass_time(SOON_S)
-        assert all(node.is_working and node.joins == 1 for node in job.nodes.values())
-        job.crash(leader.name)
-        await job.until_works(rest, TTL_S + 2 if is_read else 2 * TTL_S + 2)
-        assert all(job.nodes[name].joins == 2 for name in rest)
-
-    simulate(scenario, range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+    job.start_all("abcd")
+    await job.until_works("abcd")
+    await job.pass_time(2 * TTL_S)
+    leader, other = job.leader, job.loop.rng.choice(job.followers())
+    rest = "abcd".replace(leader.name, "")
+    spoilt = {"the leader's": [leader], "another one's": [other], "all": [*job.nodes.values()]}
+    before = slices_of(job, spoilt[whose])
+    write(job, *map(spoil, before.values()))
+    readers = [n for n in job.followers() if slice_key(job, n.node_id) in before]
+    is_read = len({slice_key(job, n.node_id) for n in readers}) == len(before)
+    await job.pass_time(SOON_S)
+    assert all(node.is_working and node.joins == 1 for node in job.nodes.values())
+    job.crash(leader.name)
+    await job.until_works(rest, TTL_S + 2 if is_read else 2 * TTL_S + 2)
+    assert all(job.nodes[name].joins == 2 for name in rest)
 
 
 @SPOIL
-def test_waiting_members_put_back_a_slice_that_a_new_leader_cannot_read(
-    spoil: Callable[[KeyValue], Op],
+@simulated(range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+async def test_waiting_members_put_back_a_slice_that_a_new_leader_cannot_read(
+    job: SimJob, spoil: Callable[[KeyValue], Op]
 ) -> None:
     """The leader dies while the round is open, and its slice and the others' are spoilt."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcd")
-        await job.until_works("abcd")
-        await job.pass_time(2 * TTL_S)
-        write(job, *map(spoil, slices_of(job, job.nodes.values()).values()))
-        leader = job.leader
-        victim = job.loop.rng.choice(job.followers())
-        await job.leave(victim.name)
-        await job.pass_time(job.loop.rng.uniform(0, 0.02))
-        job.crash(leader.name)
-        rest = "abcd".replace(leader.name, "").replace(victim.name, "")
-        await job.until_works(rest, 2 * TTL_S + 5)
-
-    simulate(scenario, range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+    job.start_all("abcd")
+    await job.until_works("abcd")
+    await job.pass_time(2 * TTL_S)
+    write(job, *map(spoil, slices_of(job, job.nodes.values()).values()))
+    leader = job.leader
+    victim = job.loop.rng.choice(job.followers())
+    await job.leave(victim.name)
+    await job.pass_time(job.loop.rng.uniform(0, 0.02))
+    job.crash(leader.name)
+    rest = "abcd".replace(leader.name, "").replace(victim.name, "")
+    await job.until_works(rest, 2 * TTL_S + 5)
 
 
-def test_a_new_leader_asks_once_for_a_slice_that_nobody_can_put_back(
-    caplog: pytest.LogCaptureFixture,
+@simulated(range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+async def test_a_new_leader_asks_once_for_a_slice_that_nobody_can_put_back(
+    job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All who were in it have gone with the leader; it is told, and the others go on."""
-
-    async def scenario(job: SimJob) -> None:
-        caplog.clear()
-        job.start_all("abcd")
-        await job.until_works("abcd")
-        await job.pass_time(2 * TTL_S)
-        leader = job.leader
-        (mine,) = slices_of(job, [leader]).values()
-        gone = [n for n in job.nodes.values() if slice_key(job, n.node_id) == mine.key]
-        rest = "".join(sorted({*"abcd"} - {node.name for node in gone}))
-        if len(rest) < 2:
-            return
-        write(job, Put(mine.key, b"nonsense"))
-        records: list[Applied] = []
-        job.server.observers.append(
-            lambda applied: records.append(applied) if puts_record(job, applied) else None
-        )
-        job.crash(*(node.name for node in gone))
-        await job.until_works(rest, 2 * TTL_S + 2)
-        assert len(records) == 2  # to ask, and the next round
-        told = [record.getMessage() for record in caplog.records]
-        asked = [line for line in told if "asks who is in round 1" in line]
-        assert len(asked) == 1
-        assert mine.key.decode() in asked[0]
-
-    simulate(scenario, range(10), min_nodes=2, max_nodes=4, slice_nodes=3)
+    caplog.clear()
+    job.start_all("abcd")
+    await job.until_works("abcd")
+    await job.pass_time(2 * TTL_S)
+    leader = job.leader
+    (mine,) = slices_of(job, [leader]).values()
+    gone = [n for n in job.nodes.values() if slice_key(job, n.node_id) == mine.key]
+    rest = "".join(sorted({*"abcd"} - {node.name for node in gone}))
+    if len(rest) < 2:
+        return
+    write(job, Put(mine.key, b"nonsense"))
+    records: list[Applied] = []
+    job.server.observers.append(
+        lambda applied: records.append(applied) if puts_record(job, applied) else None
+    )
+    job.crash(*(node.name for node in gone))
+    await job.until_works(rest, 2 * TTL_S + 2)
+    assert len(records) == 2  # to ask, and the next round
+    told = [record.getMessage() for record in caplog.records]
+    asked = [line for line in told if "asks who is in round 1" in line]
+    assert len(asked) == 1
+    assert mine.key.decode() in asked[0]
 
 
 def puts_record(job: SimJob, applied: Applied) -> bool:
@@ -428,17 +402,14 @@ def puts_record(job: SimJob, applied: Applied) -> bool:
     return any(event.kv.key == job.keys.round and event.kv.value for event in events)
 
 
-def test_what_a_job_has_written_can_be_read_again() -> None:
+@simulated(SEEDS, min_nodes=6, max_nodes=6, slice_nodes=2)
+async def test_what_a_job_has_written_can_be_read_again(job: SimJob) -> None:
     """With the longest rank keys, and in slices."""
-
-    async def scenario(job: SimJob) -> None:
-        # A key of 1,000 digits is the longest one.
-        for name in "abcdef":
-            job.start(name, rank_key="9" * 1000)
-        await job.until_works("abcdef")
-        for kv in job.server.snapshot(job.keys.nodes.start):
-            values.decode_place(kv.key, job.keys.node_id(kv.key), kv.value)
-        (record,) = job.server.snapshot(job.keys.round)
-        assert values.decode_round(record.key, record.value).size == 6
-
-    simulate(scenario, SEEDS, min_nodes=6, max_nodes=6, slice_nodes=2)
+    # A key of 1,000 digits is the longest one.
+    for name in "abcdef":
+        job.start(name, rank_key="9" * 1000)
+    await job.until_works("abcdef")
+    for kv in job.server.snapshot(job.keys.nodes.start):
+        values.decode_place(kv.key, job.keys.node_id(kv.key), kv.value)
+    (record,) = job.server.snapshot(job.keys.round)
+    assert values.decode_round(record.key, record.value).size == 6

@@ -25,7 +25,7 @@ from rdzv_etcd.protocol.events import (
 )
 from rdzv_etcd.protocol.job_state import Role
 from rdzv_etcd.testing import MemoryConnection, SimClock
-from tests.sim.world import TIMING, TTL_S, SimJob, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, simulate, simulated
 
 SOON_S = 2.0
 
@@ -120,88 +120,77 @@ def test_what_is_told_adds_up_to_what_there_is(slice_nodes: int, events_kept: in
         assert any(isinstance(event, Missed) for event in reader.events) or events_kept > 3
         await reader.close()
 
-    simulate(
-        scenario,
-        range(8),
-        min_nodes=1,
-        max_nodes=4,
-        slice_nodes=slice_nodes,
-        peer_links=True,
-    )
+    simulate(scenario, range(8), min_nodes=1, max_nodes=4, slice_nodes=slice_nodes, peer_links=True)
 
 
 @pytest.mark.parametrize("wiped", [True, False], ids=["wiped", "restored"])
-def test_an_etcd_that_goes_back_is_no_new_world(wiped: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        reader = Reader(job)
-        await reader.watch.open()
-        job.start_all("ab")
-        await job.until_works("ab")
-        saved = job.save()
-        job.start("c")
-        await job.until_works("abc")
-        await reader.take(SOON_S)
-        if wiped:
-            job.wipe()
-        else:
-            job.restore(saved)
-        await job.pass_time(5 * TTL_S)
-        await reader.take(SOON_S)
-        worlds = [event.epoch for event in reader.events if isinstance(event, WorldFormed)]
-        assert worlds == sorted(set(worlds))
-        if job.works("abc"):
-            assert len(worlds) == len(job.nodes["a"].worlds)
-        await reader.close()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_an_etcd_that_goes_back_is_no_new_world(job: SimJob, wiped: bool) -> None:
+    reader = Reader(job)
+    await reader.watch.open()
+    job.start_all("ab")
+    await job.until_works("ab")
+    saved = job.save()
+    job.start("c")
+    await job.until_works("abc")
+    await reader.take(SOON_S)
+    if wiped:
+        job.wipe()
+    else:
+        job.restore(saved)
+    await job.pass_time(5 * TTL_S)
+    await reader.take(SOON_S)
+    worlds = [event.epoch for event in reader.events if isinstance(event, WorldFormed)]
+    assert worlds == sorted(set(worlds))
+    if job.works("abc"):
+        assert len(worlds) == len(job.nodes["a"].worlds)
+    await reader.close()
 
 
-def test_the_end_of_the_job_and_of_the_reader() -> None:
-    async def scenario(job: SimJob) -> None:
-        reader = Reader(job)
-        await reader.watch.open()
-        await reader.watch.open()
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.nodes["a"].node.close_job(succeeded=False, reason="enough")
-        await reader.take(SOON_S)
-        assert JobEnded(False, job.nodes["a"].node_id, "enough") in reader.events
-        waits = asyncio.ensure_future(reader.watch.next())
-        await asyncio.sleep(0.1)
-        await reader.close()
-        assert await waits is None
-        assert await reader.watch.next() is None
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_the_end_of_the_job_and_of_the_reader(job: SimJob) -> None:
+    reader = Reader(job)
+    await reader.watch.open()
+    await reader.watch.open()
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.nodes["a"].node.close_job(succeeded=False, reason="enough")
+    await reader.take(SOON_S)
+    assert JobEnded(False, job.nodes["a"].node_id, "enough") in reader.events
+    waits = asyncio.ensure_future(reader.watch.next())
+    await asyncio.sleep(0.1)
+    await reader.close()
+    assert await waits is None
+    assert await reader.watch.next() is None
 
 
 @pytest.mark.parametrize("bump_revision", [0, 1_000_000])
-def test_the_end_of_an_earlier_run_is_no_news_when_etcd_is_restored(bump_revision: int) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.nodes["a"].node.close_job(succeeded=True, reason="the first one")
-        for name in "ab":
-            await job.leave(name)
-        await job.pass_time(2 * TIMING.closed_ttl_s)
-        saved = job.save()
-        await job.pass_time(TIMING.ended_ttl_s + 2 * TTL_S)  # it is forgotten
-        reader = Reader(job)
-        await reader.watch.open()
-        job.start_all("cd")
-        await job.until_works("cd")
-        job.restore(saved, bump_revision=bump_revision)
-        await job.pass_time(4 * TTL_S)
-        await reader.take(SOON_S)
-        assert job.works("cd")
-        assert not any(isinstance(event, JobEnded) for event in reader.events)
-        await job.nodes["c"].node.close_job(succeeded=True, reason="the second one")
-        await reader.take(SOON_S)
-        ends = [event.reason for event in reader.events if isinstance(event, JobEnded)]
-        assert ends == ["the second one"]
-        await reader.close()
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_the_end_of_an_earlier_run_is_no_news_when_etcd_is_restored(
+    job: SimJob, bump_revision: int
+) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.nodes["a"].node.close_job(succeeded=True, reason="the first one")
+    for name in "ab":
+        await job.leave(name)
+    await job.pass_time(2 * TIMING.closed_ttl_s)
+    saved = job.save()
+    await job.pass_time(TIMING.ended_ttl_s + 2 * TTL_S)  # it is forgotten
+    reader = Reader(job)
+    await reader.watch.open()
+    job.start_all("cd")
+    await job.until_works("cd")
+    job.restore(saved, bump_revision=bump_revision)
+    await job.pass_time(4 * TTL_S)
+    await reader.take(SOON_S)
+    assert job.works("cd")
+    assert not any(isinstance(event, JobEnded) for event in reader.events)
+    await job.nodes["c"].node.close_job(succeeded=True, reason="the second one")
+    await reader.take(SOON_S)
+    ends = [event.reason for event in reader.events if isinstance(event, JobEnded)]
+    assert ends == ["the second one"]
+    await reader.close()
 
 
 def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,21 +219,19 @@ def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("fault", ["stall", "hang"])
-def test_an_observer_that_hears_nothing_finds_out(fault: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        reader = Reader(job)
-        await reader.watch.open()
-        job.start_all("ab")
-        await job.until_works("ab")
-        await reader.take(SOON_S)
-        link = reader.connection.link
-        link.hang() if fault == "hang" else link.stall_watches(lambda _key, _end: True)
-        await job.leave("b")
-        await reader.take(25.0)
-        assert reader.there == {job.nodes["a"].node_id}
-        await reader.watch.close()
-
-    simulate(scenario, min_nodes=1, max_nodes=2)
+@simulated(min_nodes=1, max_nodes=2)
+async def test_an_observer_that_hears_nothing_finds_out(job: SimJob, fault: str) -> None:
+    reader = Reader(job)
+    await reader.watch.open()
+    job.start_all("ab")
+    await job.until_works("ab")
+    await reader.take(SOON_S)
+    link = reader.connection.link
+    link.hang() if fault == "hang" else link.stall_watches(lambda _key, _end: True)
+    await job.leave("b")
+    await reader.take(25.0)
+    assert reader.there == {job.nodes["a"].node_id}
+    await reader.watch.close()
 
 
 def test_an_observer_warns_once_that_nothing_shows_whether_it_hears(

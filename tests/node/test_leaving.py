@@ -14,7 +14,7 @@ from rdzv_etcd.testing.model import Revoke
 from rdzv_etcd.world_change import Left, Waiting, WorldChange
 from tests.node.test_job_watch import Reader
 from tests.sim.matching import puts
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate, simulated
 
 REFUSALS = pytest.mark.parametrize(
     "why",
@@ -25,97 +25,88 @@ REFUSALS = pytest.mark.parametrize(
 
 @REFUSALS
 @pytest.mark.parametrize("who", ["the leader", "another member"])
-def test_a_member_whose_good_bye_is_refused_ends_its_session(
-    why: Callable[[], EtcdError], who: str
+@simulated(range(5), min_nodes=2, max_nodes=3)
+async def test_a_member_whose_good_bye_is_refused_ends_its_session(
+    job: SimJob, why: Callable[[], EtcdError], who: str
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        node = job.leader if who == "the leader" else job.followers()[0]
-        session = node.node.context.session.lease_id
-        assert session in job.server.leases()
-        node.connection.link.fail(why(), 1, lambda request: isinstance(request, Txn))
-        await job.leave(node.name)
-        assert session not in job.server.leases()
-        assert job.keys.node(node.node_id) not in [kv.key for kv in job.server.snapshot()]
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    node = job.leader if who == "the leader" else job.followers()[0]
+    session = node.node.context.session.lease_id
+    assert session in job.server.leases()
+    node.connection.link.fail(why(), 1, lambda request: isinstance(request, Txn))
+    await job.leave(node.name)
+    assert session not in job.server.leases()
+    assert job.keys.node(node.node_id) not in [kv.key for kv in job.server.snapshot()]
 
 
-def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time() -> None:
+@simulated(range(5), min_nodes=2, max_nodes=3)
+async def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time(
+    job: SimJob,
+) -> None:
     """The goodbye may take a part of the time for leaving, not all of it."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        node = job.followers()[0]
-        session = node.node.context.session.lease_id
-        node.connection.link.hold_requests(
-            2 * TTL_S, 10, lambda request: isinstance(request, Txn) and bool([*request.puts()])
-        )
-        began_s = job.loop.time()
-        await job.leave(node.name)
-        assert session not in job.server.leases()
-        assert job.loop.time() - began_s < TTL_S
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    node = job.followers()[0]
+    session = node.node.context.session.lease_id
+    node.connection.link.hold_requests(
+        2 * TTL_S, 10, lambda request: isinstance(request, Txn) and bool([*request.puts()])
+    )
+    began_s = job.loop.time()
+    await job.leave(node.name)
+    assert session not in job.server.leases()
+    assert job.loop.time() - began_s < TTL_S
 
 
 @pytest.mark.parametrize("which", ["round", "leader", "change"])
-def test_nodes_leave_although_a_control_value_cannot_be_read(which: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        sessions = {node.node.context.session.lease_id for node in nodes}
-        job.server.apply(Txn((), (Put(getattr(job.keys, which), b"?"),)))
-        for name in job.loop.rng.sample("ab", 2):
-            await job.leave(name)
-        assert not sessions & set(job.server.leases())
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_nodes_leave_although_a_control_value_cannot_be_read(job: SimJob, which: str) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    sessions = {node.node.context.session.lease_id for node in nodes}
+    job.server.apply(Txn((), (Put(getattr(job.keys, which), b"?"),)))
+    for name in job.loop.rng.sample("ab", 2):
+        await job.leave(name)
+    assert not sessions & set(job.server.leases())
 
 
-def test_a_member_that_comes_back_while_the_last_one_leaves_works_on() -> None:
+@simulated(range(5), min_nodes=1, max_nodes=2)
+async def test_a_member_that_comes_back_while_the_last_one_leaves_works_on(job: SimJob) -> None:
     """Both were cut off until their leases ended. One leaves, and finds nobody there; between its
     last two requests the other is back and puts the round back, onto the lease that goes next."""
-
-    async def scenario(job: SimJob) -> None:
-        leaver, other = job.start_all("ab")
-        await job.until_works("ab")
-        lease = job.history.formed[0].record.job_lease
-        leaver.connection.link.hold_requests(
-            1.0, 1, lambda request: isinstance(request, Revoke) and request.lease_id == lease
-        )
-        for each in (leaver, other):
-            each.connection.link.partition(silent=False)
-        await job.pass_time(TTL_S - 2.0)
-        leaving = asyncio.ensure_future(job.leave("a"))
-        await job.until(lambda: not job.server.snapshot(job.keys.nodes.start), "both are gone")
-        leaver.connection.link.heal()
-        await job.until(lambda: not job.server.snapshot(job.keys.round), "the job is removed", 3.0)
-        other.connection.link.heal()
-        await leaving
-        await job.until_works("b", 3 * TTL_S)
-        assert job.history.formed[1].record.epoch_fixed is not None
-
-    simulate(scenario, range(5), min_nodes=1, max_nodes=2)
+    leaver, other = job.start_all("ab")
+    await job.until_works("ab")
+    lease = job.history.formed[0].record.job_lease
+    leaver.connection.link.hold_requests(
+        1.0, 1, lambda request: isinstance(request, Revoke) and request.lease_id == lease
+    )
+    for each in (leaver, other):
+        each.connection.link.partition(silent=False)
+    await job.pass_time(TTL_S - 2.0)
+    leaving = asyncio.ensure_future(job.leave("a"))
+    await job.until(lambda: not job.server.snapshot(job.keys.nodes.start), "both are gone")
+    leaver.connection.link.heal()
+    await job.until(lambda: not job.server.snapshot(job.keys.round), "the job is removed", 3.0)
+    other.connection.link.heal()
+    await leaving
+    await job.until_works("b", 3 * TTL_S)
+    assert job.history.formed[1].record.epoch_fixed is not None
 
 
-def test_a_node_that_starts_while_the_last_one_leaves_forms_a_round_at_once() -> None:
+@simulated(range(8), min_nodes=1, max_nodes=1)
+async def test_a_node_that_starts_while_the_last_one_leaves_forms_a_round_at_once(
+    job: SimJob,
+) -> None:
     """It has seen the round, but nobody is left who could put its record back."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start("a")
-        await job.until_works("a")
-        await job.pass_time(job.loop.rng.uniform(0, 60))
-        late = job.make("b")
-        late.connection.link.stall_requests(0.5, 1, puts(job.keys.node(late.node_id)))
-        late.agent = job.on(late, late.run())
-        await job.pass_time(0.2)
-        await job.leave("a")
-        await job.until_works("b", TTL_S / 2)
-
-    simulate(scenario, range(8), min_nodes=1, max_nodes=1)
+    job.start("a")
+    await job.until_works("a")
+    await job.pass_time(job.loop.rng.uniform(0, 60))
+    late = job.make("b")
+    late.connection.link.stall_requests(0.5, 1, puts(job.keys.node(late.node_id)))
+    late.agent = job.on(late, late.run())
+    await job.pass_time(0.2)
+    await job.leave("a")
+    await job.until_works("b", TTL_S / 2)
 
 
 # --- why a node has left ------------------------------------------------------------------------
@@ -151,44 +142,40 @@ async def join_in_vain(node: SimNode) -> None:
 
 
 @pytest.mark.parametrize("who", ["the leader", "another member"])
-def test_a_drained_member_says_why_it_goes_though_the_others_were_first(who: str) -> None:
+@simulated(range(10), min_nodes=2, max_nodes=3)
+async def test_a_drained_member_says_why_it_goes_though_the_others_were_first(
+    job: SimJob, who: str
+) -> None:
     """They come to their commit points before it does: the world is over when it leaves."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = [job.make(name) for name in "abc"]
-        await asyncio.gather(*(job.on(each, each.join()) for each in nodes))
-        reader = await begin_to_read(job)
-        node = job.leader if who == "the leader" else job.followers()[0]
-        await node.node.be_drained("its fan is loud")
-        again = [job.on(each, each.join()) for each in nodes if each is not node]
-        await job.pass_time(job.loop.rng.uniform(0.05, 1.0))
-        with pytest.raises(DrainedError):
-            await node.join()
-        node.alive = False
-        await job.on(node, node.node.leave("drained: its fan is loud"))
-        await asyncio.gather(*again)
-        assert await what_was_told_of(node, reader) == [(NodeLeft, "drained: its fan is loud")]
-
-    simulate(scenario, range(10), min_nodes=2, max_nodes=3)
+    nodes = [job.make(name) for name in "abc"]
+    await asyncio.gather(*(job.on(each, each.join()) for each in nodes))
+    reader = await begin_to_read(job)
+    node = job.leader if who == "the leader" else job.followers()[0]
+    await node.node.be_drained("its fan is loud")
+    again = [job.on(each, each.join()) for each in nodes if each is not node]
+    await job.pass_time(job.loop.rng.uniform(0.05, 1.0))
+    with pytest.raises(DrainedError):
+        await node.join()
+    node.alive = False
+    await job.on(node, node.node.leave("drained: its fan is loud"))
+    await asyncio.gather(*again)
+    assert await what_was_told_of(node, reader) == [(NodeLeft, "drained: its fan is loud")]
 
 
-def test_a_leader_that_leaves_in_an_open_round_says_why() -> None:
+@simulated(range(10), min_nodes=2, max_nodes=3)
+async def test_a_leader_that_leaves_in_an_open_round_says_why(job: SimJob) -> None:
     """A worker has failed on another node; the leader gets SIGTERM while it stops its own."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        reader = await begin_to_read(job)
-        for each in nodes:
-            each.stops_in_s = 3.0
-        node, other = job.leader, job.followers()[0]
-        await job.join_again(other.name, "its worker failed")
-        await job.pass_time(1.0)
-        await job.leave(node.name, "SIGTERM")
-        assert await what_was_told_of(node, reader) == [(NodeLeft, "SIGTERM")]
-        await job.until_works([each.name for each in nodes if each is not node])
-
-    simulate(scenario, range(10), min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    reader = await begin_to_read(job)
+    for each in nodes:
+        each.stops_in_s = 3.0
+    node, other = job.leader, job.followers()[0]
+    await job.join_again(other.name, "its worker failed")
+    await job.pass_time(1.0)
+    await job.leave(node.name, "SIGTERM")
+    assert await what_was_told_of(node, reader) == [(NodeLeft, "SIGTERM")]
+    await job.until_works([each.name for each in nodes if each is not node])
 
 
 @pytest.mark.parametrize("who", ["the leader", "another member"])

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from rdzv_etcd.errors import EtcdNoSpaceError
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulated
 
 CURE = "etcdctl alarm disarm"
 LIMIT_S = 5.0
@@ -23,125 +23,109 @@ def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
     ]
 
 
-def test_members_that_must_join_again_wait_until_there_is_space(
-    caplog: pytest.LogCaptureFixture,
+@simulated(range(5), min_nodes=2, max_nodes=3)
+async def test_members_that_must_join_again_wait_until_there_is_space(
+    job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They say so once, with the cure; and go on as soon as it has been applied."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        job.crash(job.followers()[0].name)
-        job.server.set_no_space(True)
-        await job.pass_time(TTL_S + 1)  # the loss shows, but cannot be published
-        left = [node for node in nodes if node.alive]
-        assert all(node.is_working for node in left)
-        for node in left:  # a worker fails, say: its agent joins again by itself
-            assert node.agent is not None
-            node.agent.cancel()
-            node.agent = job.on(node, node.run())
-        caplog.clear()
-        await job.pass_time(200.0)
-        assert [node.error for node in left] == [None] * len(left)
-        for node in left:
-            told = warnings_of(caplog, node)
-            assert all(CURE in line for line in told)
-            assert len([line for line in told if "waiting up to 600 s" in line]) == 1
-            assert len(told) < 8  # the rest: how long it has waited so far
-        job.server.set_no_space(False)
-        assert await job.until_works([node.name for node in left]) < LIMIT_S
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=3)
-
-
-def test_a_member_evicted_meanwhile_waits_too() -> None:
-    """Its lease is gone as well, so it needs a new one first, which is refused like any write."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        away = job.followers()[0]
-        away.connection.link.partition(silent=True)
-        rest = [node.name for node in job.nodes.values() if node is not away]
-        await job.until_works(rest)
-        job.server.set_no_space(True)
-        away.connection.link.heal()
-        await job.until(lambda: away.world is None, "it joins again")
-        await job.pass_time(100.0)
-        assert away.error is None
-        assert job.works(rest)
-        job.server.set_no_space(False)
-        await job.until_works("abc")
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=3)
-
-
-def test_a_waiter_that_must_arrive_again_waits_too() -> None:
-    """It never was a member, but others count on it."""
-
-    async def scenario(job: SimJob) -> None:
-        waiter = job.start("a")
-        await job.until(lambda: waiter.node.leads, "it has arrived")
-        job.server.set_no_space(True)
-        job.server.expire(waiter.node.context.session.lease_id)
-        await job.pass_time(100.0)
-        assert waiter.error is None
-        job.server.set_no_space(False)
-        job.start("b")
-        await job.until_works("ab")
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
-
-
-def test_the_wait_ends_with_the_join_timeout_and_the_cause() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab", join_timeout_s=60.0)
-        await job.until_works("ab")
-        job.server.set_no_space(True)
-        for node in job.nodes.values():
-            assert node.agent is not None
-            node.agent.cancel()
-            node.agent = job.on(node, node.run())
-        began_s = job.loop.time()
-        await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 70.0)
-        assert job.loop.time() - began_s > 55.0
-        for node in job.nodes.values():
-            assert isinstance(node.error, EtcdNoSpaceError)
-            assert "within 60 s" in str(node.error)
-            assert CURE in str(node.error)
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
-
-
-@pytest.mark.parametrize("connected", [True, False])
-def test_a_newcomer_is_refused_at_once_with_the_cause(connected: bool) -> None:
-    """Whether or not it has a session already, from before the alarm."""
-
-    async def scenario(job: SimJob) -> None:
-        late = job.make("late")
-        if connected:
-            await job.on(late, late.node.start())
-        job.server.set_no_space(True)
-        began_s = job.loop.time()
-        await job.on(late, late.run())
-        assert job.loop.time() - began_s < 1.0
-        assert isinstance(late.error, EtcdNoSpaceError)
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=1)
-
-
-def test_leaving_does_not_wait_for_space() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        job.server.set_no_space(True)
-        node = job.nodes["a"]
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    job.crash(job.followers()[0].name)
+    job.server.set_no_space(True)
+    await job.pass_time(TTL_S + 1)  # the loss shows, but cannot be published
+    left = [node for node in nodes if node.alive]
+    assert all(node.is_working for node in left)
+    for node in left:  # a worker fails, say: its agent joins again by itself
         assert node.agent is not None
         node.agent.cancel()
         node.agent = job.on(node, node.run())
-        await job.pass_time(20.3)
-        began_s = job.loop.time()
-        await job.leave("a")
-        assert job.loop.time() - began_s < 1.0
+    caplog.clear()
+    await job.pass_time(200.0)
+    assert [node.error for node in left] == [None] * len(left)
+    for node in left:
+        told = warnings_of(caplog, node)
+        assert all(CURE in line for line in told)
+        assert len([line for line in told if "waiting up to 600 s" in line]) == 1
+        assert len(told) < 8  # the rest: how long it has waited so far
+    job.server.set_no_space(False)
+    assert await job.until_works([node.name for node in left]) < LIMIT_S
 
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
+
+@simulated(range(5), min_nodes=2, max_nodes=3)
+async def test_a_member_evicted_meanwhile_waits_too(job: SimJob) -> None:
+    """Its lease is gone as well, so it needs a new one first, which is refused like any write."""
+    job.start_all("abc")
+    await job.until_works("abc")
+    away = job.followers()[0]
+    away.connection.link.partition(silent=True)
+    rest = [node.name for node in job.nodes.values() if node is not away]
+    await job.until_works(rest)
+    job.server.set_no_space(True)
+    away.connection.link.heal()
+    await job.until(lambda: away.world is None, "it joins again")
+    await job.pass_time(100.0)
+    assert away.error is None
+    assert job.works(rest)
+    job.server.set_no_space(False)
+    await job.until_works("abc")
+
+
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_a_waiter_that_must_arrive_again_waits_too(job: SimJob) -> None:
+    """It never was a member, but others count on it."""
+    waiter = job.start("a")
+    await job.until(lambda: waiter.node.leads, "it has arrived")
+    job.server.set_no_space(True)
+    job.server.expire(waiter.node.context.session.lease_id)
+    await job.pass_time(100.0)
+    assert waiter.error is None
+    job.server.set_no_space(False)
+    job.start("b")
+    await job.until_works("ab")
+
+
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_the_wait_ends_with_the_join_timeout_and_the_cause(job: SimJob) -> None:
+    job.start_all("ab", join_timeout_s=60.0)
+    await job.until_works("ab")
+    job.server.set_no_space(True)
+    for node in job.nodes.values():
+        assert node.agent is not None
+        node.agent.cancel()
+        node.agent = job.on(node, node.run())
+    began_s = job.loop.time()
+    await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 70.0)
+    assert job.loop.time() - began_s > 55.0
+    for node in job.nodes.values():
+        assert isinstance(node.error, EtcdNoSpaceError)
+        assert "within 60 s" in str(node.error)
+        assert CURE in str(node.error)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@simulated(range(3), min_nodes=1, max_nodes=1)
+async def test_a_newcomer_is_refused_at_once_with_the_cause(job: SimJob, connected: bool) -> None:
+    """Whether or not it has a session already, from before the alarm."""
+    late = job.make("late")
+    if connected:
+        await job.on(late, late.node.start())
+    job.server.set_no_space(True)
+    began_s = job.loop.time()
+    await job.on(late, late.run())
+    assert job.loop.time() - began_s < 1.0
+    assert isinstance(late.error, EtcdNoSpaceError)
+
+
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_leaving_does_not_wait_for_space(job: SimJob) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    job.server.set_no_space(True)
+    node = job.nodes["a"]
+    assert node.agent is not None
+    node.agent.cancel()
+    node.agent = job.on(node, node.run())
+    await job.pass_time(20.3)
+    began_s = job.loop.time()
+    await job.leave("a")
+    assert job.loop.time() - began_s < 1.0

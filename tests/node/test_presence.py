@@ -5,7 +5,7 @@ from __future__ import annotations
 from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.protocol.member import Phase
 from tests.sim.matching import puts
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulated
 
 
 async def rejoin(job: SimJob, node: SimNode) -> None:
@@ -15,62 +15,55 @@ async def rejoin(job: SimJob, node: SimNode) -> None:
     node.agent = job.on(node, node.run())
 
 
-def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arrival() -> None:
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arrival(
+    job: SimJob,
+) -> None:
     """A member puts its presence back and arrives again before its leader sees either; a copy of
     the first write comes after the second one."""
+    job.start_all("abc")
+    await job.until_works("abc")
+    leader, member = job.leader, job.followers()[0]
+    presence = job.keys.node(member.node_id)
 
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        leader, member = job.leader, job.followers()[0]
-        presence = job.keys.node(member.node_id)
+    def is_there() -> bool:
+        return any(kv.key == presence for kv in job.server.snapshot())
 
-        def is_there() -> bool:
-            return any(kv.key == presence for kv in job.server.snapshot())
-
-        leader.connection.link.partition(silent=True)
-        member.connection.link.repeat_requests(1.5, 1, puts(presence))
-        job.server.expire(member.node.context.session.lease_id)
-        await job.until(is_there, "the presence is back", TTL_S / 2)
-        await rejoin(job, member)
-        await job.pass_time(2.0)
-        leader.connection.link.heal()
-        await job.until_works("abc", 30)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    leader.connection.link.partition(silent=True)
+    member.connection.link.repeat_requests(1.5, 1, puts(presence))
+    job.server.expire(member.node.context.session.lease_id)
+    await job.until(is_there, "the presence is back", TTL_S / 2)
+    await rejoin(job, member)
+    await job.pass_time(2.0)
+    leader.connection.link.heal()
+    await job.until_works("abc", 30)
 
 
-def test_a_waiting_node_whose_presence_was_deleted_arrives_again() -> None:
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_waiting_node_whose_presence_was_deleted_arrives_again(job: SimJob) -> None:
     """Its lease lives, so no keep-alive tells."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.pass_time(job.loop.rng.choice([0.5, TTL_S / 2, 3 * TTL_S]))
-        assert a.node.phase is b.node.phase is Phase.WAITING
-        victim = job.loop.rng.choice([a, b])
-        job.server.apply(Txn((), (Delete(job.keys.node(victim.node_id)),)), "operator")
-        await job.pass_time(TTL_S)
-        job.start("c")
-        await job.until_works("abc", 5)
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    a, b = job.start_all("ab")
+    await job.pass_time(job.loop.rng.choice([0.5, TTL_S / 2, 3 * TTL_S]))
+    assert a.node.phase is b.node.phase is Phase.WAITING
+    victim = job.loop.rng.choice([a, b])
+    job.server.apply(Txn((), (Delete(job.keys.node(victim.node_id)),)), "operator")
+    await job.pass_time(TTL_S)
+    job.start("c")
+    await job.until_works("abc", 5)
 
 
-def test_everything_deleted_under_living_nodes_restarts_nothing() -> None:
+@simulated(min_nodes=3, max_nodes=3)
+async def test_everything_deleted_under_living_nodes_restarts_nothing(job: SimJob) -> None:
     """An operator's ``etcdctl del --prefix``: leases and lives go on, the keys come back."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        spare = job.start("d")
-        await job.pass_time(2 * TTL_S)
-        everything = job.keys.below
-        job.server.apply(Txn((), (Delete(everything.start, everything.end),)), "operator")
-        await job.pass_time(5 * TTL_S)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
-        job.crash(nodes[0].name)
-        await job.until_works("bcd", 2 * TTL_S)
-        assert spare.joins == 1
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    spare = job.start("d")
+    await job.pass_time(2 * TTL_S)
+    everything = job.keys.below
+    job.server.apply(Txn((), (Delete(everything.start, everything.end),)), "operator")
+    await job.pass_time(5 * TTL_S)
+    assert job.works("abc"), job.tell()
+    assert all(node.joins == 1 for node in nodes), job.tell()
+    job.crash(nodes[0].name)
+    await job.until_works("bcd", 2 * TTL_S)
+    assert spare.joins == 1

@@ -20,7 +20,7 @@ from rdzv_etcd.etcd.port import Delete, Get, Put, Txn, prefix_end
 from rdzv_etcd.protocol.keys import KeyRange
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Grant, Request
-from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulated
 from tests.support.roles import Lack, set_lacks
 
 REFUSALS = [EtcdPermissionError, EtcdAuthError, EtcdTlsError]
@@ -37,27 +37,24 @@ def rejoin(job: SimJob, node: SimNode) -> None:
     node.agent = job.on(node, node.run())
 
 
-def test_a_node_that_may_not_read_who_is_there_says_so_while_it_waits(
-    caplog: pytest.LogCaptureFixture,
+@simulated(range(3), min_nodes=3, max_nodes=3)
+async def test_a_node_that_may_not_read_who_is_there_says_so_while_it_waits(
+    job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the command that mends it, and not only when its time is up."""
-
-    async def scenario(job: SimJob) -> None:
-        caplog.clear()
-        job.start("a")
-        await job.pass_time(1.0)
-        set_lacks(job.server, Lack(job.keys.nodes.start, job.keys.nodes.end, writes=False))
-        late = job.start("b")
-        await job.pass_time(12.0)
-        assert late.error is None
-        (line,) = [line for line in warnings_of(caplog, late) if "waiting 1" in line]
-        assert "which does not show who is there" in line
-        assert f"grant-permission ROLE --prefix=true readwrite {job.keys.root.decode()}" in line
-        set_lacks(job.server)
-        job.start("c")
-        await job.until_works("abc", 60.0)
-
-    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+    caplog.clear()
+    job.start("a")
+    await job.pass_time(1.0)
+    set_lacks(job.server, Lack(job.keys.nodes.start, job.keys.nodes.end, writes=False))
+    late = job.start("b")
+    await job.pass_time(12.0)
+    assert late.error is None
+    (line,) = [line for line in warnings_of(caplog, late) if "waiting 1" in line]
+    assert "which does not show who is there" in line
+    assert f"grant-permission ROLE --prefix=true readwrite {job.keys.root.decode()}" in line
+    set_lacks(job.server)
+    job.start("c")
+    await job.until_works("abc", 60.0)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
@@ -70,157 +67,141 @@ def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
 
 @pytest.mark.parametrize("kind", REFUSALS)
 @pytest.mark.parametrize("lasts_s", [2.0, 200.0])
-def test_a_member_that_is_refused_while_it_joins_again_tries_on(
-    kind: type[EtcdError], lasts_s: float, caplog: pytest.LogCaptureFixture
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_member_that_is_refused_while_it_joins_again_tries_on(
+    job: SimJob, kind: type[EtcdError], lasts_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        node = job.followers()[0]
-        caplog.clear()
-        refuse(node, kind)
-        rejoin(job, node)
-        await job.pass_time(lasts_s)
-        assert node.error is None
-        assert "refused for a while" in "".join(warnings_of(caplog, node))
-        refuse(node, None)
-        await job.until_works("ab", 10.0)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+    job.start_all("ab")
+    await job.until_works("ab")
+    node = job.followers()[0]
+    caplog.clear()
+    refuse(node, kind)
+    rejoin(job, node)
+    await job.pass_time(lasts_s)
+    assert node.error is None
+    assert "refused for a while" in "".join(warnings_of(caplog, node))
+    refuse(node, None)
+    await job.until_works("ab", 10.0)
 
 
-def test_a_refusal_that_is_over_does_not_end_the_wait_of_a_spare() -> None:
+@simulated(range(8), min_nodes=2, max_nodes=3, slice_nodes=2)
+async def test_a_refusal_that_is_over_does_not_end_the_wait_of_a_spare(job: SimJob) -> None:
     """It was refused its part of the ranks, and read it then: it has nothing to ask for."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        spare = job.start("d")
-        await job.pass_time(1.0)
-        refuse(spare, EtcdAuthError)
-        rejoin(job, job.followers()[0])
-        await job.until_works("abc", 30.0)
-        await job.pass_time(2.0)
-        refuse(spare, None)
-        await job.pass_time(2 * TIMING.join_timeout_s)
-        assert spare.error is None, spare.error
-        job.crash(job.followers()[0].name)
-        await job.until(lambda: spare.is_working, "the spare has a seat", 60.0)
-
-    simulate(scenario, range(8), min_nodes=2, max_nodes=3, slice_nodes=2)
+    job.start_all("abc")
+    await job.until_works("abc")
+    spare = job.start("d")
+    await job.pass_time(1.0)
+    refuse(spare, EtcdAuthError)
+    rejoin(job, job.followers()[0])
+    await job.until_works("abc", 30.0)
+    await job.pass_time(2.0)
+    refuse(spare, None)
+    await job.pass_time(2 * TIMING.join_timeout_s)
+    assert spare.error is None, spare.error
+    job.crash(job.followers()[0].name)
+    await job.until(lambda: spare.is_working, "the spare has a seat", 60.0)
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_a_member_that_is_refused_after_it_saw_an_unreadable_value_tries_on(
-    kind: type[EtcdError],
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_member_that_is_refused_after_it_saw_an_unreadable_value_tries_on(
+    job: SimJob, kind: type[EtcdError]
 ) -> None:
     """The value is put right behind its back: it hears of that only when etcd lets it read."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        node = job.followers()[0]
-        job.server.apply(Txn((), (Put(job.keys.change, b"?"),)))
-        await job.until(lambda: node.node.context.control.problem is not None, "it is seen")
-        node.connection.link.lag_watches(30.0)
-        job.server.apply(Txn((), (Delete(job.keys.change),)))
-        refuse(node, kind)
-        rejoin(job, node)
-        await job.pass_time(5.0)
-        assert node.error is None
-        refuse(node, None)
-        await job.until_works("ab", 40.0)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+    job.start_all("ab")
+    await job.until_works("ab")
+    node = job.followers()[0]
+    job.server.apply(Txn((), (Put(job.keys.change, b"?"),)))
+    await job.until(lambda: node.node.context.control.problem is not None, "it is seen")
+    node.connection.link.lag_watches(30.0)
+    job.server.apply(Txn((), (Delete(job.keys.change),)))
+    refuse(node, kind)
+    rejoin(job, node)
+    await job.pass_time(5.0)
+    assert node.error is None
+    refuse(node, None)
+    await job.until_works("ab", 40.0)
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_a_spare_that_must_arrive_again_waits_too(kind: type[EtcdError]) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        spare = job.start("s")
-        await job.pass_time(5.0)
-        refuse(spare, kind)
-        job.server.expire(spare.node.context.session.lease_id)
-        await job.pass_time(100.0)
-        assert spare.error is None
-        refuse(spare, None)
-        await job.pass_time(10.0)
-        job.crash(job.leader.name)
-        await job.until(lambda: spare.is_working, "it gets a seat", 100.0)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_spare_that_must_arrive_again_waits_too(job: SimJob, kind: type[EtcdError]) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    spare = job.start("s")
+    await job.pass_time(5.0)
+    refuse(spare, kind)
+    job.server.expire(spare.node.context.session.lease_id)
+    await job.pass_time(100.0)
+    assert spare.error is None
+    refuse(spare, None)
+    await job.pass_time(10.0)
+    job.crash(job.leader.name)
+    await job.until(lambda: spare.is_working, "it gets a seat", 100.0)
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_a_newcomer_is_told_at_once(kind: type[EtcdError]) -> None:
-    async def scenario(job: SimJob) -> None:
-        late = job.make("late")
-        refuse(late, kind)
-        began_s = job.loop.time()
-        await job.on(late, late.run())
-        assert isinstance(late.error, kind)
-        assert job.loop.time() - began_s < 1.0
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=1)
+@simulated(range(3), min_nodes=1, max_nodes=1)
+async def test_a_newcomer_is_told_at_once(job: SimJob, kind: type[EtcdError]) -> None:
+    late = job.make("late")
+    refuse(late, kind)
+    began_s = job.loop.time()
+    await job.on(late, late.run())
+    assert isinstance(late.error, kind)
+    assert job.loop.time() - began_s < 1.0
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "no last answer"])
-def test_the_wait_ends_with_the_join_timeout_and_the_cause(is_answered: bool) -> None:
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_the_wait_ends_with_the_join_timeout_and_the_cause(
+    job: SimJob, is_answered: bool
+) -> None:
     """Also if the last try gets no answer any more."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab", join_timeout_s=60.0)
-        await job.until_works("ab")
+    job.start_all("ab", join_timeout_s=60.0)
+    await job.until_works("ab")
+    for node in job.nodes.values():
+        refuse(node, EtcdPermissionError)
+        rejoin(job, node)
+    began_s = job.loop.time()
+    await job.pass_time(55.0)
+    if not is_answered:
         for node in job.nodes.values():
-            refuse(node, EtcdPermissionError)
-            rejoin(job, node)
-        began_s = job.loop.time()
-        await job.pass_time(55.0)
-        if not is_answered:
-            for node in job.nodes.values():
-                node.connection.link.partition(silent=True)
-        await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 25.0)
-        assert job.loop.time() - began_s > 55.0
-        for node in job.nodes.values():
-            assert isinstance(node.error, EtcdPermissionError)
-            assert "within 60 s" in str(node.error)
-            assert "refused for a while" in str(node.error)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+            node.connection.link.partition(silent=True)
+    await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 25.0)
+    assert job.loop.time() - began_s > 55.0
+    for node in job.nodes.values():
+        assert isinstance(node.error, EtcdPermissionError)
+        assert "within 60 s" in str(node.error)
+        assert "refused for a while" in str(node.error)
 
 
 @pytest.mark.parametrize("joins_again", [True, False])
-def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease(
-    joins_again: bool, caplog: pytest.LogCaptureFixture
+@simulated(range(2), min_nodes=2, max_nodes=2)
+async def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease(
+    job: SimJob, joins_again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While it joins, and while it works and wants to put its presence back; and warns once."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(2.0 * TTL_S)
-        node = job.followers()[0]
-        asked: list[Applied] = []
-        caplog.clear()
-        job.server.set_no_space(True)  # seen by the server, so that it can be counted
-        job.server.observers.append(asked.append)
-        if joins_again:
-            rejoin(job, node)
-        else:
-            job.server.expire(node.node.context.session.lease_id)
-        await job.pass_time(100.0 * TTL_S)
-        job.server.observers.remove(asked.append)
-        writes = [
-            each
-            for each in asked
-            if each.source == node.node_id and isinstance(each.request, Txn | Grant)
-        ]
-        assert 100 < len(writes) < 2 * 3 * 100  # a lease is granted, perhaps, and the rest refused
-        job.server.set_no_space(False)
-
-    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(2.0 * TTL_S)
+    node = job.followers()[0]
+    asked: list[Applied] = []
+    caplog.clear()
+    job.server.set_no_space(True)  # seen by the server, so that it can be counted
+    job.server.observers.append(asked.append)
+    if joins_again:
+        rejoin(job, node)
+    else:
+        job.server.expire(node.node.context.session.lease_id)
+    await job.pass_time(100.0 * TTL_S)
+    job.server.observers.remove(asked.append)
+    writes = [
+        each
+        for each in asked
+        if each.source == node.node_id and isinstance(each.request, Txn | Grant)
+    ]
+    assert 100 < len(writes) < 2 * 3 * 100  # a lease is granted, perhaps, and the rest refused
+    job.server.set_no_space(False)
 
 
 # -- a role that lacks what only a leader does ----------------------------------------------------
@@ -247,65 +228,61 @@ LEADERS_PART = [reads_nodes, writes_record]
 
 
 @pytest.mark.parametrize("part", LEADERS_PART)
-def test_a_newcomer_whose_role_does_not_let_it_lead_ends_and_another_leads(
-    part: Callable[[SimJob], Callable[[Request], bool]], caplog: pytest.LogCaptureFixture
+@simulated(range(3), min_nodes=1, max_nodes=2)
+async def test_a_newcomer_whose_role_does_not_let_it_lead_ends_and_another_leads(
+    job: SimJob,
+    part: Callable[[SimJob], Callable[[Request], bool]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Waiting for the lead of such a node, all would be told in the end that nobody came."""
-
-    async def scenario(job: SimJob) -> None:
-        node = job.make("a")
-        deny(node, part(job))
-        began_s = job.loop.time()
-        await job.on(node, node.run())
-        assert isinstance(node.error, EtcdPermissionError)
-        assert job.loop.time() - began_s < TIMING.last_call_timeout_s + 10.0
-        assert "this node cannot lead: denied by its role" in "".join(warnings_of(caplog, node))
-        assert "cannot lead the job: denied by its role" in str(node.error)
-        assert f"readwrite {job.keys.root.decode()}" in str(node.error)
-        job.start("b")
-        await job.until_works("b", 40.0)
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=2)
+    node = job.make("a")
+    deny(node, part(job))
+    began_s = job.loop.time()
+    await job.on(node, node.run())
+    assert isinstance(node.error, EtcdPermissionError)
+    assert job.loop.time() - began_s < TIMING.last_call_timeout_s + 10.0
+    assert "this node cannot lead: denied by its role" in "".join(warnings_of(caplog, node))
+    assert "cannot lead the job: denied by its role" in str(node.error)
+    assert f"readwrite {job.keys.root.decode()}" in str(node.error)
+    job.start("b")
+    await job.until_works("b", 40.0)
 
 
 @pytest.mark.parametrize("part", LEADERS_PART)
-def test_a_member_whose_role_does_not_let_it_lead_any_more_waits_and_says_so(
-    part: Callable[[SimJob], Callable[[Request], bool]], caplog: pytest.LogCaptureFixture
+@simulated(range(3), min_nodes=1, max_nodes=2)
+async def test_a_member_whose_role_does_not_let_it_lead_any_more_waits_and_says_so(
+    job: SimJob,
+    part: Callable[[SimJob], Callable[[Request], bool]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab", join_timeout_s=100.0)
-        await job.until_works("ab")
-        nodes = list(job.nodes.values())
-        for node in nodes:
-            deny(node, part(job))
-        caplog.clear()
-        job.crash(job.leader.name)
-        left = next(node for node in nodes if node.alive)
-        rejoin(job, left)
-        await job.pass_time(TTL_S + 10.0)
-        (waits,) = (each for each in warnings_of(caplog, left) if "waiting up to" in each)
-        assert "cannot lead the job: denied by its role" in waits
-        await job.until(lambda: left.error is not None, "it gives up", 200.0)
-        assert isinstance(left.error, EtcdPermissionError)
-        assert "within 100 s: cannot lead the job: denied by its role" in str(left.error)
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=2)
+    job.start_all("ab", join_timeout_s=100.0)
+    await job.until_works("ab")
+    nodes = list(job.nodes.values())
+    for node in nodes:
+        deny(node, part(job))
+    caplog.clear()
+    job.crash(job.leader.name)
+    left = next(node for node in nodes if node.alive)
+    rejoin(job, left)
+    await job.pass_time(TTL_S + 10.0)
+    (waits,) = (each for each in warnings_of(caplog, left) if "waiting up to" in each)
+    assert "cannot lead the job: denied by its role" in waits
+    await job.until(lambda: left.error is not None, "it gives up", 200.0)
+    assert isinstance(left.error, EtcdPermissionError)
+    assert "within 100 s: cannot lead the job: denied by its role" in str(left.error)
 
 
-def test_a_node_that_may_not_see_who_is_there_says_so_when_it_gives_up() -> None:
+@simulated(range(3), min_nodes=3, max_nodes=3)
+async def test_a_node_that_may_not_see_who_is_there_says_so_when_it_gives_up(job: SimJob) -> None:
     """Another one leads. A refusal is an answer: not "etcd does not answer"."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start("a")
-        await job.until(lambda: job.nodes["a"].node.leads, "it leads")
-        node = job.make("b", join_timeout_s=30.0)
-        deny(node, reads_nodes(job))
-        await job.on(node, node.run())
-        assert isinstance(node.error, JoinTimeoutError)
-        assert "who is there is not known: denied by its role" in str(node.error)
-        assert "does not answer" not in str(node.error)
-
-    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
+    job.start("a")
+    await job.until(lambda: job.nodes["a"].node.leads, "it leads")
+    node = job.make("b", join_timeout_s=30.0)
+    deny(node, reads_nodes(job))
+    await job.on(node, node.run())
+    assert isinstance(node.error, JoinTimeoutError)
+    assert "who is there is not known: denied by its role" in str(node.error)
+    assert "does not answer" not in str(node.error)
 
 
 class Edit:
@@ -318,74 +295,65 @@ class Edit:
             deny(node, lambda request: not self.is_over and reads(request))
 
 
-def test_a_role_that_is_edited_while_newcomers_wait_for_one_more_ends_nobody() -> None:
+@simulated(range(3), min_nodes=4, max_nodes=4)
+async def test_a_role_that_is_edited_while_newcomers_wait_for_one_more_ends_nobody(
+    job: SimJob,
+) -> None:
     """The leader's watch breaks just then, and it may not read again."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.pass_time(20.0)
-        for node in nodes:
-            refuse(node, EtcdPermissionError)
-        job.server.restart(0.1)
-        await job.pass_time(3.0)
-        for node in nodes:
-            refuse(node, None)
-        await job.pass_time(5.0)
-        job.start("d")
-        await job.until_works("abcd", 60.0)
-
-    simulate(scenario, range(3), min_nodes=4, max_nodes=4)
+    nodes = job.start_all("abc")
+    await job.pass_time(20.0)
+    for node in nodes:
+        refuse(node, EtcdPermissionError)
+    job.server.restart(0.1)
+    await job.pass_time(3.0)
+    for node in nodes:
+        refuse(node, None)
+    await job.pass_time(5.0)
+    job.start("d")
+    await job.until_works("abcd", 60.0)
 
 
-def test_a_role_that_is_edited_while_a_waiting_leader_leaves_ends_nobody() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abcd")
-        await job.pass_time(20.0)
-        leader = job.leader
-        others = [node for node in nodes if node is not leader]
-        edit = Edit(job, others)
-        await job.leave(leader.name)
-        await job.pass_time(3.0)
-        edit.is_over = True
-        job.start_all("ef")
-        await job.until_works([*(node.name for node in others), "e", "f"], 60.0)
-
-    simulate(scenario, range(3), min_nodes=5, max_nodes=5)
+@simulated(range(3), min_nodes=5, max_nodes=5)
+async def test_a_role_that_is_edited_while_a_waiting_leader_leaves_ends_nobody(job: SimJob) -> None:
+    nodes = job.start_all("abcd")
+    await job.pass_time(20.0)
+    leader = job.leader
+    others = [node for node in nodes if node is not leader]
+    edit = Edit(job, others)
+    await job.leave(leader.name)
+    await job.pass_time(3.0)
+    edit.is_over = True
+    job.start_all("ef")
+    await job.until_works([*(node.name for node in others), "e", "f"], 60.0)
 
 
-def test_a_role_that_is_edited_while_the_only_member_dies_ends_no_spare() -> None:
+@simulated(range(3), min_nodes=1, max_nodes=1)
+async def test_a_role_that_is_edited_while_the_only_member_dies_ends_no_spare(job: SimJob) -> None:
     """Not even if that takes long: there was a round, so the role has been right."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("a")
-        await job.until_works("a")
-        spares = job.start_all("rst")
-        await job.pass_time(300.0)
-        edit = Edit(job, spares)
-        job.crash("a")
-        await job.pass_time(10 * TTL_S)
-        edit.is_over = True
-        await job.until(lambda: any(node.is_working for node in spares), "a spare works", 60.0)
-        assert not [node.error for node in spares if node.error]
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=1)
+    job.start_all("a")
+    await job.until_works("a")
+    spares = job.start_all("rst")
+    await job.pass_time(300.0)
+    edit = Edit(job, spares)
+    job.crash("a")
+    await job.pass_time(10 * TTL_S)
+    edit.is_over = True
+    await job.until(lambda: any(node.is_working for node in spares), "a spare works", 60.0)
+    assert not [node.error for node in spares if node.error]
 
 
-def test_newcomers_of_whom_none_may_lead_are_all_told() -> None:
+@simulated(range(3), min_nodes=2, max_nodes=3)
+async def test_newcomers_of_whom_none_may_lead_are_all_told(job: SimJob) -> None:
     """In turn: each next one waits for a while, as the role may just be edited."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = [job.make(name) for name in "abc"]
-        for node in nodes:
-            deny(node, reads_nodes(job))
-        began_s = job.loop.time()
-        await asyncio.gather(*(job.on(node, node.run()) for node in nodes))
-        assert job.loop.time() - began_s < 10 * TTL_S
-        for node in nodes:
-            assert isinstance(node.error, EtcdPermissionError)
-            assert f"readwrite {job.keys.root.decode()}" in str(node.error)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
+    nodes = [job.make(name) for name in "abc"]
+    for node in nodes:
+        deny(node, reads_nodes(job))
+    began_s = job.loop.time()
+    await asyncio.gather(*(job.on(node, node.run()) for node in nodes))
+    assert job.loop.time() - began_s < 10 * TTL_S
+    for node in nodes:
+        assert isinstance(node.error, EtcdPermissionError)
+        assert f"readwrite {job.keys.root.decode()}" in str(node.error)
 
 
 # --- a role that is edited while a job works ------------------------------------------------------
@@ -405,20 +373,19 @@ def lacking(job: SimJob, what: str, *, renewals: bool) -> Lack:
 @pytest.mark.parametrize("what", ["everything", "presences", "control keys"])
 @pytest.mark.parametrize("lasts_s", [2.0, 2.5 * TTL_S, 300.0])
 @pytest.mark.parametrize("renewals", [False, True])
-def test_a_role_that_is_edited_restarts_nothing(what: str, lasts_s: float, renewals: bool) -> None:
+@simulated(range(6), min_nodes=2, max_nodes=3)
+async def test_a_role_that_is_edited_restarts_nothing(
+    job: SimJob, what: str, lasts_s: float, renewals: bool
+) -> None:
     """Newer versions of etcd renew no lease whose keys may not be written: then all run out."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc", delay_s=0.02)
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0, TTL_S))
-        set_lacks(job.server, lacking(job, what, renewals=renewals))
-        await job.pass_time(lasts_s)
-        set_lacks(job.server)
-        await job.pass_time(3 * TTL_S)
-        assert [node.joins for node in job.nodes.values()] == [1, 1, 1], job.tell()
-        assert job.works("abc"), job.tell()
-        job.crash("b")
-        await job.until_works("ac", 3 * TTL_S)
-
-    simulate(scenario, range(6), min_nodes=2, max_nodes=3)
+    job.start_all("abc", delay_s=0.02)
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0, TTL_S))
+    set_lacks(job.server, lacking(job, what, renewals=renewals))
+    await job.pass_time(lasts_s)
+    set_lacks(job.server)
+    await job.pass_time(3 * TTL_S)
+    assert [node.joins for node in job.nodes.values()] == [1, 1, 1], job.tell()
+    assert job.works("abc"), job.tell()
+    job.crash("b")
+    await job.until_works("ac", 3 * TTL_S)

@@ -16,7 +16,7 @@ from rdzv_etcd.protocol.codec import encode_accusation
 from rdzv_etcd.protocol.model import Accusation, Nodes
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim import world
-from tests.sim.world import TTL_S, SimJob, SimNode, Snapshot, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, Snapshot, simulate, simulated
 
 BUMPED = pytest.mark.parametrize("bump_revision", [0, 1_000_000_000])
 """``etcdctl snapshot restore`` without and with ``--bump-revision --mark-compacted``."""
@@ -32,50 +32,49 @@ async def shrink(job: SimJob, names: str) -> str:
 
 
 @BUMPED
-def test_members_put_their_round_back_over_an_older_one(bump_revision: int) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcd")
-        await job.until_works("abcd")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        saved = job.save()
-        rest = await shrink(job, "abcd")
-        rest = await shrink(job, rest) if job.loop.rng.random() < 0.5 else rest
-        await job.pass_time(job.loop.rng.uniform(0, 50))
-        joins = {name: job.nodes[name].joins for name in rest}
-        job.restore(saved, bump_revision=bump_revision)
-        await job.pass_time(100)
-        assert job.works(rest), job.tell()
-        assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
-        job.start("e")
-        await job.until_works(rest + "e", 30)
-        epochs = list(dict.fromkeys(each.epoch for each in job.history.formed))
-        assert epochs == sorted(epochs)
+@simulated(min_nodes=2, max_nodes=4)
+async def test_members_put_their_round_back_over_an_older_one(
+    job: SimJob, bump_revision: int
+) -> None:
+    job.start_all("abcd")
+    await job.until_works("abcd")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    saved = job.save()
+    rest = await shrink(job, "abcd")
+    rest = await shrink(job, rest) if job.loop.rng.random() < 0.5 else rest
+    await job.pass_time(job.loop.rng.uniform(0, 50))
+    joins = {name: job.nodes[name].joins for name in rest}
+    job.restore(saved, bump_revision=bump_revision)
+    await job.pass_time(100)
+    assert job.works(rest), job.tell()
+    assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
+    job.start("e")
+    await job.until_works(rest + "e", 30)
+    epochs = list(dict.fromkeys(each.epoch for each in job.history.formed))
+    assert epochs == sorted(epochs)
 
-    simulate(scenario, min_nodes=2, max_nodes=4)
 
-
-def test_members_put_their_round_back_over_an_older_one_that_another_put_back_first() -> None:
+@simulated(min_nodes=2, max_nodes=3)
+async def test_members_put_their_round_back_over_an_older_one_that_another_put_back_first(
+    job: SimJob,
+) -> None:
     """After a loss of data the first to come back knows only of an older round."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        away = job.nodes[job.loop.rng.choice("abc")]
-        rest = "abc".replace(away.name, "")
-        away.connection.link.partition(silent=True)
-        await job.until_works(rest, 2 * TTL_S)
-        for name in rest:
-            job.nodes[name].connection.link.partition()
-        job.wipe()
-        away.connection.link.heal()
-        await job.until(lambda: away.node.leads, "the older round is back", 3 * TTL_S)
-        for name in rest:
-            job.nodes[name].connection.link.heal()
-        await job.until_works("abc")
-        numbers = [each.record.number for each in job.history.formed]
-        assert numbers[-2:] == [2, 3], job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    away = job.nodes[job.loop.rng.choice("abc")]
+    rest = "abc".replace(away.name, "")
+    away.connection.link.partition(silent=True)
+    await job.until_works(rest, 2 * TTL_S)
+    for name in rest:
+        job.nodes[name].connection.link.partition()
+    job.wipe()
+    away.connection.link.heal()
+    await job.until(lambda: away.node.leads, "the older round is back", 3 * TTL_S)
+    for name in rest:
+        job.nodes[name].connection.link.heal()
+    await job.until_works("abc")
+    numbers = [each.record.number for each in job.history.formed]
+    assert numbers[-2:] == [2, 3], job.tell()
 
 
 async def waiters_of_an_older_round(job: SimJob, bump_revision: int = 0) -> None:
@@ -139,26 +138,23 @@ def test_who_knows_of_no_later_round_does_not_go_on_beside_those_who_do(bump_rev
 
 
 @BUMPED
-def test_rank_0_goes_to_who_trained_the_latest_world(bump_revision: int) -> None:
+@simulated(min_nodes=2, max_nodes=2)
+async def test_rank_0_goes_to_who_trained_the_latest_world(job: SimJob, bump_revision: int) -> None:
     """All wait for the next round when etcd goes back to one that named others."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(TTL_S)
-        saved = job.save()
-        job.crash("a")
-        spare = job.start("c")
-        await job.until_works("bc", 2 * TTL_S)
-        await job.leave("b")
-        await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
-        job.restore(saved, bump_revision=bump_revision)
-        job.start("d")
-        await job.until_works("cd", 60)
-        assert spare.rank == 0
-        assert spare.worlds[-1].epoch > spare.worlds[0].epoch
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(TTL_S)
+    saved = job.save()
+    job.crash("a")
+    spare = job.start("c")
+    await job.until_works("bc", 2 * TTL_S)
+    await job.leave("b")
+    await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
+    job.restore(saved, bump_revision=bump_revision)
+    job.start("d")
+    await job.until_works("cd", 60)
+    assert spare.rank == 0
+    assert spare.worlds[-1].epoch > spare.worlds[0].epoch
 
 
 async def latest_beside_a_survivor(job: SimJob) -> None:
@@ -187,75 +183,68 @@ def test_rank_0_goes_to_a_newcomer_that_trained_the_latest_world_before_a_member
     simulate(latest_beside_a_survivor, min_nodes=3, max_nodes=3)
 
 
-def test_who_missed_the_latest_world_is_no_heir_of_those_who_trained_it() -> None:
+@simulated(range(3), min_nodes=2, max_nodes=3)
+async def test_who_missed_the_latest_world_is_no_heir_of_those_who_trained_it(job: SimJob) -> None:
     """It stops slowly: expelled from that world, and again when etcd has gone back."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(TTL_S)
-        slow, other = job.loop.rng.sample("ab", 2)
-        job.nodes[slow].stops_in_s = 400.0
-        saved = job.save()
-        job.start("c")
-        await job.until_works([other, "c"], 200)
-        await job.leave(other)
-        await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
-        job.restore(saved)
-        job.start("d")
-        await job.until_works("cd", 200)
-        await job.until_works([slow, "c", "d"], 600)
-        assert job.nodes["c"].rank == 0, job.tell()
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(TTL_S)
+    slow, other = job.loop.rng.sample("ab", 2)
+    job.nodes[slow].stops_in_s = 400.0
+    saved = job.save()
+    job.start("c")
+    await job.until_works([other, "c"], 200)
+    await job.leave(other)
+    await job.pass_time(job.loop.rng.choice([0.05, 5.0]))
+    job.restore(saved)
+    job.start("d")
+    await job.until_works("cd", 200)
+    await job.until_works([slow, "c", "d"], 600)
+    assert job.nodes["c"].rank == 0, job.tell()
 
 
 @BUMPED
-def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(bump_revision: int) -> None:
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(
+    job: SimJob, bump_revision: int
+) -> None:
     """Its record, and then its closed marker, were in the snapshot; neither is about this run."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        before = job.save()
-        await job.on(job.nodes["a"], job.nodes["a"].node.close_job(succeeded=True, reason="done"))
-        await job.leave("a")
-        await job.leave("b")
-        after = job.save()
-        job.start_all("cd")
-        await job.until_works("cd")
-        await job.pass_time(job.loop.rng.uniform(0, 50))
-        for saved in (before, after):
-            job.restore(saved, bump_revision=bump_revision)
-            await job.pass_time(3 * TTL_S)
-            assert job.works("cd"), job.tell()
-            assert job.nodes["c"].joins == job.nodes["d"].joins == 1, job.tell()
-            assert job.nodes["c"].node.closure() is None
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    job.start_all("ab")
+    await job.until_works("ab")
+    before = job.save()
+    await job.on(job.nodes["a"], job.nodes["a"].node.close_job(succeeded=True, reason="done"))
+    await job.leave("a")
+    await job.leave("b")
+    after = job.save()
+    job.start_all("cd")
+    await job.until_works("cd")
+    await job.pass_time(job.loop.rng.uniform(0, 50))
+    for saved in (before, after):
+        job.restore(saved, bump_revision=bump_revision)
+        await job.pass_time(3 * TTL_S)
+        assert job.works("cd"), job.tell()
+        assert job.nodes["c"].joins == job.nodes["d"].joins == 1, job.tell()
+        assert job.nodes["c"].node.closure() is None
 
 
 @BUMPED
-def test_who_waits_arrives_again_when_etcd_goes_back_to_an_earlier_arrival(
-    bump_revision: int,
+@simulated(min_nodes=2, max_nodes=2)
+async def test_who_waits_arrives_again_when_etcd_goes_back_to_an_earlier_arrival(
+    job: SimJob, bump_revision: int
 ) -> None:
     """Its lease was in the snapshot, too, and its presence as that of a member at work."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(TTL_S)
-        saved = job.save()
-        job.crash("b")
-        waiter = job.nodes["a"]
-        await job.until(lambda: waiter.joins == 2, "it waits for a second round", 3 * TTL_S)
-        await job.pass_time(job.loop.rng.uniform(0.1, TTL_S))
-        job.restore(saved, bump_revision=bump_revision)
-        await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
-        job.start("c")
-        await job.until_works("ac", 10 * TTL_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(TTL_S)
+    saved = job.save()
+    job.crash("b")
+    waiter = job.nodes["a"]
+    await job.until(lambda: waiter.joins == 2, "it waits for a second round", 3 * TTL_S)
+    await job.pass_time(job.loop.rng.uniform(0.1, TTL_S))
+    job.restore(saved, bump_revision=bump_revision)
+    await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
+    job.start("c")
+    await job.until_works("ac", 10 * TTL_S)
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
@@ -291,33 +280,30 @@ def test_members_notice_it_although_others_have_written_as_much_again(slice_node
 
 
 @pytest.mark.parametrize("bump_revision", [0, 1_000_000])
-def test_who_waits_at_a_barrier_is_there_again_although_others_have_written_as_much_again(
-    bump_revision: int,
+@simulated(min_nodes=3, max_nodes=3)
+async def test_who_waits_at_a_barrier_is_there_again_although_others_have_written_as_much_again(
+    job: SimJob, bump_revision: int
 ) -> None:
     """And nothing that tells of the world is another: nobody can tell that etcd went back."""
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    saved = job.save()
 
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        saved = job.save()
+    def waits(node: SimNode) -> asyncio.Task[None]:
+        assert node.world is not None
+        return job.on(node, Collectives(node.node, node.world).barrier("saved", 60))
 
-        def waits(node: SimNode) -> asyncio.Task[None]:
-            assert node.world is not None
-            return job.on(node, Collectives(node.node, node.world).barrier("saved", 60))
-
-        early, *late = nodes
-        waiting = waits(early)
-        await job.pass_time(1)
-        revision = job.server.revision
-        job.restore(saved, bump_revision=bump_revision)
-        while job.server.revision <= revision:
-            job.server.apply(Txn((), (Put(b"/another application", b""),)))
-        await job.pass_time(10)
-        assert not waiting.done()
-        await asyncio.gather(waiting, *map(waits, late))
-        assert all(node.joins == 1 for node in nodes), job.tell()
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    early, *late = nodes
+    waiting = waits(early)
+    await job.pass_time(1)
+    revision = job.server.revision
+    job.restore(saved, bump_revision=bump_revision)
+    while job.server.revision <= revision:
+        job.server.apply(Txn((), (Put(b"/another application", b""),)))
+    await job.pass_time(10)
+    assert not waiting.done()
+    await asyncio.gather(waiting, *map(waits, late))
+    assert all(node.joins == 1 for node in nodes), job.tell()
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
@@ -345,19 +331,16 @@ def test_members_put_their_round_back_again_at_the_very_same_revision(slice_node
     simulate(scenario, range(40), min_nodes=2, max_nodes=5, slice_nodes=slice_nodes)
 
 
-def test_a_node_that_starts_while_etcd_goes_back_is_not_turned_away() -> None:
+@simulated(range(40), min_nodes=1, max_nodes=2)
+async def test_a_node_that_starts_while_etcd_goes_back_is_not_turned_away(job: SimJob) -> None:
     """The watch that it is about to open may ask for revisions that are compacted."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start("a")
-        await job.until_works("a")
-        saved = job.save()
-        job.start("b")
-        await job.pass_time(job.loop.rng.uniform(0.0, 0.01))
-        job.restore(saved, bump_revision=1_000_000)
-        await job.until_works("ab", 200)
-
-    simulate(scenario, range(40), min_nodes=1, max_nodes=2)
+    job.start("a")
+    await job.until_works("a")
+    saved = job.save()
+    job.start("b")
+    await job.pass_time(job.loop.rng.uniform(0.0, 0.01))
+    job.restore(saved, bump_revision=1_000_000)
+    await job.until_works("ab", 200)
 
 
 # --- accusations that are back --------------------------------------------------------------------
@@ -403,31 +386,28 @@ async def accusation_is_back(
 
 
 @pytest.mark.parametrize("bump_revision", [0, 1_000_000_000])
-def test_an_accusation_that_is_back_is_no_proof_for_a_node_that_has_just_come(
-    bump_revision: int,
+@simulated(range(6), min_nodes=2, max_nodes=3)
+async def test_an_accusation_that_is_back_is_no_proof_for_a_node_that_has_just_come(
+    job: SimJob, bump_revision: int
 ) -> None:
     """It was the leader that was accused, so the lead is vacant in the backup, and a node that
     starts when etcd is there again takes it before a member is back."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc", delay_s=0.02)
-        await job.until_works("abc")
-        await job.pass_time(TTL_S)
-        saved = back_up_an_accusation(job, job.leader, job.loop.rng.choice(job.followers()))
-        await job.pass_time(2 * TTL_S)
-        for each in nodes:
-            each.connection.link.partition()
-        job.restore(saved, bump_revision=bump_revision)
-        newcomer = job.start("d")
-        await job.pass_time(1.0)
-        assert newcomer.node.leads
-        for each in nodes:
-            each.connection.link.heal()
-        await job.pass_time(5 * TTL_S)
-        assert [each.joins for each in nodes] == [1, 1, 1], job.tell()
-        assert job.works("abc"), job.tell()
-
-    simulate(scenario, range(6), min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc", delay_s=0.02)
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    saved = back_up_an_accusation(job, job.leader, job.loop.rng.choice(job.followers()))
+    await job.pass_time(2 * TTL_S)
+    for each in nodes:
+        each.connection.link.partition()
+    job.restore(saved, bump_revision=bump_revision)
+    newcomer = job.start("d")
+    await job.pass_time(1.0)
+    assert newcomer.node.leads
+    for each in nodes:
+        each.connection.link.heal()
+    await job.pass_time(5 * TTL_S)
+    assert [each.joins for each in nodes] == [1, 1, 1], job.tell()
+    assert job.works("abc"), job.tell()
 
 
 def accusations_are_back(later_world: bool, other_leader: bool, bump_revision: int) -> None:
@@ -481,32 +461,29 @@ def test_each_guard_against_accusations_that_are_back_is_missed(
 
 
 @BUMPED
-def test_a_barrier_that_etcd_has_forgotten_is_passed_by_who_had_not_heard_of_it(
-    bump_revision: int,
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_barrier_that_etcd_has_forgotten_is_passed_by_who_had_not_heard_of_it(
+    job: SimJob, bump_revision: int
 ) -> None:
     """Those who have passed go on to other barriers, and do not come to this one again."""
+    a, b, late = job.start_all("abc")
+    await job.until_works("abc")
+    barriers = {}
+    for each in (a, b, late):
+        assert each.world is not None
+        barriers[each] = Collectives(each.node, each.world)
 
-    async def scenario(job: SimJob) -> None:
-        a, b, late = job.start_all("abc")
-        await job.until_works("abc")
-        barriers = {}
-        for each in (a, b, late):
-            assert each.world is not None
-            barriers[each] = Collectives(each.node, each.world)
+    def at(member: SimNode, name: str) -> asyncio.Task[None]:
+        return job.on(member, barriers[member].barrier(name, 60))
 
-        def at(member: SimNode, name: str) -> asyncio.Task[None]:
-            return job.on(member, barriers[member].barrier(name, 60))
-
-        waiting = at(late, "saved")
-        await job.pass_time(1)
-        before = job.save()
-        late.connection.link.lag_watches(5.0)
-        await asyncio.gather(at(a, "saved"), at(b, "saved"))
-        assert not waiting.done()
-        job.restore(before, bump_revision=bump_revision)
-        others = [at(a, "next"), at(b, "next")]
-        await waiting
-        await asyncio.gather(*others, at(late, "next"))
-        assert [each.joins for each in (a, b, late)] == [1, 1, 1]
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    waiting = at(late, "saved")
+    await job.pass_time(1)
+    before = job.save()
+    late.connection.link.lag_watches(5.0)
+    await asyncio.gather(at(a, "saved"), at(b, "saved"))
+    assert not waiting.done()
+    job.restore(before, bump_revision=bump_revision)
+    others = [at(a, "next"), at(b, "next")]
+    await waiting
+    await asyncio.gather(*others, at(late, "next"))
+    assert [each.joins for each in (a, b, late)] == [1, 1, 1]

@@ -12,7 +12,7 @@ from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.settings import AfterEnd, JobSettings
 from tests.sim.matching import noted, puts
 from tests.sim.work import Work
-from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import REQUEST_TIMEOUT_S, TIMING, TTL_S, SimJob, SimNode, simulate, simulated
 
 
 def work_of(node: SimNode) -> Work:
@@ -57,143 +57,134 @@ async def close_and_leave(job: SimJob, names: str, *, succeeded: bool) -> None:
 
 @pytest.mark.parametrize("away_s", AWAY_S)
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_a_member_that_was_cut_off_when_its_run_ended_does_not_put_it_back(
-    away_s: float, succeeded: bool
+@simulated(range(8), min_nodes=1, max_nodes=3)
+async def test_a_member_that_was_cut_off_when_its_run_ended_does_not_put_it_back(
+    job: SimJob, away_s: float, succeeded: bool
 ) -> None:
     """Alone it would train a finished job, with ever higher epochs."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc", 60)
-        away = job.loop.rng.choice("abc")
-        node, rest = job.nodes[away], "abc".replace(away, "")
-        node.connection.link.partition(silent=job.loop.rng.random() < 0.5)
-        await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
-        await close_and_leave(job, rest, succeeded=succeeded)
-        rounds = len(job.history.formed)
-        await job.pass_time(away_s)
-        node.connection.link.heal()
-        await job.until(lambda: node.node.closure() is not None, "it hears of the end", 40)
-        await job.pass_time(100)
-        assert len(job.history.formed) == rounds, job.tell()
-        closure = node.node.closure()
-        assert closure is not None
-        assert closure.reason == "it is over"
-        if not succeeded:
-            assert isinstance(node.error, JobClosedError)
-
-    simulate(scenario, range(8), min_nodes=1, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc", 60)
+    away = job.loop.rng.choice("abc")
+    node, rest = job.nodes[away], "abc".replace(away, "")
+    node.connection.link.partition(silent=job.loop.rng.random() < 0.5)
+    await job.pass_time(job.loop.rng.choice([0.1, 3 * TTL_S]))
+    await close_and_leave(job, rest, succeeded=succeeded)
+    rounds = len(job.history.formed)
+    await job.pass_time(away_s)
+    node.connection.link.heal()
+    await job.until(lambda: node.node.closure() is not None, "it hears of the end", 40)
+    await job.pass_time(100)
+    assert len(job.history.formed) == rounds, job.tell()
+    closure = node.node.closure()
+    assert closure is not None
+    assert closure.reason == "it is over"
+    if not succeeded:
+        assert isinstance(node.error, JobClosedError)
 
 
 @pytest.mark.parametrize("away_s", AWAY_S)
-def test_a_member_that_was_cut_off_when_its_run_ended_does_not_join_the_next_one(
-    away_s: float,
+@simulated(range(8), min_nodes=2, max_nodes=4)
+async def test_a_member_that_was_cut_off_when_its_run_ended_does_not_join_the_next_one(
+    job: SimJob, away_s: float
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc", 60)
-        away = job.loop.rng.choice(nodes)
-        away.connection.link.partition(silent=job.loop.rng.random() < 0.5)
-        rest = "abc".replace(away.name, "")
-        await close_and_leave(job, rest, succeeded=False)
-        await job.pass_time(away_s)
-        job.start_all("def")
-        await job.until_works("def", 60)
-        away.connection.link.heal()
-        await job.until(lambda: away.error is not None, "it hears of the end", 40)
-        assert isinstance(away.error, JobClosedError)
-        assert away.error.was_member
-        await job.pass_time(100)
-        assert job.works("def"), job.tell()
-        assert all(job.nodes[name].joins == 1 for name in "def"), job.tell()
-
-    simulate(scenario, range(8), min_nodes=2, max_nodes=4)
+    nodes = job.start_all("abc")
+    await job.until_works("abc", 60)
+    away = job.loop.rng.choice(nodes)
+    away.connection.link.partition(silent=job.loop.rng.random() < 0.5)
+    rest = "abc".replace(away.name, "")
+    await close_and_leave(job, rest, succeeded=False)
+    await job.pass_time(away_s)
+    job.start_all("def")
+    await job.until_works("def", 60)
+    away.connection.link.heal()
+    await job.until(lambda: away.error is not None, "it hears of the end", 40)
+    assert isinstance(away.error, JobClosedError)
+    assert away.error.was_member
+    await job.pass_time(100)
+    assert job.works("def"), job.tell()
+    assert all(job.nodes[name].joins == 1 for name in "def"), job.tell()
 
 
 @pytest.mark.parametrize("away_s", AWAY_S)
-def test_a_spare_that_was_cut_off_when_its_run_ended_ends_with_it(away_s: float) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        spare = job.start("s")
-        await job.until(lambda: spare.node.phase is Phase.WAITING, "the spare waits")
-        await job.pass_time(1.0)
-        spare.connection.link.partition(silent=job.loop.rng.random() < 0.5)
-        await close_and_leave(job, "ab", succeeded=True)
-        await job.pass_time(away_s)
-        if job.loop.rng.random() < 0.5:
-            job.start_all("cd")
-            await job.until_works("cd")
-        spare.connection.link.heal()
-        await job.until(lambda: spare.error is not None, "it hears of the end", 40)
-        assert isinstance(spare.error, JobClosedError)
-        assert spare.error.succeeded
-        assert not spare.error.was_member
-
-    simulate(scenario, range(8), min_nodes=2, max_nodes=2)
-
-
-def test_a_member_that_arrives_again_when_its_run_is_over_is_no_waiter_of_the_next_one() -> None:
-    """Putting its presence back takes long, and the arrival waits for that: the run ends meanwhile,
-    and the next one has a seat for it."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(2 * TTL_S)  # then the leader trusts what it misses
-        leader, late = job.leader, job.followers()[0]
-        leader.stops_in_s = 60.0
-        restoring, under_way = noted(puts(job.keys.node(late.node_id)))
-        late.connection.link.hold_requests(REQUEST_TIMEOUT_S, 1, restoring)
-        job.server.expire(late.node.context.session.lease_id)
-        await job.until(lambda: bool(under_way), "it puts its presence back", TTL_S)
-        await job.until(lambda: late.node.phase is Phase.WAITING, "it joins again", TTL_S)
-        await close_and_leave(job, leader.name, succeeded=True)
-        job.start("c")
-        await job.until(lambda: late.error is not None, "it hears of the end", 40)
-        assert isinstance(late.error, JobClosedError)
-        await job.until_works("c", 2 * TIMING.last_call_timeout_s)
-        assert job.nodes["c"].joins == 1
-        assert late.node_id not in job.history.formed[-1].record.members
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=2)
-
-
-def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker_goes_early() -> None:
-    """The lease of the marker is revoked, but etcd remembers the end."""
-
-    async def scenario(job: SimJob) -> None:
-        a, slow = job.start_all("ab")
-        await job.until_works("ab")
-        await job.on(a, a.node.close_job(succeeded=True, reason="done"))
-        await job.leave("a")
-        (marker,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.round]
-        job.server.expire(marker.lease_id)
+@simulated(range(8), min_nodes=2, max_nodes=2)
+async def test_a_spare_that_was_cut_off_when_its_run_ended_ends_with_it(
+    job: SimJob, away_s: float
+) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    spare = job.start("s")
+    await job.until(lambda: spare.node.phase is Phase.WAITING, "the spare waits")
+    await job.pass_time(1.0)
+    spare.connection.link.partition(silent=job.loop.rng.random() < 0.5)
+    await close_and_leave(job, "ab", succeeded=True)
+    await job.pass_time(away_s)
+    if job.loop.rng.random() < 0.5:
         job.start_all("cd")
         await job.until_works("cd")
-        assert slow.node.closure() is not None
-        await job.pass_time(2 * TTL_S)
-        assert all(job.nodes[name].joins == 1 for name in "cd"), job.tell()
+    spare.connection.link.heal()
+    await job.until(lambda: spare.error is not None, "it hears of the end", 40)
+    assert isinstance(spare.error, JobClosedError)
+    assert spare.error.succeeded
+    assert not spare.error.was_member
 
-    simulate(scenario, min_nodes=2, max_nodes=2)
+
+@simulated(range(3), min_nodes=1, max_nodes=2)
+async def test_a_member_that_arrives_again_when_its_run_is_over_is_no_waiter_of_the_next_one(
+    job: SimJob,
+) -> None:
+    """Putting its presence back takes long, and the arrival waits for that: the run ends meanwhile,
+    and the next one has a seat for it."""
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(2 * TTL_S)  # then the leader trusts what it misses
+    leader, late = job.leader, job.followers()[0]
+    leader.stops_in_s = 60.0
+    restoring, under_way = noted(puts(job.keys.node(late.node_id)))
+    late.connection.link.hold_requests(REQUEST_TIMEOUT_S, 1, restoring)
+    job.server.expire(late.node.context.session.lease_id)
+    await job.until(lambda: bool(under_way), "it puts its presence back", TTL_S)
+    await job.until(lambda: late.node.phase is Phase.WAITING, "it joins again", TTL_S)
+    await close_and_leave(job, leader.name, succeeded=True)
+    job.start("c")
+    await job.until(lambda: late.error is not None, "it hears of the end", 40)
+    assert isinstance(late.error, JobClosedError)
+    await job.until_works("c", 2 * TIMING.last_call_timeout_s)
+    assert job.nodes["c"].joins == 1
+    assert late.node_id not in job.history.formed[-1].record.members
 
 
-def test_many_runs_of_one_id_leave_one_memory_and_its_lease() -> None:
-    async def scenario(job: SimJob) -> None:
-        for _ in range(12):
-            job.start_all("ab")
-            await job.until_works("ab")
-            await close_and_leave(job, "ab", succeeded=True)
-            await job.pass_time(job.loop.rng.choice([0.1, 70.0]))
-        await job.pass_time(TIMING.closed_ttl_s + 1)
-        left = job.server.snapshot()
-        rounds = [kv.key for kv in left if kv.key in job.keys.audits]
-        assert len(rounds) == len(job.history.formed)
-        assert [kv.key for kv in left] == [*rounds, job.keys.ended, job.keys.epoch]
-        assert set(job.server.leases()) == {kv.lease_id for kv in left}
-        assert len(job.server.leases()) == 1
+@simulated(min_nodes=2, max_nodes=2)
+async def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker_goes_early(
+    job: SimJob,
+) -> None:
+    """The lease of the marker is revoked, but etcd remembers the end."""
+    a, slow = job.start_all("ab")
+    await job.until_works("ab")
+    await job.on(a, a.node.close_job(succeeded=True, reason="done"))
+    await job.leave("a")
+    (marker,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.round]
+    job.server.expire(marker.lease_id)
+    job.start_all("cd")
+    await job.until_works("cd")
+    assert slow.node.closure() is not None
+    await job.pass_time(2 * TTL_S)
+    assert all(job.nodes[name].joins == 1 for name in "cd"), job.tell()
 
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_many_runs_of_one_id_leave_one_memory_and_its_lease(job: SimJob) -> None:
+    for _ in range(12):
+        job.start_all("ab")
+        await job.until_works("ab")
+        await close_and_leave(job, "ab", succeeded=True)
+        await job.pass_time(job.loop.rng.choice([0.1, 70.0]))
+    await job.pass_time(TIMING.closed_ttl_s + 1)
+    left = job.server.snapshot()
+    rounds = [kv.key for kv in left if kv.key in job.keys.audits]
+    assert len(rounds) == len(job.history.formed)
+    assert [kv.key for kv in left] == [*rounds, job.keys.ended, job.keys.epoch]
+    assert set(job.server.leases()) == {kv.lease_id for kv in left}
+    assert len(job.server.leases()) == 1
 
 
 # --- who is started after the end -----------------------------------------------------------------
@@ -222,19 +213,17 @@ def test_a_node_started_after_the_end_waits_for_a_new_run_and_says_so(
     assert "begins a new one" in caplog.text
 
 
-def test_a_node_started_after_the_end_is_never_told_that_all_is_well_for_having_been_alone() -> (
-    None
-):
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await close_and_leave(job, "ab", succeeded=True)
-        late = job.start("c", join_timeout_s=200.0)
-        await job.until(lambda: late.error is not None, "it gives up", 201)
-        assert isinstance(late.error, JoinTimeoutError)
-        assert "it is over" in str(late.error)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_node_started_after_the_end_is_never_told_that_all_is_well_for_having_been_alone(
+    job: SimJob,
+) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    await close_and_leave(job, "ab", succeeded=True)
+    late = job.start("c", join_timeout_s=200.0)
+    await job.until(lambda: late.error is not None, "it gives up", 201)
+    assert isinstance(late.error, JoinTimeoutError)
+    assert "it is over" in str(late.error)
 
 
 @pytest.mark.parametrize("cut_off", [False, True])
@@ -270,21 +259,19 @@ def test_one_of_other_settings_does_not_end_well_with_a_run_that_it_had_no_part_
 
 @pytest.mark.parametrize("succeeded", [True, False])
 @pytest.mark.parametrize("after_end", [AfterEnd.REFUSE, AfterEnd.FINISH])
-def test_a_node_started_after_the_end_may_be_told_to_end(
-    after_end: AfterEnd, succeeded: bool
+@simulated(range(3), min_nodes=1, max_nodes=1)
+async def test_a_node_started_after_the_end_may_be_told_to_end(
+    job: SimJob, after_end: AfterEnd, succeeded: bool
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.settings = replace(job.settings, after_end=after_end)
-        job.start("a")
-        await job.until_works("a")
-        await close_and_leave(job, "a", succeeded=succeeded)
-        late = job.start("b")
-        await job.until(lambda: late.error is not None, "it ends", 5)
-        assert isinstance(late.error, JobClosedError)
-        assert late.error.succeeded == succeeded
-        assert late.error.is_refused == (after_end is AfterEnd.REFUSE)
-        await job.pass_time(TIMING.closed_ttl_s + 2)
-        job.start("c")
-        await job.until_works("c")
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=1)
+    job.settings = replace(job.settings, after_end=after_end)
+    job.start("a")
+    await job.until_works("a")
+    await close_and_leave(job, "a", succeeded=succeeded)
+    late = job.start("b")
+    await job.until(lambda: late.error is not None, "it ends", 5)
+    assert isinstance(late.error, JobClosedError)
+    assert late.error.succeeded == succeeded
+    assert late.error.is_refused == (after_end is AfterEnd.REFUSE)
+    await job.pass_time(TIMING.closed_ttl_s + 2)
+    job.start("c")
+    await job.until_works("c")

@@ -26,7 +26,7 @@ from rdzv_etcd.testing.model import Grant
 from rdzv_etcd.testing.network import Match
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts, renews
-from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate, simulated
 
 DETECTION_S = TTL_S + TICK_S
 SOON_S = 1.0
@@ -39,298 +39,264 @@ LARGE_AND_SMALL = pytest.mark.parametrize("slice_nodes", [DEFAULT_SLICE_NODES, 1
 """Worlds named in their record, and worlds in slices."""
 
 
-def test_a_full_world_is_formed_at_once() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcd")
-        assert await job.until_works("abcd") < SOON_S
-        assert [each.record.number for each in job.history.formed] == [1]
-
-    simulate(scenario, min_nodes=4, max_nodes=4)
+@simulated(min_nodes=4, max_nodes=4)
+async def test_a_full_world_is_formed_at_once(job: SimJob) -> None:
+    job.start_all("abcd")
+    assert await job.until_works("abcd") < SOON_S
+    assert [each.record.number for each in job.history.formed] == [1]
 
 
-def test_a_world_is_formed_at_once_however_long_its_first_node_waited() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start("a")
-        # The lease that was granted ahead for the job is about to run out, or has done so.
-        await job.pass_time(job.loop.rng.uniform(0.3, 3.0) * TIMING.job_ttl_s)
-        job.start("b")
-        assert await job.until_works("ab") < SOON_S / 2
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_world_is_formed_at_once_however_long_its_first_node_waited(job: SimJob) -> None:
+    job.start("a")
+    # The lease that was granted ahead for the job is about to run out, or has done so.
+    await job.pass_time(job.loop.rng.uniform(0.3, 3.0) * TIMING.job_ttl_s)
+    job.start("b")
+    assert await job.until_works("ab") < SOON_S / 2
 
 
-def test_an_elastic_world_is_formed_after_the_last_call() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        took_s = await job.until_works("abc")
-        assert 30.0 <= took_s < 30.0 + SOON_S
-
-    simulate(scenario, min_nodes=2, max_nodes=4)
+@simulated(min_nodes=2, max_nodes=4)
+async def test_an_elastic_world_is_formed_after_the_last_call(job: SimJob) -> None:
+    job.start_all("abc")
+    took_s = await job.until_works("abc")
+    assert 30.0 <= took_s < 30.0 + SOON_S
 
 
-def test_nodes_arriving_during_the_last_call_are_taken_in() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.pass_time(29.0)
-        job.start("c")
-        await job.until_works("abc")
-        assert len(job.history.formed) == 1
-
-    simulate(scenario, min_nodes=2, max_nodes=4)
+@simulated(min_nodes=2, max_nodes=4)
+async def test_nodes_arriving_during_the_last_call_are_taken_in(job: SimJob) -> None:
+    job.start_all("ab")
+    await job.pass_time(29.0)
+    job.start("c")
+    await job.until_works("abc")
+    assert len(job.history.formed) == 1
 
 
-def test_a_newcomer_is_taken_into_a_running_job_and_survivors_keep_their_ranks() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        before = {node.name: node.rank for node in nodes}
-        job.start("c")
-        assert await job.until_works("abc") < SOON_S
-        assert {node.name: node.rank for node in nodes} == before
-        assert job.nodes["c"].rank == 2
+@simulated(min_nodes=2, max_nodes=4)
+async def test_a_newcomer_is_taken_into_a_running_job_and_survivors_keep_their_ranks(
+    job: SimJob,
+) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    before = {node.name: node.rank for node in nodes}
+    job.start("c")
+    assert await job.until_works("abc") < SOON_S
+    assert {node.name: node.rank for node in nodes} == before
+    assert job.nodes["c"].rank == 2
 
-    simulate(scenario, min_nodes=2, max_nodes=4)
 
-
-def test_the_waiting_count_is_that_of_the_moment_at_which_the_world_ended() -> None:
+@simulated(min_nodes=2, max_nodes=4)
+async def test_the_waiting_count_is_that_of_the_moment_at_which_the_world_ended(
+    job: SimJob,
+) -> None:
     """It is a flag: who arrives later changes nothing."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        for node in nodes:
-            node.stops_in_s = 5.0
-        job.start("c")
-        await job.until(lambda: all(node.node.waiting_count() for node in nodes), "it is over")
-        job.start("d")
-        await job.pass_time(2.0)
-        assert [node.node.waiting_count() for node in nodes] == [1, 1]
-        await job.until_works("abcd")
-
-    simulate(scenario, min_nodes=2, max_nodes=4)
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    for node in nodes:
+        node.stops_in_s = 5.0
+    job.start("c")
+    await job.until(lambda: all(node.node.waiting_count() for node in nodes), "it is over")
+    job.start("d")
+    await job.pass_time(2.0)
+    assert [node.node.waiting_count() for node in nodes] == [1, 1]
+    await job.until_works("abcd")
 
 
-def test_rank_keys_order_the_ranks() -> None:
-    async def scenario(job: SimJob) -> None:
-        for name, key in (("a", "node10"), ("b", "node9"), ("c", "node1")):
-            job.start(name, rank_key=key)
-        await job.until_works("abc")
-        assert [job.nodes[name].rank for name in "cba"] == [0, 1, 2]
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_rank_keys_order_the_ranks(job: SimJob) -> None:
+    for name, key in (("a", "node10"), ("b", "node9"), ("c", "node1")):
+        job.start(name, rank_key=key)
+    await job.until_works("abc")
+    assert [job.nodes[name].rank for name in "cba"] == [0, 1, 2]
 
 
-def test_only_multiples_of_node_unit_are_formed_and_the_rest_wait() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcde")
-        await job.until(lambda: len(job.members_now()) == 4, "a world of 4", 60)
-        (spare,) = [node for node in job.nodes.values() if not node.is_working]
-        assert spare.node.phase is Phase.WAITING
-        rounds = len(job.history.formed)
-        await job.pass_time(100)
-        assert len(job.history.formed) == rounds, job.tell()
-        job.start("f")
-        await job.until_works("abcdef")
-        job.crash(job.followers()[0].name)
-        await job.until(lambda: len(job.members_now()) == 4, "a world of 4", DETECTION_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=6, node_unit=2)
+@simulated(min_nodes=2, max_nodes=6, node_unit=2)
+async def test_only_multiples_of_node_unit_are_formed_and_the_rest_wait(job: SimJob) -> None:
+    job.start_all("abcde")
+    await job.until(lambda: len(job.members_now()) == 4, "a world of 4", 60)
+    (spare,) = [node for node in job.nodes.values() if not node.is_working]
+    assert spare.node.phase is Phase.WAITING
+    rounds = len(job.history.formed)
+    await job.pass_time(100)
+    assert len(job.history.formed) == rounds, job.tell()
+    job.start("f")
+    await job.until_works("abcdef")
+    job.crash(job.followers()[0].name)
+    await job.until(lambda: len(job.members_now()) == 4, "a world of 4", DETECTION_S + SOON_S)
 
 
 # --- losses -------------------------------------------------------------------------------------
 
 
-def test_a_crashed_member_is_noticed_within_the_ttl_and_a_tick() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 30))
-        lost = job.loop.rng.choice(job.followers()).name
-        job.crash(lost)
-        rest = "abc".replace(lost, "")
-        assert await job.until_works(rest) <= DETECTION_S + SOON_S
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_crashed_member_is_noticed_within_the_ttl_and_a_tick(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 30))
+    lost = job.loop.rng.choice(job.followers()).name
+    job.crash(lost)
+    rest = "abc".replace(lost, "")
+    assert await job.until_works(rest) <= DETECTION_S + SOON_S
 
 
-def test_a_crashed_leader_is_noticed_as_any_other_node() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 30))
-        lost = job.leader.name
-        job.crash(lost)
-        rest = "abc".replace(lost, "")
-        assert await job.until_works(rest) <= DETECTION_S + SOON_S
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_crashed_leader_is_noticed_as_any_other_node(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 30))
+    lost = job.leader.name
+    job.crash(lost)
+    rest = "abc".replace(lost, "")
+    assert await job.until_works(rest) <= DETECTION_S + SOON_S
 
 
-def test_a_leader_that_crashes_while_it_collects_the_first_round_is_replaced() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until(lambda: any(n.node.leads for n in job.nodes.values()), "a leader")
-        await job.pass_time(job.loop.rng.uniform(0, 5))
-        lost = job.leader.name
-        job.crash(lost)
-        await job.pass_time(1.0)
-        job.start("d")
-        rest = "abcd".replace(lost, "")
-        assert await job.until_works(rest) <= DETECTION_S + SOON_S
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
-
-
-def test_a_leader_that_crashes_after_publishing_a_change_is_replaced() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcd")
-        await job.until_works("abcd")
-        leader, other = job.leader.name, job.followers()[0].name
-        await job.leave(other)
-        await job.until(lambda: bool(job.history.changes), "a change")
-        job.crash(leader)
-        rest = "abcd".replace(leader, "").replace(other, "")
-        # the dead leader is live until its lease ends; the new one may wait for it no longer
-        await job.until_works(rest, DETECTION_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=4)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_leader_that_crashes_while_it_collects_the_first_round_is_replaced(
+    job: SimJob,
+) -> None:
+    job.start_all("abc")
+    await job.until(lambda: any(n.node.leads for n in job.nodes.values()), "a leader")
+    await job.pass_time(job.loop.rng.uniform(0, 5))
+    lost = job.leader.name
+    job.crash(lost)
+    await job.pass_time(1.0)
+    job.start("d")
+    rest = "abcd".replace(lost, "")
+    assert await job.until_works(rest) <= DETECTION_S + SOON_S
 
 
-def test_a_leader_that_crashes_right_after_closing_is_noticed() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until(lambda: bool(job.history.formed), "a formed round")
-        leader = job.leader.name
-        job.crash(leader)
-        await job.until_works("abc".replace(leader, ""), DETECTION_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
-
-
-def test_half_of_the_nodes_crash_at_once() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abcdef")
-        await job.until_works("abcdef")
-        lost = job.loop.rng.sample("abcdef", 3)
-        job.crash(*lost)
-        rest = [name for name in "abcdef" if name not in lost]
-        await job.until_works(rest, DETECTION_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=6)
+@simulated(min_nodes=2, max_nodes=4)
+async def test_a_leader_that_crashes_after_publishing_a_change_is_replaced(job: SimJob) -> None:
+    job.start_all("abcd")
+    await job.until_works("abcd")
+    leader, other = job.leader.name, job.followers()[0].name
+    await job.leave(other)
+    await job.until(lambda: bool(job.history.changes), "a change")
+    job.crash(leader)
+    rest = "abcd".replace(leader, "").replace(other, "")
+    # the dead leader is live until its lease ends; the new one may wait for it no longer
+    await job.until_works(rest, DETECTION_S + SOON_S)
 
 
-def test_a_member_that_leaves_is_missed_at_once_and_the_reason_is_known() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.choice([0.0, 1.0, 30.0]))
-        name = job.loop.rng.choice("abc")
-        node_id = job.nodes[name].node_id
-        leaving = asyncio.ensure_future(job.leave(name))
-        assert await job.until_works("abc".replace(name, "")) < SOON_S
-        await leaving
-        (change,) = [change for _, change in job.history.changes]
-        assert change.lost == {node_id: "left: SIGTERM"}
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_leader_that_crashes_right_after_closing_is_noticed(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until(lambda: bool(job.history.formed), "a formed round")
+    leader = job.leader.name
+    job.crash(leader)
+    await job.until_works("abc".replace(leader, ""), DETECTION_S + SOON_S)
 
 
-def test_a_node_that_waits_with_the_others_may_crash_before_the_round_is_closed() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.pass_time(5)
-        job.crash(job.followers()[0].name)
-        rest = [node.name for node in job.nodes.values() if node.alive]
-        await job.until_works(rest, 60)
+@simulated(min_nodes=2, max_nodes=6)
+async def test_half_of_the_nodes_crash_at_once(job: SimJob) -> None:
+    job.start_all("abcdef")
+    await job.until_works("abcdef")
+    lost = job.loop.rng.sample("abcdef", 3)
+    job.crash(*lost)
+    rest = [name for name in "abcdef" if name not in lost]
+    await job.until_works(rest, DETECTION_S + SOON_S)
 
-    simulate(scenario, min_nodes=2, max_nodes=4)
+
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_member_that_leaves_is_missed_at_once_and_the_reason_is_known(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.choice([0.0, 1.0, 30.0]))
+    name = job.loop.rng.choice("abc")
+    node_id = job.nodes[name].node_id
+    leaving = asyncio.ensure_future(job.leave(name))
+    assert await job.until_works("abc".replace(name, "")) < SOON_S
+    await leaving
+    (change,) = [change for _, change in job.history.changes]
+    assert change.lost == {node_id: "left: SIGTERM"}
 
 
-def test_a_job_that_waits_long_for_a_replacement_takes_it_in() -> None:
+@simulated(min_nodes=2, max_nodes=4)
+async def test_a_node_that_waits_with_the_others_may_crash_before_the_round_is_closed(
+    job: SimJob,
+) -> None:
+    job.start_all("abc")
+    await job.pass_time(5)
+    job.crash(job.followers()[0].name)
+    rest = [node.name for node in job.nodes.values() if node.alive]
+    await job.until_works(rest, 60)
+
+
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_job_that_waits_long_for_a_replacement_takes_it_in(job: SimJob) -> None:
     """Longer than the job lease lives without being renewed."""
-
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        lost = job.loop.rng.choice("abc")
-        job.crash(lost)
-        await job.pass_time(300)
-        job.start("d")
-        await job.until_works("abcd".replace(lost, ""), 5)
-        assert job.history.formed[-1].record.number == 2
-        assert len({each.record.origin for each in job.history.formed}) == 1
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    lost = job.loop.rng.choice("abc")
+    job.crash(lost)
+    await job.pass_time(300)
+    job.start("d")
+    await job.until_works("abcd".replace(lost, ""), 5)
+    assert job.history.formed[-1].record.number == 2
+    assert len({each.record.origin for each in job.history.formed}) == 1
 
 
 # --- spares -------------------------------------------------------------------------------------
 
 
-def test_a_spare_disturbs_nobody_and_takes_over_after_a_loss() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        job.start_all("de", join_timeout_s=30.0)
-        await job.pass_time(500)
-        assert all(node.joins == 1 for node in nodes), job.tell()
-        assert not job.history.changes
-        lost = job.loop.rng.choice("abc")
-        job.crash(lost)
-        await job.until(lambda: len(job.members_now()) == 3, "three members", DETECTION_S + SOON_S)
-        assert sum(job.nodes[name].is_working for name in "de") == 1
-        survivors = [node for node in nodes if node.alive]
-        assert all(node.is_working for node in survivors)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_spare_disturbs_nobody_and_takes_over_after_a_loss(job: SimJob) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    job.start_all("de", join_timeout_s=30.0)
+    await job.pass_time(500)
+    assert all(node.joins == 1 for node in nodes), job.tell()
+    assert not job.history.changes
+    lost = job.loop.rng.choice("abc")
+    job.crash(lost)
+    await job.until(lambda: len(job.members_now()) == 3, "three members", DETECTION_S + SOON_S)
+    assert sum(job.nodes[name].is_working for name in "de") == 1
+    survivors = [node for node in nodes if node.alive]
+    assert all(node.is_working for node in survivors)
 
 
-def test_a_spare_leads_when_all_members_are_lost() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        job.start_all("cd")
-        await job.pass_time(30)
-        job.crash("a", "b")
-        await job.until_works("cd", DETECTION_S + TTL_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_spare_leads_when_all_members_are_lost(job: SimJob) -> None:
+    job.start_all("ab")
+    await job.until_works("ab")
+    job.start_all("cd")
+    await job.pass_time(30)
+    job.crash("a", "b")
+    await job.until_works("cd", DETECTION_S + TTL_S + SOON_S)
 
 
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_other_settings_are_refused_with_both_values_before_and_after_the_first_round() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start("a")
-        await job.pass_time(1)
-        early = job.start("x", job=JobSettings(3, 5))
-        await job.until(lambda: early.error is not None, "a refusal", TTL_S + 5)
-        job.start("b")
-        await job.until_works("ab", 60)
-        late = job.start("y", job=JobSettings(2, 4, 2))
-        await job.until(lambda: late.error is not None, "a refusal", TTL_S + 5)
-        assert isinstance(early.error, JobSettingsMismatchError)
-        assert isinstance(late.error, JobSettingsMismatchError)
-        assert "min_nodes=3, max_nodes=5" in str(early.error)
-        assert "min_nodes=2, max_nodes=4" in str(early.error)
-        assert "node_unit=2" in str(late.error)
-        assert "min_nodes=2, max_nodes=4;" in str(late.error)
-        assert all(job.nodes[name].joins == 1 for name in "ab"), job.tell()
+@simulated(min_nodes=2, max_nodes=4)
+async def test_other_settings_are_refused_with_both_values_before_and_after_the_first_round(
+    job: SimJob,
+) -> None:
+    job.start("a")
+    await job.pass_time(1)
+    early = job.start("x", job=JobSettings(3, 5))
+    await job.until(lambda: early.error is not None, "a refusal", TTL_S + 5)
+    job.start("b")
+    await job.until_works("ab", 60)
+    late = job.start("y", job=JobSettings(2, 4, 2))
+    await job.until(lambda: late.error is not None, "a refusal", TTL_S + 5)
+    assert isinstance(early.error, JobSettingsMismatchError)
+    assert isinstance(late.error, JobSettingsMismatchError)
+    assert "min_nodes=3, max_nodes=5" in str(early.error)
+    assert "min_nodes=2, max_nodes=4" in str(early.error)
+    assert "node_unit=2" in str(late.error)
+    assert "min_nodes=2, max_nodes=4;" in str(late.error)
+    assert all(job.nodes[name].joins == 1 for name in "ab"), job.tell()
 
-    simulate(scenario, min_nodes=2, max_nodes=4)
 
-
-def test_a_join_timeout_names_who_arrived() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all(["gpu-01", "gpu-02"], join_timeout_s=40.0)
-        await job.until(lambda: all(node.error for node in nodes), "two timeouts", 41)
-        message = str(nodes[0].error) + str(nodes[1].error)
-        assert all(isinstance(node.error, JoinTimeoutError) for node in nodes)
-        assert "gpu-01" in message
-        assert "gpu-02" in message
-        assert "of at least 3" in message
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_join_timeout_names_who_arrived(job: SimJob) -> None:
+    nodes = job.start_all(["gpu-01", "gpu-02"], join_timeout_s=40.0)
+    await job.until(lambda: all(node.error for node in nodes), "two timeouts", 41)
+    message = str(nodes[0].error) + str(nodes[1].error)
+    assert all(isinstance(node.error, JoinTimeoutError) for node in nodes)
+    assert "gpu-01" in message
+    assert "gpu-02" in message
+    assert "of at least 3" in message
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
@@ -358,63 +324,55 @@ def test_a_join_timeout_does_not_count_who_is_still_at_work(slice_nodes: int) ->
     simulate(scenario, range(3), min_nodes=3, max_nodes=3, slice_nodes=slice_nodes)
 
 
-def test_a_node_can_join_again_after_a_timeout() -> None:
-    async def scenario(job: SimJob) -> None:
-        node = job.start("a", join_timeout_s=20.0)
-        await job.until(lambda: node.error is not None, "a timeout", 21)
-        await job.pass_time(50)
-        node.join_timeout_s, node.error = 600.0, None
-        node.agent = job.on(node, node.run())
-        await job.pass_time(job.loop.rng.uniform(0, 40))
-        job.start("b")
-        await job.until_works("ab", 60)
-        await job.pass_time(100)
-        assert all(job.nodes[name].joins == {"a": 2, "b": 1}[name] for name in "ab"), job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_node_can_join_again_after_a_timeout(job: SimJob) -> None:
+    node = job.start("a", join_timeout_s=20.0)
+    await job.until(lambda: node.error is not None, "a timeout", 21)
+    await job.pass_time(50)
+    node.join_timeout_s, node.error = 600.0, None
+    node.agent = job.on(node, node.run())
+    await job.pass_time(job.loop.rng.uniform(0, 40))
+    job.start("b")
+    await job.until_works("ab", 60)
+    await job.pass_time(100)
+    assert all(job.nodes[name].joins == {"a": 2, "b": 1}[name] for name in "ab"), job.tell()
 
 
-def test_a_corrupt_record_is_named() -> None:
-    async def scenario(job: SimJob) -> None:
-        server = job.server
-        server.apply(Txn((), (Put(job.keys.round, b"\x80garbage"),)))
-        node = job.start("a")
-        await job.until(lambda: node.error is not None, "an error", 5)
-        assert isinstance(node.error, StateCorruptError)
-        assert "ctl/round" in str(node.error)
-
-    simulate(scenario, seeds=range(3), min_nodes=1, max_nodes=1)
+@simulated(seeds=range(3), min_nodes=1, max_nodes=1)
+async def test_a_corrupt_record_is_named(job: SimJob) -> None:
+    server = job.server
+    server.apply(Txn((), (Put(job.keys.round, b"\x80garbage"),)))
+    node = job.start("a")
+    await job.until(lambda: node.error is not None, "an error", 5)
+    assert isinstance(node.error, StateCorruptError)
+    assert "ctl/round" in str(node.error)
 
 
 # --- etcd away ----------------------------------------------------------------------------------
 
 
-def test_a_join_begun_while_etcd_is_away_goes_on_when_it_is_back() -> None:
-    async def scenario(job: SimJob) -> None:
-        for name in "ab":  # started, not joined
-            node = job.make(name)
-            await job.on(node, node.node.start())
-        job.server.stop()
-        for node in job.nodes.values():
-            node.agent = job.on(node, node.run())
-        await job.pass_time(100)
-        assert not any(node.error for node in job.nodes.values()), job.tell()
-        job.server.start()
-        await job.until_works("ab", 40)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
-
-
-def test_a_join_without_etcd_ends_in_bounded_time() -> None:
-    async def scenario(job: SimJob) -> None:
-        node = job.make("a", join_timeout_s=90.0)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_join_begun_while_etcd_is_away_goes_on_when_it_is_back(job: SimJob) -> None:
+    for name in "ab":  # started, not joined
+        node = job.make(name)
         await job.on(node, node.node.start())
-        job.server.stop()
+    job.server.stop()
+    for node in job.nodes.values():
         node.agent = job.on(node, node.run())
-        await job.until(lambda: node.error is not None, "an error", 91 + TTL_S)
-        assert isinstance(node.error, EtcdUnavailableError | JoinTimeoutError)
+    await job.pass_time(100)
+    assert not any(node.error for node in job.nodes.values()), job.tell()
+    job.server.start()
+    await job.until_works("ab", 40)
 
-    simulate(scenario, seeds=range(5), min_nodes=1, max_nodes=1)
+
+@simulated(seeds=range(5), min_nodes=1, max_nodes=1)
+async def test_a_join_without_etcd_ends_in_bounded_time(job: SimJob) -> None:
+    node = job.make("a", join_timeout_s=90.0)
+    await job.on(node, node.node.start())
+    job.server.stop()
+    node.agent = job.on(node, node.run())
+    await job.until(lambda: node.error is not None, "an error", 91 + TTL_S)
+    assert isinstance(node.error, EtcdUnavailableError | JoinTimeoutError)
 
 
 async def all_is_as_it_was(job: SimJob, nodes: Sequence[SimNode]) -> None:
@@ -427,155 +385,138 @@ async def all_is_as_it_was(job: SimJob, nodes: Sequence[SimNode]) -> None:
 
 
 @pytest.mark.parametrize("away_s", [2.0, 30.0, 600.0])
-def test_etcd_may_be_away_for_minutes_without_a_restart(away_s: float) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.server.restart(away_s)
-        await job.pass_time(away_s + 200)
-        await all_is_as_it_was(job, nodes)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_etcd_may_be_away_for_minutes_without_a_restart(job: SimJob, away_s: float) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    job.server.restart(away_s)
+    await job.pass_time(away_s + 200)
+    await all_is_as_it_was(job, nodes)
 
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("cut_s", [5.0, 25.0, 300.0])
-def test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(
-    cut_s: float, silent: bool
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(
+    job: SimJob, cut_s: float, silent: bool
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        for node in nodes:
-            node.connection.link.partition(silent=silent)
-        await job.pass_time(cut_s)
-        for node in nodes:
-            node.connection.link.heal()
-        await job.pass_time(200)
-        assert not job.history.changes
-        await all_is_as_it_was(job, nodes)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    for node in nodes:
+        node.connection.link.partition(silent=silent)
+    await job.pass_time(cut_s)
+    for node in nodes:
+        node.connection.link.heal()
+    await job.pass_time(200)
+    assert not job.history.changes
+    await all_is_as_it_was(job, nodes)
 
 
 @pytest.mark.parametrize("overloaded_s", [5.0, 25.0, 300.0])
-def test_an_etcd_that_renews_no_lease_restarts_nothing(overloaded_s: float) -> None:
+@simulated(min_nodes=2, max_nodes=3)
+async def test_an_etcd_that_renews_no_lease_restarts_nothing(
+    job: SimJob, overloaded_s: float
+) -> None:
     """All else it does: new leases are granted, which run out like those before."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.server.set_overloaded(True)
-        leases = [node.node.context.session.lease_id for node in nodes]
-        await job.pass_time(overloaded_s)
-        if overloaded_s > 2 * TTL_S:  # every one has run out
-            assert not set(leases) & set(job.server.leases()), job.tell()
-        job.server.set_overloaded(False)
-        await job.pass_time(200)
-        assert not job.history.changes
-        await all_is_as_it_was(job, nodes)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    job.server.set_overloaded(True)
+    leases = [node.node.context.session.lease_id for node in nodes]
+    await job.pass_time(overloaded_s)
+    if overloaded_s > 2 * TTL_S:  # every one has run out
+        assert not set(leases) & set(job.server.leases()), job.tell()
+    job.server.set_overloaded(False)
+    await job.pass_time(200)
+    assert not job.history.changes
+    await all_is_as_it_was(job, nodes)
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
-def test_while_etcd_renews_no_lease_newcomers_are_taken_in_and_losses_are_noticed_afterwards(
-    which: str,
+@simulated(min_nodes=2, max_nodes=3)
+async def test_while_etcd_renews_no_lease_newcomers_are_taken_in_and_losses_are_noticed_afterwards(
+    job: SimJob, which: str
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.server.set_overloaded(True)
-        await job.pass_time(3 * TTL_S)
-        job.start("c")
-        await job.until_works("abc", SOON_S)
-        lost = (job.leader if which == "leader" else job.followers()[0]).name
-        job.crash(lost)
-        await job.pass_time(3 * TTL_S)
-        assert len(job.history.changes) == 1, job.tell()  # that of the newcomer
-        job.server.set_overloaded(False)
-        await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    job.start_all("ab")
+    await job.until_works("ab")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    job.server.set_overloaded(True)
+    await job.pass_time(3 * TTL_S)
+    job.start("c")
+    await job.until_works("abc", SOON_S)
+    lost = (job.leader if which == "leader" else job.followers()[0]).name
+    job.crash(lost)
+    await job.pass_time(3 * TTL_S)
+    assert len(job.history.changes) == 1, job.tell()  # that of the newcomer
+    job.server.set_overloaded(False)
+    await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
 
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("which", ["leader", "follower"])
-def test_one_node_that_is_cut_off_beyond_the_ttl_is_evicted_and_comes_back_as_a_newcomer(
-    which: str, silent: bool
+@simulated(min_nodes=2, max_nodes=3)
+async def test_one_node_that_is_cut_off_beyond_the_ttl_is_evicted_and_comes_back_as_a_newcomer(
+    job: SimJob, which: str, silent: bool
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        node = job.leader if which == "leader" else job.followers()[0]
-        rest = "abc".replace(node.name, "")
-        node.connection.link.partition(silent=silent)
-        await job.until_works(rest, DETECTION_S + SOON_S)
-        assert node.world is not None
-        assert node.is_working  # it cannot know yet
-        await job.pass_time(job.loop.rng.uniform(0, 100))
-        node.connection.link.heal()
-        await job.until_works("abc", 30)
-        assert [world.round for world in node.worlds] == [1, 3], job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    job.start_all("abc")
+    await job.until_works("abc")
+    node = job.leader if which == "leader" else job.followers()[0]
+    rest = "abc".replace(node.name, "")
+    node.connection.link.partition(silent=silent)
+    await job.until_works(rest, DETECTION_S + SOON_S)
+    assert node.world is not None
+    assert node.is_working  # it cannot know yet
+    await job.pass_time(job.loop.rng.uniform(0, 100))
+    node.connection.link.heal()
+    await job.until_works("abc", 30)
+    assert [world.round for world in node.worlds] == [1, 3], job.tell()
 
 
-def test_a_cut_shorter_than_the_lease_is_not_noticed() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        for _ in range(10):
-            await job.pass_time(job.loop.rng.uniform(5, 20))
-            link = job.loop.rng.choice(nodes).connection.link
-            link.partition(silent=job.loop.rng.random() < 0.5)
-            await job.pass_time(job.loop.rng.uniform(0, TTL_S / 4))
-            link.heal()
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_cut_shorter_than_the_lease_is_not_noticed(job: SimJob) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    for _ in range(10):
+        await job.pass_time(job.loop.rng.uniform(5, 20))
+        link = job.loop.rng.choice(nodes).connection.link
+        link.partition(silent=job.loop.rng.random() < 0.5)
+        await job.pass_time(job.loop.rng.uniform(0, TTL_S / 4))
+        link.heal()
+    assert job.works("abc"), job.tell()
+    assert all(node.joins == 1 for node in nodes), job.tell()
 
 
-def test_what_a_node_has_written_is_not_shown_after_what_became_of_it() -> None:
+@simulated(min_nodes=1, max_nodes=1)
+async def test_what_a_node_has_written_is_not_shown_after_what_became_of_it(job: SimJob) -> None:
     """A reply may come after the events of its own write, and of later ones."""
-
-    async def scenario(job: SimJob) -> None:
-        (node,) = job.start_all("a")
-        await job.until_works("a")
-        context = node.node.context
-        seen = context.control.view
-        context.show_written(seen.revision, round=None, round_revision=0)
-        assert context.control.view is seen
-        context.show_written(seen.revision + 1, round_revision=seen.revision + 1)
-        assert context.control.view.round_revision == seen.revision + 1
-
-    simulate(scenario, min_nodes=1, max_nodes=1)
+    (node,) = job.start_all("a")
+    await job.until_works("a")
+    context = node.node.context
+    seen = context.control.view
+    context.show_written(seen.revision, round=None, round_revision=0)
+    assert context.control.view is seen
+    context.show_written(seen.revision + 1, round_revision=seen.revision + 1)
+    assert context.control.view.round_revision == seen.revision + 1
 
 
 @pytest.mark.parametrize("whose", ["followers", "the leader's", "all"])
-def test_leases_taken_from_living_members_restart_nothing(whose: str) -> None:
+@simulated(min_nodes=2, max_nodes=3)
+async def test_leases_taken_from_living_members_restart_nothing(job: SimJob, whose: str) -> None:
     """As a leader of etcd does that was paused and wakes up (etcd#15247)."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(TTL_S)
-        for _ in range(5):
-            leader = job.leader
-            for node in nodes:
-                if whose == "all" or (node is leader) == (whose == "the leader's"):
-                    job.server.expire(node.node.context.session.lease_id)
-            await job.pass_time(job.loop.rng.uniform(1.0, TTL_S))
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
-        assert not job.history.changes, job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    for _ in range(5):
+        leader = job.leader
+        for node in nodes:
+            if whose == "all" or (node is leader) == (whose == "the leader's"):
+                job.server.expire(node.node.context.session.lease_id)
+        await job.pass_time(job.loop.rng.uniform(1.0, TTL_S))
+    assert job.works("abc"), job.tell()
+    assert all(node.joins == 1 for node in nodes), job.tell()
+    assert not job.history.changes, job.tell()
 
 
 @LARGE_AND_SMALL
@@ -694,234 +635,214 @@ def test_a_spare_that_leads_leaves_it_to_the_members_to_put_their_record_back(
     simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
 
 
-def test_a_spare_that_leads_goes_on_when_nobody_puts_the_record_back() -> None:
-    async def scenario(job: SimJob) -> None:
-        await has_a_spare_that_leads(job)
-        job.crash("a", "b", "c")
-        job.server.expire(job.history.formed[0].record.job_lease)
-        await job.until_works("d", TTL_S + TIMING.last_call_timeout_s + SOON_S)
-
-    simulate(scenario, min_nodes=1, max_nodes=3)
+@simulated(min_nodes=1, max_nodes=3)
+async def test_a_spare_that_leads_goes_on_when_nobody_puts_the_record_back(job: SimJob) -> None:
+    await has_a_spare_that_leads(job)
+    job.crash("a", "b", "c")
+    job.server.expire(job.history.formed[0].record.job_lease)
+    await job.until_works("d", TTL_S + TIMING.last_call_timeout_s + SOON_S)
 
 
 # --- the end ------------------------------------------------------------------------------------
 
 
-def test_a_late_node_hears_that_the_job_was_closed_and_by_whom() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, _ = job.start_all("ab")
-        await job.until_works("ab")
-        spare = job.start("c")
-        await job.pass_time(10)
-        await job.on(a, a.node.close_job(succeeded=True, reason="all done"))
-        await job.until(lambda: spare.error is not None, "an error", 5)
-        assert isinstance(spare.error, JobClosedError)
-        assert "closed by a" in str(spare.error)
-        assert "all done" in str(spare.error)
-        assert spare.error.succeeded
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_late_node_hears_that_the_job_was_closed_and_by_whom(job: SimJob) -> None:
+    a, _ = job.start_all("ab")
+    await job.until_works("ab")
+    spare = job.start("c")
+    await job.pass_time(10)
+    await job.on(a, a.node.close_job(succeeded=True, reason="all done"))
+    await job.until(lambda: spare.error is not None, "an error", 5)
+    assert isinstance(spare.error, JobClosedError)
+    assert "closed by a" in str(spare.error)
+    assert "all done" in str(spare.error)
+    assert spare.error.succeeded
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 1.0, 59.5, 61.0])
-def test_the_same_id_works_again_at_once(pause_s: float) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        for node in nodes:
-            job.on(node, node.node.close_job(succeeded=True, reason="done"))
-        await job.until(lambda: all(node.node.closure() for node in nodes), "closed")
-        for name in "abc":
-            await job.leave(name)
-        await job.pass_time(pause_s)
-        job.start_all("de")
-        await job.pass_time(job.loop.rng.uniform(0, 3))
-        job.start("f")
-        await job.until_works("def", 5)
-        assert len({each.record.origin for each in job.history.formed}) == 2
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_the_same_id_works_again_at_once(job: SimJob, pause_s: float) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    for node in nodes:
+        job.on(node, node.node.close_job(succeeded=True, reason="done"))
+    await job.until(lambda: all(node.node.closure() for node in nodes), "closed")
+    for name in "abc":
+        await job.leave(name)
+    await job.pass_time(pause_s)
+    job.start_all("de")
+    await job.pass_time(job.loop.rng.uniform(0, 3))
+    job.start("f")
+    await job.until_works("def", 5)
+    assert len({each.record.origin for each in job.history.formed}) == 2
 
 
-def test_waiters_of_a_new_run_survive_the_end_of_the_old_marker() -> None:
-    async def scenario(job: SimJob) -> None:
-        (a,) = job.start_all("a")
-        job.start_all("bc")
-        await job.until_works("abc")
-        await job.on(a, a.node.close_job(succeeded=True, reason="done"))
-        for name in "abc":
-            await job.leave(name)
-        job.start_all("de")
-        await job.pass_time(80)
-        job.start("f")
-        await job.until_works("def", 5)
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_waiters_of_a_new_run_survive_the_end_of_the_old_marker(job: SimJob) -> None:
+    (a,) = job.start_all("a")
+    job.start_all("bc")
+    await job.until_works("abc")
+    await job.on(a, a.node.close_job(succeeded=True, reason="done"))
+    for name in "abc":
+        await job.leave(name)
+    job.start_all("de")
+    await job.pass_time(80)
+    job.start("f")
+    await job.until_works("def", 5)
 
 
-def test_a_new_run_may_have_other_settings_while_the_old_one_is_on_its_way_out() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        closer = job.loop.rng.choice(nodes)
-        await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
-        await job.leave(closer.name)
-        for name in "de":
-            job.start(name, job=JobSettings(2, 2))
-        await job.until_works("de", 5)
-        await job.pass_time(400)
-        assert job.works("de"), job.tell()
-        others = [node for node in nodes if node is not closer]
-        assert all(node.joins == 1 for node in others), job.tell()
-        assert all(node.node.waiting_count() == 0 for node in others), job.tell()
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
-
-
-def test_a_member_lingering_beyond_the_marker_is_no_part_of_a_new_run() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        closer = job.loop.rng.choice(nodes)
-        await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
-        await job.leave(closer.name)
-        await job.pass_time(job.loop.rng.uniform(50, 70))
-        job.start_all("def")
-        await job.until_works("def", 100)
-        assert all(node.joins == 1 for node in nodes), job.tell()
-        assert job.history.formed[-1].record.size == 3
-        assert len(job.history.formed) == 2
-        for node in nodes:
-            if node is not closer:
-                await job.leave(node.name)
-        await job.pass_time(100)
-        assert job.works("def"), job.tell()
-        assert all(job.nodes[name].joins == 1 for name in "def"), job.tell()
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_new_run_may_have_other_settings_while_the_old_one_is_on_its_way_out(
+    job: SimJob,
+) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    closer = job.loop.rng.choice(nodes)
+    await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
+    await job.leave(closer.name)
+    for name in "de":
+        job.start(name, job=JobSettings(2, 2))
+    await job.until_works("de", 5)
+    await job.pass_time(400)
+    assert job.works("de"), job.tell()
+    others = [node for node in nodes if node is not closer]
+    assert all(node.joins == 1 for node in others), job.tell()
+    assert all(node.node.waiting_count() == 0 for node in others), job.tell()
 
 
-def test_a_failed_close_tells_the_others_and_a_successful_one_lets_them_finish() -> None:
-    async def scenario(job: SimJob) -> None:
-        succeeded = job.loop.rng.random() < 0.5
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        closer = nodes[0]
-        await job.on(closer, closer.node.close_job(succeeded=succeeded, reason="why"))
-        await job.pass_time(20)
-        for node in nodes[1:]:
-            if succeeded:
-                assert node.joins == 1, job.tell()
-                assert node.node.waiting_count() == 0
-            else:
-                assert isinstance(node.error, JobClosedError)
-                assert node.error.was_member
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_member_lingering_beyond_the_marker_is_no_part_of_a_new_run(job: SimJob) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    closer = job.loop.rng.choice(nodes)
+    await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
+    await job.leave(closer.name)
+    await job.pass_time(job.loop.rng.uniform(50, 70))
+    job.start_all("def")
+    await job.until_works("def", 100)
+    assert all(node.joins == 1 for node in nodes), job.tell()
+    assert job.history.formed[-1].record.size == 3
+    assert len(job.history.formed) == 2
+    for node in nodes:
+        if node is not closer:
+            await job.leave(node.name)
+    await job.pass_time(100)
+    assert job.works("def"), job.tell()
+    assert all(job.nodes[name].joins == 1 for name in "def"), job.tell()
 
-    simulate(scenario, min_nodes=2, max_nodes=3)
+
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_failed_close_tells_the_others_and_a_successful_one_lets_them_finish(
+    job: SimJob,
+) -> None:
+    succeeded = job.loop.rng.random() < 0.5
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    closer = nodes[0]
+    await job.on(closer, closer.node.close_job(succeeded=succeeded, reason="why"))
+    await job.pass_time(20)
+    for node in nodes[1:]:
+        if succeeded:
+            assert node.joins == 1, job.tell()
+            assert node.node.waiting_count() == 0
+        else:
+            assert isinstance(node.error, JobClosedError)
+            assert node.error.was_member
 
 
-def test_all_members_close_together_once() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abcd")
-        await job.until_works("abcd")
-        ends = [
-            job.on(node, node.node.close_job(succeeded=True, reason=f"by {node.name}"))
-            for node in nodes
-        ]
-        await asyncio.wait(ends)
-        (rank0,) = [node for node in nodes if node.rank == 0]
-        assert [closure.by for closure in job.history.closures] == [rank0.node_id]
-
-    simulate(scenario, min_nodes=4, max_nodes=4)
+@simulated(min_nodes=4, max_nodes=4)
+async def test_all_members_close_together_once(job: SimJob) -> None:
+    nodes = job.start_all("abcd")
+    await job.until_works("abcd")
+    ends = [
+        job.on(node, node.node.close_job(succeeded=True, reason=f"by {node.name}"))
+        for node in nodes
+    ]
+    await asyncio.wait(ends)
+    (rank0,) = [node for node in nodes if node.rank == 0]
+    assert [closure.by for closure in job.history.closures] == [rank0.node_id]
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_after_everyone_left_etcd_holds_nothing_but_what_tells_of_the_end(closed: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abcd")
-        await job.until(lambda: len(job.members_now()) == 3, "a world", 5)
-        job.start("e")
-        await job.pass_time(5)
-        if closed:
-            members = job.members_now()
-            ends = [
-                job.on(node, node.node.close_job(succeeded=True, reason="done")) for node in members
-            ]
-            await asyncio.wait(ends)
-        names = list(job.nodes)
-        job.loop.rng.shuffle(names)
-        if job.loop.rng.random() < 0.5:
-            await asyncio.gather(*(job.leave(name) for name in names))
-        else:
-            for name in names:
-                await job.leave(name)
-        left = [kv.key for kv in job.server.snapshot() if kv.key not in job.keys.audits]
-        memory = [job.keys.ended, job.keys.epoch] if closed else [job.keys.epoch]
-        assert left == memory + ([job.keys.round] if closed else []), job.tell()
-        leases = {kv.lease_id for kv in job.server.snapshot()}
-        assert len(leases) == (2 if closed else 1), job.tell()
-        assert set(job.server.leases()) == leases, (job.server.leases(), job.tell())
-        assert nodes
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
-
-
-def test_a_member_that_outlives_the_marker_leaves_no_lease() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
-        await job.pass_time(100)
-        for name in "ab":
+@simulated(min_nodes=3, max_nodes=3)
+async def test_after_everyone_left_etcd_holds_nothing_but_what_tells_of_the_end(
+    job: SimJob, closed: bool
+) -> None:
+    nodes = job.start_all("abcd")
+    await job.until(lambda: len(job.members_now()) == 3, "a world", 5)
+    job.start("e")
+    await job.pass_time(5)
+    if closed:
+        members = job.members_now()
+        ends = [
+            job.on(node, node.node.close_job(succeeded=True, reason="done")) for node in members
+        ]
+        await asyncio.wait(ends)
+    names = list(job.nodes)
+    job.loop.rng.shuffle(names)
+    if job.loop.rng.random() < 0.5:
+        await asyncio.gather(*(job.leave(name) for name in names))
+    else:
+        for name in names:
             await job.leave(name)
-        left = [kv.key for kv in job.server.snapshot()]
-        (world,) = nodes[0].worlds
-        assert left == [job.keys.audit(1, world.run), job.keys.ended, job.keys.epoch]
-        assert len(job.server.leases()) == 1
-        await job.pass_time(TIMING.ended_ttl_s)
-        assert not job.server.snapshot()
-        assert not job.server.leases()
-
-    simulate(scenario, seeds=range(5), min_nodes=2, max_nodes=2)
+    left = [kv.key for kv in job.server.snapshot() if kv.key not in job.keys.audits]
+    memory = [job.keys.ended, job.keys.epoch] if closed else [job.keys.epoch]
+    assert left == memory + ([job.keys.round] if closed else []), job.tell()
+    leases = {kv.lease_id for kv in job.server.snapshot()}
+    assert len(leases) == (2 if closed else 1), job.tell()
+    assert set(job.server.leases()) == leases, (job.server.leases(), job.tell())
+    assert nodes
 
 
-def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        job.crash(*"abc")
-        await job.pass_time(61)
-        left = [kv.key for kv in job.server.snapshot()]
-        assert [key for key in left if key not in job.keys.audits] == [job.keys.epoch]
-        await job.pass_time(TIMING.ended_ttl_s)
-        assert not job.server.snapshot()
-        assert not job.server.leases()
-
-    simulate(scenario, seeds=range(5), min_nodes=3, max_nodes=3)
-
-
-def test_a_job_that_died_as_a_whole_can_be_started_again_at_once() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        job.crash(*"abc")
-        await job.pass_time(job.loop.rng.choice([0.0, 2.0, 9.9, 10.1, 59.0, 61.0]))
-        job.start_all("def")
-        await job.until_works("def", DETECTION_S + TTL_S + 3 * SOON_S)
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(seeds=range(5), min_nodes=2, max_nodes=2)
+async def test_a_member_that_outlives_the_marker_leaves_no_lease(job: SimJob) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
+    await job.pass_time(100)
+    for name in "ab":
+        await job.leave(name)
+    left = [kv.key for kv in job.server.snapshot()]
+    (world,) = nodes[0].worlds
+    assert left == [job.keys.audit(1, world.run), job.keys.ended, job.keys.epoch]
+    assert len(job.server.leases()) == 1
+    await job.pass_time(TIMING.ended_ttl_s)
+    assert not job.server.snapshot()
+    assert not job.server.leases()
 
 
-def test_leaving_ends_a_join_that_still_waits() -> None:
-    async def scenario(job: SimJob) -> None:
-        node = job.start("a")
-        await job.pass_time(job.loop.rng.choice([0.0, 0.001, 0.003, 5.0]))
-        await job.on(node, node.node.leave("told to stop"))
-        await job.until(lambda: node.error is not None, "the join ends", 5)
-        await job.pass_time(5)
-        assert not job.server.snapshot(), job.tell()
+@simulated(seeds=range(5), min_nodes=3, max_nodes=3)
+async def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    job.crash(*"abc")
+    await job.pass_time(61)
+    left = [kv.key for kv in job.server.snapshot()]
+    assert [key for key in left if key not in job.keys.audits] == [job.keys.epoch]
+    await job.pass_time(TIMING.ended_ttl_s)
+    assert not job.server.snapshot()
+    assert not job.server.leases()
 
-    simulate(scenario, min_nodes=2, max_nodes=2)
+
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_job_that_died_as_a_whole_can_be_started_again_at_once(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    job.crash(*"abc")
+    await job.pass_time(job.loop.rng.choice([0.0, 2.0, 9.9, 10.1, 59.0, 61.0]))
+    job.start_all("def")
+    await job.until_works("def", DETECTION_S + TTL_S + 3 * SOON_S)
+
+
+@simulated(min_nodes=2, max_nodes=2)
+async def test_leaving_ends_a_join_that_still_waits(job: SimJob) -> None:
+    node = job.start("a")
+    await job.pass_time(job.loop.rng.choice([0.0, 0.001, 0.003, 5.0]))
+    await job.on(node, node.node.leave("told to stop"))
+    await job.until(lambda: node.error is not None, "the join ends", 5)
+    await job.pass_time(5)
+    assert not job.server.snapshot(), job.tell()
 
 
 # --- outcomes unknown ---------------------------------------------------------------------------
@@ -929,190 +850,174 @@ def test_leaving_ends_a_join_that_still_waits() -> None:
 
 @pytest.mark.parametrize("what", ["arrive", "close", "publish", "grant", "leave"])
 @pytest.mark.parametrize("lost", ["request", "reply"])
-def test_a_lost_message_costs_time_and_nothing_else(what: str, lost: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = [job.make(name) for name in "abc"]
-        for node in nodes:
-            keys = job.keys
-            matching: dict[str, Match] = {
-                "arrive": puts(keys.node(node.node_id)),
-                "close": puts(keys.round),
-                "publish": puts(keys.change),
-                "grant": lambda request: isinstance(request, Grant),
-                "leave": lambda request: False,
-            }
-            await job.on(node, node.node.start())  # the first contact is not tried twice
-            link = node.connection.link
-            plan = link.drop_requests if lost == "request" else link.drop_replies
-            plan(job.loop.rng.choice([1, 2]), matching[what])
-            node.agent = job.on(node, node.run())
-        await job.until_works("abc", 300)
-        name = job.loop.rng.choice("abc")
-        if what == "leave":
-            link = job.nodes[name].connection.link
-            plan = link.drop_requests if lost == "request" else link.drop_replies
-            plan(1, lambda request: isinstance(request, Txn))
-        leaving = asyncio.ensure_future(job.leave(name))
-        await job.until_works("abc".replace(name, ""), 300)
-        await leaving
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_lost_message_costs_time_and_nothing_else(
+    job: SimJob, what: str, lost: str
+) -> None:
+    nodes = [job.make(name) for name in "abc"]
+    for node in nodes:
+        keys = job.keys
+        matching: dict[str, Match] = {
+            "arrive": puts(keys.node(node.node_id)),
+            "close": puts(keys.round),
+            "publish": puts(keys.change),
+            "grant": lambda request: isinstance(request, Grant),
+            "leave": lambda request: False,
+        }
+        await job.on(node, node.node.start())  # the first contact is not tried twice
+        link = node.connection.link
+        plan = link.drop_requests if lost == "request" else link.drop_replies
+        plan(job.loop.rng.choice([1, 2]), matching[what])
+        node.agent = job.on(node, node.run())
+    await job.until_works("abc", 300)
+    name = job.loop.rng.choice("abc")
+    if what == "leave":
+        link = job.nodes[name].connection.link
+        plan = link.drop_requests if lost == "request" else link.drop_replies
+        plan(1, lambda request: isinstance(request, Txn))
+    leaving = asyncio.ensure_future(job.leave(name))
+    await job.until_works("abc".replace(name, ""), 300)
+    await leaving
 
 
 @pytest.mark.parametrize("fate", ["late", "reply lost"])
-def test_a_round_whose_closing_got_no_answer_leaves_no_second_lease(fate: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = [job.make(name) for name in "abc"]
-        for node in nodes:
-            await job.on(node, node.node.start())
-            link, closings = node.connection.link, job.loop.rng.choice([1, 2])
-            if fate == "late":  # perhaps when another attempt has been made
-                delay_s = job.loop.rng.uniform(0.5, 2.5) * TTL_S
-                link.hold_requests(delay_s, closings, puts(job.keys.round))
-            else:
-                link.drop_replies(closings, puts(job.keys.round))
-            node.agent = job.on(node, node.run())
-        await job.until_works("abc", 300)
-        sessions = {node.node.context.session.lease_id for node in nodes}
-        shared = {job.history.formed[-1].record.job_lease, nodes[0].node.control.epoch_lease}
-        assert set(job.server.leases()) - sessions == shared
+@simulated(min_nodes=3, max_nodes=3)
+async def test_a_round_whose_closing_got_no_answer_leaves_no_second_lease(
+    job: SimJob, fate: str
+) -> None:
+    nodes = [job.make(name) for name in "abc"]
+    for node in nodes:
+        await job.on(node, node.node.start())
+        link, closings = node.connection.link, job.loop.rng.choice([1, 2])
+        if fate == "late":  # perhaps when another attempt has been made
+            delay_s = job.loop.rng.uniform(0.5, 2.5) * TTL_S
+            link.hold_requests(delay_s, closings, puts(job.keys.round))
+        else:
+            link.drop_replies(closings, puts(job.keys.round))
+        node.agent = job.on(node, node.run())
+    await job.until_works("abc", 300)
+    sessions = {node.node.context.session.lease_id for node in nodes}
+    shared = {job.history.formed[-1].record.job_lease, nodes[0].node.control.epoch_lease}
+    assert set(job.server.leases()) - sessions == shared
 
-    simulate(scenario, min_nodes=3, max_nodes=3)
 
-
-def test_a_leader_that_stops_before_it_hears_that_it_formed_a_round_takes_nothing_from_it() -> None:
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_leader_that_stops_before_it_hears_that_it_formed_a_round_takes_nothing_from_it(
+    job: SimJob,
+) -> None:
     """The others may work on it: what it had granted for the round is the round's."""
-
-    async def scenario(job: SimJob) -> None:
-        leader = job.start("a")
-        await job.pass_time(0.1)
-        job.start_all("bc")
-        while not job.history.formed:
-            leader.connection.link.lose(replies=1.0)
-            await job.pass_time(0.01)
-        job_lease = job.history.formed[0].record.job_lease
-        leader.connection.link.lose()
-        await job.leave("a")
-        assert job_lease in job.server.leases()
-        await job.until_works("bc", 300)
-        assert job.history.formed[-1].record.job_lease == job_lease
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    leader = job.start("a")
+    await job.pass_time(0.1)
+    job.start_all("bc")
+    while not job.history.formed:
+        leader.connection.link.lose(replies=1.0)
+        await job.pass_time(0.01)
+    job_lease = job.history.formed[0].record.job_lease
+    leader.connection.link.lose()
+    await job.leave("a")
+    assert job_lease in job.server.leases()
+    await job.until_works("bc", 300)
+    assert job.history.formed[-1].record.job_lease == job_lease
 
 
-def test_a_leave_whose_good_bye_gets_no_answer_still_ends_the_session() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        name = job.loop.rng.choice("abc")
-        job.nodes[name].connection.link.drop_replies(1, lambda request: isinstance(request, Txn))
-        leaving = asyncio.ensure_future(job.leave(name))
-        await job.until_works("abc".replace(name, ""), SOON_S)
-        await leaving
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_a_leave_whose_good_bye_gets_no_answer_still_ends_the_session(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    name = job.loop.rng.choice("abc")
+    job.nodes[name].connection.link.drop_replies(1, lambda request: isinstance(request, Txn))
+    leaving = asyncio.ensure_future(job.leave(name))
+    await job.until_works("abc".replace(name, ""), SOON_S)
+    await leaving
 
 
-def test_a_session_that_expires_between_grant_and_arrival_is_replaced() -> None:
-    async def scenario(job: SimJob) -> None:
-        for name in "ab":
-            node = job.make(name)
-            await job.on(node, node.node.start())
-            lease = node.node.context.session.lease_id
-            if job.loop.rng.random() < 0.7:
-                job.server.expire(lease)
-            node.agent = job.on(node, node.run())
-        await job.until_works("ab", 5)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_session_that_expires_between_grant_and_arrival_is_replaced(job: SimJob) -> None:
+    for name in "ab":
+        node = job.make(name)
+        await job.on(node, node.node.start())
+        lease = node.node.context.session.lease_id
+        if job.loop.rng.random() < 0.7:
+            job.server.expire(lease)
+        node.agent = job.on(node, node.run())
+    await job.until_works("ab", 5)
 
 
-def test_a_lossy_network_delays_and_breaks_nothing() -> None:
-    async def scenario(job: SimJob) -> None:
-        for name in "abcd":
-            node = job.make(name, delay_s=0.2)
-            await job.on(node, node.node.start())
-            node.connection.link.lose(0.05, 0.05)
-            node.agent = job.on(node, node.run())
-        await job.until(lambda: len(job.members_now()) == 4, "a world", 3000)
-        for node in job.nodes.values():
-            node.connection.link.lose()
-        await job.until_works("abcd", 200)
-
-    simulate(scenario, min_nodes=2, max_nodes=4)
+@simulated(min_nodes=2, max_nodes=4)
+async def test_a_lossy_network_delays_and_breaks_nothing(job: SimJob) -> None:
+    for name in "abcd":
+        node = job.make(name, delay_s=0.2)
+        await job.on(node, node.node.start())
+        node.connection.link.lose(0.05, 0.05)
+        node.agent = job.on(node, node.run())
+    await job.until(lambda: len(job.members_now()) == 4, "a world", 3000)
+    for node in job.nodes.values():
+        node.connection.link.lose()
+    await job.until_works("abcd", 200)
 
 
 # --- neighbours ---------------------------------------------------------------------------------
 
 
-def test_jobs_under_one_prefix_do_not_disturb_one_another() -> None:
-    async def scenario(job: SimJob) -> None:
-        others = [
-            SimJob(job.loop, job.server, job_id=job_id, min_nodes=2, max_nodes=2)
-            for job_id in ("job/b", "jo", "job ", "job%2Fb", "jöb")
-        ]
-        every = [job, *others]
-        for each in every:
-            each.start_all("ab")
-        for each in every:
-            await each.until_works("ab", 5)
-        await others[0].leave("a")
-        await others[1].leave("a")
-        await others[1].leave("b")
-        job.crash("b")
-        await job.pass_time(50)
-        for each in others[2:]:
-            assert each.works("ab"), each.tell()
-            assert all(node.joins == 1 for node in each.nodes.values())
-        for each in every:
-            each.history.check()
-
-    simulate(scenario, seeds=range(5), min_nodes=2, max_nodes=2)
+@simulated(seeds=range(5), min_nodes=2, max_nodes=2)
+async def test_jobs_under_one_prefix_do_not_disturb_one_another(job: SimJob) -> None:
+    others = [
+        SimJob(job.loop, job.server, job_id=job_id, min_nodes=2, max_nodes=2)
+        for job_id in ("job/b", "jo", "job ", "job%2Fb", "jöb")
+    ]
+    every = [job, *others]
+    for each in every:
+        each.start_all("ab")
+    for each in every:
+        await each.until_works("ab", 5)
+    await others[0].leave("a")
+    await others[1].leave("a")
+    await others[1].leave("b")
+    job.crash("b")
+    await job.pass_time(50)
+    for each in others[2:]:
+        assert each.works("ab"), each.tell()
+        assert all(node.joins == 1 for node in each.nodes.values())
+    for each in every:
+        each.history.check()
 
 
-def test_a_short_ttl_needs_no_other_timing() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        job.crash(job.loop.rng.choice("abc"))
-        rest = [node.name for node in job.nodes.values() if node.alive]
-        await job.until_works(rest, 2 + TICK_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=3, timing=replace(TIMING, lease_ttl_s=2))
+@simulated(min_nodes=2, max_nodes=3, timing=replace(TIMING, lease_ttl_s=2))
+async def test_a_short_ttl_needs_no_other_timing(job: SimJob) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    job.crash(job.loop.rng.choice("abc"))
+    rest = [node.name for node in job.nodes.values() if node.alive]
+    await job.until_works(rest, 2 + TICK_S + SOON_S)
 
 
 @pytest.mark.parametrize("for_s", [0.5 * TTL_S, 0.7 * TTL_S, 0.95 * TTL_S, 2 * TTL_S])
-def test_machines_that_are_suspended_together_work_on(for_s: float) -> None:
+@simulated(min_nodes=3, max_nodes=3)
+async def test_machines_that_are_suspended_together_work_on(job: SimJob, for_s: float) -> None:
     """They wake up one after the other, the leader first. Whose lease has run out meanwhile gets
     another one, and nobody is declared lost."""
-
-    async def scenario(job: SimJob) -> None:
-        for name in "abc":
-            job.start(name)
-            await job.pass_time(job.loop.rng.uniform(0.0, TTL_S / 3))
-        await job.until_works("abc")
-        await job.pass_time(job.loop.rng.uniform(0.0, TTL_S))
-        joins = {name: job.nodes[name].joins for name in "abc"}
-        for name in "abc":
-            job.suspend(name)
-        await job.pass_time(for_s)
-        for name in sorted("abc", key=lambda name: not job.nodes[name].node.leads):
-            job.wake(name)
-            await job.pass_time(TTL_S / 10)
-        await job.pass_time(3 * TTL_S)
-        assert {name: job.nodes[name].joins for name in "abc"} == joins
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+    for name in "abc":
+        job.start(name)
+        await job.pass_time(job.loop.rng.uniform(0.0, TTL_S / 3))
+    await job.until_works("abc")
+    await job.pass_time(job.loop.rng.uniform(0.0, TTL_S))
+    joins = {name: job.nodes[name].joins for name in "abc"}
+    for name in "abc":
+        job.suspend(name)
+    await job.pass_time(for_s)
+    for name in sorted("abc", key=lambda name: not job.nodes[name].node.leads):
+        job.wake(name)
+        await job.pass_time(TTL_S / 10)
+    await job.pass_time(3 * TTL_S)
+    assert {name: job.nodes[name].joins for name in "abc"} == joins
 
 
-def test_a_machine_that_was_suspended_for_long_joins_again() -> None:
-    async def scenario(job: SimJob) -> None:
-        for name in "ab":
-            job.start(name)
-        await job.until_works("ab")
-        job.suspend("b")
-        await job.until_works("a")
-        job.wake("b")
-        await job.until_works("ab")
-
-    simulate(scenario, min_nodes=1, max_nodes=2)
+@simulated(min_nodes=1, max_nodes=2)
+async def test_a_machine_that_was_suspended_for_long_joins_again(job: SimJob) -> None:
+    for name in "ab":
+        job.start(name)
+    await job.until_works("ab")
+    job.suspend("b")
+    await job.until_works("a")
+    job.wake("b")
+    await job.until_works("ab")

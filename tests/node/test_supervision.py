@@ -15,7 +15,7 @@ from rdzv_etcd.errors import TaskFailedError
 from rdzv_etcd.etcd.port import Get, Txn
 from rdzv_etcd.testing.model import KeepAlive, Request
 from rdzv_etcd.world.collectives import Collectives
-from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TTL_S, SimJob, SimNode, simulate, simulated
 
 SEEDS = range(5)
 
@@ -58,82 +58,74 @@ def reading_nodes(job: SimJob, request: Request) -> bool:
     [(keep_alive, "session"), (publishing, "leadership")],
     ids=["keep-alive", "publishing"],
 )
-def test_a_task_that_fails_unexpectedly_ends_its_nodes_part_with_the_cause(
-    where: Any, task: str, caplog: pytest.LogCaptureFixture
+@simulated(SEEDS, min_nodes=1, max_nodes=3)
+async def test_a_task_that_fails_unexpectedly_ends_its_nodes_part_with_the_cause(
+    job: SimJob, where: Any, task: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        caplog.clear()
-        job.start_all("abc")
-        await job.until_works("abc")
-        node = job.leader
-        node.connection.link.fail(DEFECT, 1, lambda request: where(job, request))
-        if task == "leadership":
-            job.crash(job.followers()[0].name)  # so that it has something to publish
-        others = [each for each in job.nodes.values() if each is not node and each.alive]
-        await job.until(lambda: node.error is not None, "it is told", 2 * TTL_S)
-        assert isinstance(node.error, TaskFailedError)
-        assert node.error.task == task
-        assert "something nobody thought of" in str(node.error)
-        assert node.error.__cause__ is DEFECT
-        assert node.node.waiting_count() > 0
-        (told,) = errors_of(caplog, node)
-        assert "something nobody thought of" in told.getMessage()
-        assert told.exc_info is not None
-        with pytest.raises(TaskFailedError):
-            await job.on(node, node.join())
-        await job.leave(node.name)  # as torch's agent does after such an error
-        await job.until_works([each.name for each in others], TTL_S + 5)
-        assert len(errors_of(caplog, node)) == 1
-
-    simulate(scenario, SEEDS, min_nodes=1, max_nodes=3)
+    caplog.clear()
+    job.start_all("abc")
+    await job.until_works("abc")
+    node = job.leader
+    node.connection.link.fail(DEFECT, 1, lambda request: where(job, request))
+    if task == "leadership":
+        job.crash(job.followers()[0].name)  # so that it has something to publish
+    others = [each for each in job.nodes.values() if each is not node and each.alive]
+    await job.until(lambda: node.error is not None, "it is told", 2 * TTL_S)
+    assert isinstance(node.error, TaskFailedError)
+    assert node.error.task == task
+    assert "something nobody thought of" in str(node.error)
+    assert node.error.__cause__ is DEFECT
+    assert node.node.waiting_count() > 0
+    (told,) = errors_of(caplog, node)
+    assert "something nobody thought of" in told.getMessage()
+    assert told.exc_info is not None
+    with pytest.raises(TaskFailedError):
+        await job.on(node, node.join())
+    await job.leave(node.name)  # as torch's agent does after such an error
+    await job.until_works([each.name for each in others], TTL_S + 5)
+    assert len(errors_of(caplog, node)) == 1
 
 
-def test_a_join_that_waits_hears_of_the_failure_of_the_task_it_waits_for(
-    caplog: pytest.LogCaptureFixture,
+@simulated(SEEDS, min_nodes=2, max_nodes=2)
+async def test_a_join_that_waits_hears_of_the_failure_of_the_task_it_waits_for(
+    job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        node = job.make("a")
-        # The leader's view of the nodes: read once to begin with, and again when a watch is lost.
-        node.connection.link.fail(DEFECT, 1, lambda request: reading_nodes(job, request))
-        node.agent = job.on(node, node.run())
-        await job.until(lambda: node.error is not None, "it is told", 1.0)
-        assert isinstance(node.error, TaskFailedError)
-        assert node.error.task == "leadership"
-        await job.leave("a")
-        assert not job.server.leases()  # it has taken its presence back
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=2)
+    node = job.make("a")
+    # The leader's view of the nodes: read once to begin with, and again when a watch is lost.
+    node.connection.link.fail(DEFECT, 1, lambda request: reading_nodes(job, request))
+    node.agent = job.on(node, node.run())
+    await job.until(lambda: node.error is not None, "it is told", 1.0)
+    assert isinstance(node.error, TaskFailedError)
+    assert node.error.task == "leadership"
+    await job.leave("a")
+    assert not job.server.leases()  # it has taken its presence back
 
 
-def test_a_join_hears_of_the_failure_of_what_tells_about_it() -> None:
-    async def scenario(job: SimJob) -> None:
-        node = job.make("a")
-        node.agent = job.on(node, node.run())
-        await job.pass_time(5.0)  # its leadership has read who is there
-        node.connection.link.fail(DEFECT, 1, lambda request: reading_nodes(job, request))
-        await job.until(lambda: node.error is not None, "it is told", 20.0)
-        assert isinstance(node.error, TaskFailedError)
-        assert node.error.task == "wait lines"
-        await job.leave("a")
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=2)
+@simulated(SEEDS, min_nodes=2, max_nodes=2)
+async def test_a_join_hears_of_the_failure_of_what_tells_about_it(job: SimJob) -> None:
+    node = job.make("a")
+    node.agent = job.on(node, node.run())
+    await job.pass_time(5.0)  # its leadership has read who is there
+    node.connection.link.fail(DEFECT, 1, lambda request: reading_nodes(job, request))
+    await job.until(lambda: node.error is not None, "it is told", 20.0)
+    assert isinstance(node.error, TaskFailedError)
+    assert node.error.task == "wait lines"
+    await job.leave("a")
 
 
-def test_a_barrier_hears_of_the_failure() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = [job.make(name) for name in "ab"]
-        worlds = await asyncio.gather(*(job.on(node, node.join()) for node in nodes))
-        node = nodes[0]
-        node.connection.link.fail(DEFECT, 1, lambda request: keep_alive(job, request))
-        waiting = job.on(node, Collectives(node.node, worlds[0]).barrier("here", 300.0))
-        with pytest.raises(TaskFailedError, match="session"):
-            await waiting
-        with pytest.raises(TaskFailedError, match="session"):
-            await job.on(node, node.node.changed())
-        for each in nodes:
-            await job.leave(each.name)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=2)
+@simulated(SEEDS, min_nodes=2, max_nodes=2)
+async def test_a_barrier_hears_of_the_failure(job: SimJob) -> None:
+    nodes = [job.make(name) for name in "ab"]
+    worlds = await asyncio.gather(*(job.on(node, node.join()) for node in nodes))
+    node = nodes[0]
+    node.connection.link.fail(DEFECT, 1, lambda request: keep_alive(job, request))
+    waiting = job.on(node, Collectives(node.node, worlds[0]).barrier("here", 300.0))
+    with pytest.raises(TaskFailedError, match="session"):
+        await waiting
+    with pytest.raises(TaskFailedError, match="session"):
+        await job.on(node, node.node.changed())
+    for each in nodes:
+        await job.leave(each.name)
 
 
 def test_tasks_that_are_cancelled_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.errors import RdzvEtcdError
@@ -52,6 +53,9 @@ TIMING = Timing(
     ended_ttl_s=600,
     close_timeout_s=30.0,
 )
+
+
+P = ParamSpec("P")
 
 
 class NotReachedError(AssertionError):
@@ -521,6 +525,27 @@ def simulate(
         except BaseException:
             logging.getLogger("tests.sim").error("failed with seed %d", seed)
             raise
+
+
+def simulated(
+    seeds: Iterable[int] = range(20), *, limit_s: float = 20_000.0, **job: Any
+) -> Callable[[Callable[Concatenate[SimJob, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Make a scenario a test, which :func:`simulate` runs; its other arguments are the test's."""
+
+    def made(
+        scenario: Callable[Concatenate[SimJob, P], Coroutine[Any, Any, None]],
+    ) -> Callable[P, None]:
+        def test(*args: P.args, **named: P.kwargs) -> None:
+            simulate(lambda job: scenario(job, *args, **named), seeds, limit_s=limit_s, **job)
+
+        signature = inspect.signature(scenario)
+        _, *others = signature.parameters.values()
+        test.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(test, name, getattr(scenario, name))
+        return test
+
+    return made
 
 
 async def _one(loop: SimLoop, scenario: Scenario, options: dict[str, Any]) -> None:
