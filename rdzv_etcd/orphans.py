@@ -25,7 +25,7 @@ TERM_GRACE_S = 10.0
 _KILL_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.1
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Whoever ends a whole group of processes with these ends the agent, and the guard follows it."""
+"""A signal to the whole group of processes ends the agent, and the guard has work to do."""
 _START_LIMIT_S = 60.0
 
 
@@ -33,7 +33,7 @@ class Guard:
     """A guard of this process, for what was started with one node's id in its environment."""
 
     def __init__(self, node_id: str) -> None:
-        """Start it; blocks for some 20 ms. Raises SettingsError where it cannot be had."""
+        """Start it; blocks for some 20 ms. Raises SettingsError where that is impossible."""
         # The program has none of these, and starts without them.
         import subprocess  # noqa: PLC0415
 
@@ -64,10 +64,10 @@ class Guard:
             os.close(reading)
 
     def end(self) -> None:
-        """Say good-bye: the guard ends, and ends nobody. Idempotent, does not block."""
+        """Let the guard end without ending any process. Idempotent, does not block."""
         writing, self._writing = self._writing, -1
         if writing >= 0:
-            with contextlib.suppress(OSError):  # somebody has ended the guard
+            with contextlib.suppress(OSError):  # the guard was ended
                 os.write(writing, b"bye")
             os.close(writing)
 
@@ -78,10 +78,10 @@ def main(agent: int, start_time: int, variable: str, node_id: str) -> None:
     os.setsid()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    if not _ends_in_order(agent, start_time):
+    if not _leaves_first(agent, start_time):
         ended, killed, left = end_workers(f"{variable}={node_id}".encode())
         if ended or left:
-            with contextlib.suppress(OSError):  # nobody may be listening any more
+            with contextlib.suppress(OSError):  # stderr may be closed
                 print(_report(node_id, ended, killed, left), file=sys.stderr, flush=True)
 
 
@@ -89,19 +89,18 @@ def _report(node_id: str, ended: int, killed: int, left: list[int]) -> str:
     how = f", {killed} of them with SIGKILL" if killed else ""
     if left:
         pids = " ".join(map(str, left[:10]))
-        how += f"; {len(left)} outlive SIGKILL (in the kernel, or not this user's): {pids}"
-    what = "process that it had" if ended == 1 else "processes that it had"
+        how += f"; {len(left)} survived SIGKILL (in the kernel, or another user's): {pids}"
     return (
-        f"rdzv_etcd: agent {node_id} is gone without a good-bye: ended {ended} {what} started{how} "
-        "(orphans=kill)"
+        f"rdzv_etcd: agent {node_id} died without leaving the job; terminated {ended} "
+        f"process{'' if ended == 1 else 'es'} it had started{how} (orphans=kill)"
     )
 
 
 # --- the agent ------------------------------------------------------------------------------------
 
 
-def _ends_in_order(agent: int, start_time: int) -> bool:
-    """Wait for the agent's end; tell whether it has said good-bye."""
+def _leaves_first(agent: int, start_time: int) -> bool:
+    """Wait for the agent's end; return whether it has left before."""
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
     try:
@@ -111,26 +110,26 @@ def _ends_in_order(agent: int, start_time: int) -> bool:
     if handle >= 0:
         poll.register(handle, select.POLLIN)
     if start_time_of(agent) != start_time:
-        return _said_good_bye()
+        return _has_left()
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
         if 0 in ready:
             if os.read(0, 100):
                 return True
-            if handle < 0:  # nobody holds the other end any more
+            if handle < 0:  # no process holds the other end any more
                 return False
             poll.unregister(0)
         if handle in ready:
-            return _said_good_bye()
+            return _has_left()
 
 
-def _said_good_bye() -> bool:
-    """Look into the pipe; a forked child of the agent's may hold it open."""
+def _has_left() -> bool:
+    """Read the pipe without waiting; a forked child of the agent may hold it open."""
     return bool(select.select([0], [], [], 0)[0]) and bool(os.read(0, 100))
 
 
 def start_time_of(pid: int) -> int:
-    """When a process was started, in the kernel's ticks; 0 if there is none."""
+    """Return when a process was started, in the kernel's ticks; 0 if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
             return int(stat.read().rpartition(b")")[2].split()[19])
@@ -144,7 +143,7 @@ def start_time_of(pid: int) -> int:
 def end_workers(mark: bytes) -> tuple[int, int, list[int]]:
     """End all processes with ``mark`` in their environment, and those that they start meanwhile.
 
-    Returns how many were ended, how many of them with SIGKILL, and which are still there.
+    Returns how many were ended, how many of them with SIGKILL, and which are still running.
     """
     asked: set[tuple[int, int]] = set()
     killed: set[tuple[int, int]] = set()
@@ -176,17 +175,17 @@ def _has(pid: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:  # noqa: PTH123
             return mark in environ.read().split(b"\0")
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or is another user's
         return False
 
 
 def _signal(pid: int, mark: bytes, number: signal.Signals) -> bool:
-    """Send a signal to that very process; ``False`` if it is no more, or no worker."""
+    """Send a signal to exactly that process; ``False`` if it has ended, or is not a worker."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except OSError:  # an older kernel: the process id may be another's by now, if hardly ever
+    except OSError:  # an older kernel: the process id may, very rarely, be another's by now
         with contextlib.suppress(OSError):
             os.kill(pid, number)
         return True

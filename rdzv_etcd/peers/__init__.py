@@ -1,7 +1,8 @@
-"""What the rest of the library asks of links between nodes.
+"""Links between the nodes of a job, over which a death is noticed long before a lease runs out.
 
-A node *watches* another one over a link that it opens; the other one *answers* for itself. Only who
-says for which job and for which node it comes gets an answer, and nobody gets more than that.
+A node *watches* another one over a link that it opens; the other one *answers* for itself. Only a
+connection that names the job and the node gets an answer, and no connection gets more than that.
+This is the port; :mod:`rdzv_etcd.peers.tcp` carries it. Knows nothing of etcd, rounds or leases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at one end of a link."""
+    """The node at one end of a link."""
 
     job: str
     node_id: str
@@ -29,14 +30,14 @@ class End(Enum):
 
 
 class Answer(Enum):
-    """What came of the attempt to reach a node."""
+    """The outcome of an attempt to reach a node."""
 
     SAME = "it answers"
     OTHER = "another node answers there"
     REFUSED = "its host refuses the connection"
     MUTE = "accepted and closed without an answer"
     HELD = "accepted without an answer"
-    """A kernel holds the connection: a process is there, but stopped, or very slow."""
+    """Its kernel holds the connection: the process exists, but is stopped, or very slow."""
     UNREACHABLE = "not reached"
 
 
@@ -52,21 +53,21 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """What came of an attempt, and the link if the node itself answered."""
+    """The outcome of an attempt, and the link if the node itself answered."""
 
     answer: Answer
     why: str = ""
-    """For people."""
+    """In words."""
     link: Link | None = None
 
     @property
     def says_gone(self) -> bool:
-        """Whether somebody has answered who would not if that node lived."""
+        """Whether the answer would be impossible if that node were alive."""
         return self.answer in (Answer.REFUSED, Answer.OTHER)
 
     @property
     def is_clear(self) -> bool:
-        """Whether that node has answered, or somebody who says that it is gone."""
+        """Whether the answer shows that the node is alive, or that it is gone."""
         return self.link is not None or self.says_gone
 
 
@@ -78,15 +79,15 @@ class PeerNetwork(Protocol):
         """Where others reach this node; 0: nowhere."""
 
     async def admit(self, me: Peer) -> None:
-        """Begin to answer for this node, also after :meth:`disown`. Who has come before waits.
-        Idempotent."""
+        """Begin to answer for this node, also after :meth:`disown`. Earlier connections wait until
+        then. Idempotent."""
 
     def disown(self) -> None:
-        """Answer for this node no more, and end the links over which it is watched, without a
-        good-bye: until :meth:`admit`."""
+        """Stop answering for this node until :meth:`admit`, and end the links over which it is
+        watched, without a goodbye."""
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
-        """Try to reach that very node, for at most ``timeout_s``; raises nothing."""
+        """Try to reach exactly that node, for at most ``timeout_s``; raises nothing."""
 
     async def close(self) -> None:
-        """Say good-bye to who watches this node, and close everything. Idempotent."""
+        """Say goodbye to the nodes that watch this one, and close everything. Idempotent."""

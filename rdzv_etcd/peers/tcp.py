@@ -1,9 +1,9 @@
 """Links over TCP: a handshake of one line each way, then silence until the link ends.
 
-The kernel of a host closes what a dying process had open, and answers for it that nobody listens
-any more; where the host itself is gone, keep-alive probes go unanswered. Python's sockets are not
-inherited by what is executed; in a forked child they are replaced, because a child that held them
-would keep its dead parent alive.
+When a process dies, its host's kernel closes its connections and refuses new ones; when the host
+itself is gone, keep-alive probes go unanswered. Executed programs do not inherit Python's sockets;
+in a forked child they are replaced, because a child that held them would make its dead parent
+appear alive.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.text import shown
 
 _WORDS = b"rdzv-etcd peer 1 "
-"""With the version of what is said here. Both sides' lines begin with it."""
+"""Begins the lines of both sides; contains the version of this protocol."""
 _GOOD_BYE = b"good-bye\n"
 _MAX_LINE = 8192
 """A job's id has at most 1,000 characters, each up to six bytes in JSON, a node's 300."""
 _GREETING_S = 5.0
-"""Who connects has this long to say for whom it comes."""
+"""How long a new connection may take to name the node that it wants."""
 _MAX_OF_A_KIND = 64
-"""Connections that have not said yet for whom they come, and those that have been answered."""
+"""Connections that have not named their node yet, and likewise those that were answered."""
 _TURNS_TO_CLOSE = 4
-"""Of the loop, until it has closed its links, and what it has just accepted: that takes one to
-begin, to tell, and to close."""
+"""Turns of the loop that closing takes: connections it has just accepted need one to begin, one to
+notify their protocol, and one to close."""
 _IDLE_S = 60
-"""How often the kernel looks whether who watches this node is still there."""
+"""How often the kernel checks whether a node that watches this one is still there."""
 _LONGEST_PROBE_S = 32767
 _LONGEST_TIMEOUT_MS = 2**31 - 1
-"""What Linux takes for TCP_KEEPIDLE and TCP_KEEPINTVL, and for TCP_USER_TIMEOUT."""
+"""The largest values that Linux takes for TCP_KEEPIDLE and TCP_KEEPINTVL, and for
+TCP_USER_TIMEOUT."""
 
-_Place: TypeAlias = "tuple[int, tuple[object, ...]]"
+_Address: TypeAlias = "tuple[int, tuple[object, ...]]"
 """An address family, and an address as sockets take them."""
 
 
@@ -49,17 +50,17 @@ class TcpPeers:
     """One node's end of its links over TCP."""
 
     def __init__(self, silence_s: float = 3.0) -> None:
-        """``silence_s``: after so long without a sign of life a link ends; 0: never."""
+        """A link ends after ``silence_s`` seconds without a sign of life; 0: never."""
         self._silence_s = silence_s
         self._listener: socket.socket | None = None
         self._port = 0
         self._server: asyncio.Server | None = None
         self._watchers: dict[_Watcher, None] = {}
-        """In the order in which they came."""
+        """In the order of their arrival."""
         self._links: weakref.WeakSet[_Watched] = weakref.WeakSet()
-        self._known: dict[tuple[str, int], _Place] = {}
-        """Where nodes were reached: their names are not looked up again, and another address of
-        theirs has nothing to say about them."""
+        self._known: dict[tuple[str, int], _Address] = {}
+        """Where nodes were reached: names are not looked up again, and what answers at another
+        address of theirs does not count."""
         self._closed = False
         self._disowned = False
 
@@ -106,29 +107,29 @@ class TcpPeers:
         return contact
 
     async def _connect(self, watched: _Watched, address: str, port: int) -> Contact:
-        places = [self._known[address, port]] if (address, port) in self._known else []
-        place = await self._open(watched, places or await _resolve(address, port))
+        addresses = [self._known[address, port]] if (address, port) in self._known else []
+        reached = await self._open(watched, addresses or await _resolve(address, port))
         self._links.add(watched)
         answer = await watched.answer()
         if answer is not Answer.SAME:
             return _contact(answer)
-        self._known[address, port] = place
+        self._known[address, port] = reached
         return Contact(answer, answer.value, watched)
 
-    async def _open(self, watched: _Watched, places: Sequence[_Place]) -> _Place:
+    async def _open(self, watched: _Watched, addresses: Sequence[_Address]) -> _Address:
         """Connect to the first of these that can be reached, and return it.
 
         Raises OSError: ConnectionRefusedError only if all have refused.
         """
         problem: OSError | None = None
-        for place in places:
+        for one in addresses:
             try:
-                await self._open_one(watched, *place)
+                await self._open_one(watched, *one)
             except OSError as error:
                 if problem is None or isinstance(problem, ConnectionRefusedError):
                     problem = error
             else:
-                return place
+                return one
         raise problem or OSError("its name has no address")
 
     async def _open_one(self, watched: _Watched, family: int, target: tuple[object, ...]) -> None:
@@ -165,8 +166,7 @@ class TcpPeers:
         server, listener = self._server, self._listener
         self._server = self._listener = None
         if listener is not None:
-            # A server that is closed while it makes a connection of what it has accepted leaves
-            # that open.
+            # A server that is closed while it sets up an accepted connection leaves that open.
             asyncio.get_running_loop().remove_reader(listener)
         try:
             for _ in range(_TURNS_TO_CLOSE):
@@ -179,7 +179,7 @@ class TcpPeers:
 
 
 class _Watcher(asyncio.Protocol):
-    """A connection that somebody has opened, to watch this node or for whatever else."""
+    """A connection that was opened to this node, to watch it or for anything else."""
 
     def __init__(
         self, me: Peer, all_of_them: dict[_Watcher, None], is_disowned: Callable[[], bool]
@@ -208,7 +208,7 @@ class _Watcher(asyncio.Protocol):
 
     def _make_room(self) -> None:
         """Close the oldest connection of each kind of which there are too many: an honest greeting
-        comes at once, and whoever watches this node connects again."""
+        arrives at once, and a node that watches this one connects again."""
         for is_answered in (False, True):
             same = [watcher for watcher in self._all if watcher._is_answered is is_answered]
             if len(same) >= _MAX_OF_A_KIND and (transport := same[0]._transport) is not None:
@@ -216,8 +216,8 @@ class _Watcher(asyncio.Protocol):
                 transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read the greeting; what comes after it is of no interest, but is read: what is left
-        unread turns the end of a connection into a reset."""
+        """Read the greeting; anything after it is ignored, but read: unread data would turn the end
+        of the connection into a reset."""
         if self._is_answered or self._transport is None:
             return
         self._line += data
@@ -225,7 +225,7 @@ class _Watcher(asyncio.Protocol):
         if not end and len(line) < _MAX_LINE:
             return
         asked = _read_peer(line) if end else None
-        if asked is None or self._is_disowned():  # a stranger, or nobody answers here
+        if asked is None or self._is_disowned():
             self._transport.abort()
             return
         self._is_answered, self._line = asked == self._me, b""
@@ -237,12 +237,12 @@ class _Watcher(asyncio.Protocol):
 
     @property
     def descriptor(self) -> int:
-        """The connection's, -1 once it is closed."""
+        """The connection's descriptor, -1 once it is closed."""
         sock = None if self._transport is None else self._transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
 
     def abort(self) -> None:
-        """Close the connection without a word."""
+        """Close the connection without a goodbye."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -317,7 +317,7 @@ def _greeting(peer: Peer) -> bytes:
 
 
 def _read_peer(line: bytes) -> Peer | None:
-    """For whom somebody comes; ``None`` if that is not what the line says."""
+    """Return the node that a greeting asks for; ``None`` if the line is not a greeting."""
     if not line.startswith(_WORDS):
         return None
     try:
@@ -332,11 +332,11 @@ def _read_peer(line: bytes) -> Peer | None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-async def _resolve(address: str, port: int) -> list[_Place]:
+async def _resolve(address: str, port: int) -> list[_Address]:
     """Return all addresses of a host. Raises OSError.
 
-    A name is looked up in a thread of its own: an executor's would be waited for at the end, and
-    cannot be used any more while the interpreter exits.
+    A name is looked up on a thread of its own: the interpreter would wait at its exit for an
+    executor's threads, and cannot start any more of them then.
     """
     with contextlib.suppress(ValueError):
         literal = ipaddress.ip_address(address)
@@ -344,7 +344,7 @@ async def _resolve(address: str, port: int) -> list[_Place]:
             family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
             return [(family, (address, port))]
 
-    def look_up() -> list[_Place]:
+    def look_up() -> list[_Address]:
         try:
             infos = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
@@ -365,8 +365,8 @@ _accepted: weakref.WeakSet[_Watcher] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    """Let a forked child hold none of its parent's connections. What refers to them there must not
-    meet another file under their numbers, so these stay in use."""
+    """Release a parent's connections in its forked child. Objects there still refer to their
+    descriptors, and must not meet another file under these numbers, so the numbers stay in use."""
     descriptors = [sock.fileno() for sock in _sockets]
     descriptors += [watcher.descriptor for watcher in _accepted]
     open_ones = [descriptor for descriptor in descriptors if descriptor >= 0]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rdzv_etcd.errors import InvalidRequestError, RequestTooLargeError
-from rdzv_etcd.etcd.port import Compare, Delete, Get, Op, Put, Target, Txn
+from rdzv_etcd.etcd.port import Delete, Op, Put, Target, Txn
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,6 @@ class Limits:
     """``--max-request-bytes``."""
     min_lease_ttl_s: int = 2
     """Shorter TTLs are raised to this: 1.5 election timeouts, rounded up to whole seconds."""
-
-
-def check_get(request: Get) -> None:
-    """Refuse a read that has no key."""
-    _require_key(request.key)
 
 
 def check_txn(request: Txn, limits: Limits) -> None:
@@ -51,38 +46,31 @@ def _check_shape(request: Txn, max_ops: int) -> None:
     if longest > max_ops:
         raise InvalidRequestError("etcdserver: too many operations in txn request")
     for guard in request.guards:
-        _check_guard(guard)
+        check_key(guard.key)
     for op in _ops(request):
         if isinstance(op, Txn):
             _check_shape(op, max_ops - longest)
         else:
-            _require_key(op.key)
+            check_key(op.key)
         if isinstance(op, Put) and op.ignore_value and op.value:
             raise InvalidRequestError("etcdserver: value is provided")
-
-
-def _check_guard(guard: Compare) -> None:
-    _require_key(guard.key)
 
 
 def check_types(request: Txn) -> None:
     """Raise :class:`TypeError` for a guard that compares bytes with a number, as a client would."""
     for guard in request.guards:
-        _check_operand(guard)
+        expected = bytes if guard.target is Target.VALUE else int
+        if not isinstance(guard.operand, expected):
+            raise TypeError(
+                f"a guard on {guard.target.name} needs {expected.__name__}, not {guard.operand!r}"
+            )
     for op in _ops(request):
         if isinstance(op, Txn):
             check_types(op)
 
 
-def _check_operand(guard: Compare) -> None:
-    expected = bytes if guard.target is Target.VALUE else int
-    if not isinstance(guard.operand, expected):
-        raise TypeError(
-            f"a guard on {guard.target.name} needs {expected.__name__}, not {guard.operand!r}"
-        )
-
-
-def _require_key(key: bytes) -> None:
+def check_key(key: bytes) -> None:
+    """Refuse an empty key."""
     if not key:
         raise InvalidRequestError("etcdserver: key is not provided")
 
@@ -109,7 +97,7 @@ def _writes_of(ops: tuple[Op, ...]) -> _Writes:
     """Collect a list's writes; refuse a key put twice, or put and deleted.
 
     Two deletes may overlap. The two branches of one nested transaction may put the same key. As in
-    etcd a nested delete is held against the siblings after it, not against those before it.
+    etcd a nested delete conflicts with the siblings after it, not with those before it.
     """
     writes = _Writes(set(), [(op.key, op.range_end) for op in ops if isinstance(op, Delete)])
     for op in ops:

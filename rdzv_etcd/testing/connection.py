@@ -174,7 +174,7 @@ class MemoryConnection:
                 lease = self._server.model.leases[request.lease_id]
                 return LeaseGrant(request.lease_id, lease.ttl_s, self._server.revision)
             except EtcdError as error:
-                raise _last_word(request, error, doubtful=doubtful) from None
+                raise _final_error(request, error, doubtful=doubtful) from None
             except _ConnectionBrokenError as error:
                 if not repeatable:
                     raise OutcomeUnknownError(
@@ -183,7 +183,7 @@ class MemoryConnection:
                 doubtful = True
                 if self._closed or self._left_s(call) <= 0:
                     gone = EtcdUnavailableError(f"{_kind(request)} failed: {error}")
-                    raise _last_word(request, gone, doubtful=True) from None
+                    raise _final_error(request, gone, doubtful=True) from None
 
     async def _try(self, call: _Call) -> Response:
         """Send once, to a server that can be reached, and return the reply."""
@@ -296,8 +296,8 @@ def _kind(request: Request) -> str:
     return type(request).__name__.lower()
 
 
-def _last_word(request: Request, error: EtcdError, *, doubtful: bool) -> EtcdError:
-    """``doubtful``: an earlier attempt had no reply, and may have been applied."""
+def _final_error(request: Request, error: EtcdError, *, doubtful: bool) -> EtcdError:
+    """Return the error of a call; ``doubtful``: an earlier attempt may have been applied."""
     if not doubtful or _leaves_nothing(request):
         return error
     if isinstance(error, EtcdUnavailableError):
@@ -307,11 +307,11 @@ def _last_word(request: Request, error: EtcdError, *, doubtful: bool) -> EtcdErr
 
 
 def _leaves_nothing(request: Request) -> bool:
-    """Whether nobody needs to know if it reached a server."""
+    """Whether it does not matter if it reached a server."""
     if isinstance(request, Txn):
         return request.reads_only
     if isinstance(request, Grant):
-        return not request.lease_id  # nobody knows that lease
+        return not request.lease_id  # that lease is unknown to all
     return isinstance(request, (Get, TimeToLive, KeepAlive))
 
 

@@ -3,30 +3,28 @@
     with EtcdContainer() as etcd:
         rdzv_etcd.connect(etcd.endpoint, job="my-job", nodes=1)
 
-Follows testcontainers' conventions. Knows the container and etcd's health page; nothing of
-rendezvous.
+Knows the container and etcd's health page; nothing of rendezvous.
 """
 
 from __future__ import annotations
 
-import http.client
 import os
-import time
+from datetime import timedelta
 
 from testcontainers.core.container import DockerContainer
+from testcontainers.core.wait_strategies import HttpWaitStrategy
 
 IMAGE_VARIABLE = "ETCD_IMAGE"
 DEFAULT_IMAGE = "gcr.io/etcd-development/etcd:v3.6.14"
-
-_POLL_S = 0.1
 
 
 class EtcdContainer(DockerContainer):
     """One etcd server that keeps its data in its container.
 
-    ``image`` beats ``$ETCD_IMAGE``, which beats etcd's own. Other keywords are those of
-    testcontainers' ``DockerContainer``. ``start`` (or entering ``with``) blocks until etcd is
-    healthy, and raises :class:`TimeoutError` with the server's log after ``startup_timeout_s``.
+    ``image`` overrides ``$ETCD_IMAGE``, which overrides etcd's own. Other keywords are those of
+    testcontainers' ``DockerContainer``. ``start`` (or entering ``with``) blocks until etcd's health
+    page answers, which needs a leader and a read of the data, and raises :class:`TimeoutError`
+    after ``startup_timeout_s``.
     """
 
     def __init__(
@@ -40,28 +38,14 @@ class EtcdContainer(DockerContainer):
         image = image or os.environ.get(IMAGE_VARIABLE) or DEFAULT_IMAGE
         super().__init__(image, **kwargs)  # type: ignore[arg-type]
         self.port = port
-        self.startup_timeout_s = startup_timeout_s
         url = f"http://0.0.0.0:{port}"
         self.with_exposed_ports(port)
         # A list, so that nothing splits it; the image may have no shell and no entry point.
         command = ["etcd", "--data-dir=/tmp/etcd", "--log-level=warn"]
         command += [f"--listen-client-urls={url}", f"--advertise-client-urls={url}"]
         self.with_command(command)
-
-    def start(self) -> EtcdContainer:
-        """Start the container and wait until etcd is healthy."""
-        super().start()
-        deadline = time.monotonic() + self.startup_timeout_s
-        while not self._is_healthy():
-            if time.monotonic() > deadline:
-                stdout, stderr = self.get_logs()
-                self.stop()
-                raise TimeoutError(
-                    f"etcd ({self.image}) was not healthy within {self.startup_timeout_s:g} s: "
-                    f"{(stdout + stderr).decode(errors='replace')[-2000:]}"
-                )
-            time.sleep(_POLL_S)
-        return self
+        healthy = HttpWaitStrategy(port, "/health").with_poll_interval(0.1)
+        self.waiting_for(healthy.with_startup_timeout(timedelta(seconds=startup_timeout_s)))
 
     @property
     def endpoint(self) -> str:
@@ -71,14 +55,3 @@ class EtcdContainer(DockerContainer):
     def get_connection_url(self) -> str:
         """``http://host:port``."""
         return f"http://{self.endpoint}"
-
-    def _is_healthy(self) -> bool:
-        """Ask the health page, which needs a leader and a read of the data."""
-        connection = http.client.HTTPConnection(self.endpoint, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):  # not listening yet
-            return False
-        finally:
-            connection.close()

@@ -43,7 +43,7 @@ from rdzv_etcd.etcd.port import (
     TxnResult,
     WriteResult,
 )
-from rdzv_etcd.testing.checks import Limits, check_get, check_txn
+from rdzv_etcd.testing.checks import Limits, check_key, check_txn
 
 MAX_LEASE_TTL_S = 9_000_000_000
 """etcd's largest TTL (``MaxLeaseTTL`` in lessor.go)."""
@@ -80,7 +80,7 @@ class Model:
     def step(self, request: Request) -> Response:
         """Apply one request; raise the port's errors as a server would refuse it."""
         if isinstance(request, Get):
-            check_get(request)
+            check_key(request.key)
             return self._get(request)
         if isinstance(request, Txn):
             return self._step_txn(request)
@@ -93,7 +93,7 @@ class Model:
         return self._compact(request)
 
     def _look_up(self, request: KeepAlive | TimeToLive) -> KeptAlive | TimeLeft:
-        """Answer as if the lease had just been renewed: time is the server's business."""
+        """Answer as if the lease had just been renewed: the server keeps the time."""
         lease = self.leases.get(request.lease_id)
         if isinstance(request, KeepAlive):
             return KeptAlive(0 if lease is None else lease.ttl_s)
@@ -116,7 +116,7 @@ class Model:
         check_txn(request, self.limits)
         if self.no_space and any(request.puts()):
             raise EtcdNoSpaceError("etcdserver: mvcc: database space exceeded")
-        # etcd evaluates the guards of nested transactions, too, before it applies anything.
+        # etcd also evaluates the guards of nested transactions before it applies anything.
         path = _Path.of(request, self)
         self._check_puts(request, path)
         result = self._apply(request, path)
@@ -226,7 +226,7 @@ class Model:
     def emptied(self) -> Model:
         """Return what is left when all data is lost: a new cluster with the old settings.
 
-        Lease ids go on: real ones hold the time, so an id from before is never given out again.
+        Lease ids continue: real ones contain the time, so an earlier id is never assigned again.
         """
         model = Model(self.limits)
         model.no_space = self.no_space
@@ -247,7 +247,7 @@ class Model:
         """Return what is left when the data of ``saved`` take the place of what there is.
 
         With ``bump_revision`` as after ``etcdutl snapshot restore --bump-revision
-        --mark-compacted``. Lease ids go on, as in :meth:`emptied`.
+        --mark-compacted``. Lease ids continue, as in :meth:`emptied`.
         """
         model = saved.copied()
         model.no_space = self.no_space
@@ -311,7 +311,7 @@ class _Path:
 
 
 def _at(result: TxnResult, revision: int) -> TxnResult:
-    """Give a transaction and those nested in it the revision the whole ended at."""
+    """Give a transaction and those nested in it the revision at which the whole ended."""
     results = tuple(_at(r, revision) if isinstance(r, TxnResult) else r for r in result.results)
     return replace(result, revision=revision, results=results)
 

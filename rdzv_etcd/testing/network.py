@@ -17,11 +17,11 @@ from rdzv_etcd.testing.model import Request
 
 Match = Callable[[Request], bool]
 WatchMatch = Callable[[bytes, "bytes | None"], bool]
-"""Tells by its key and range end whether a watch is meant."""
+"""Selects watches by key and range end."""
 
 
 class Fate(Enum):
-    """What becomes of one call."""
+    """The fate of one call."""
 
     NORMAL = "normal"
     REQUEST_LOST = "request lost"
@@ -66,13 +66,13 @@ class Link:
         self.refusal: Callable[[], EtcdError] | None = None
         """Makes the error with which everything but keep-alives is refused; see :meth:`refuse`."""
         self.cuts = 0
-        """How often a connection over this link was broken …"""
+        """How often a connection over this link was broken."""
         self.moves = 0
-        """… and how often the client went on over another one, perhaps to another member of etcd:
-        calls under way go on over the old one, watches do not."""
+        """How often the client moved to another connection, perhaps to another member of etcd:
+        calls under way stay on the old one, watches do not."""
         self._stalled: tuple[tuple[int, int], WatchMatch] | None = None
         self._hung: tuple[int, int] | None = None
-        """Of which connection some watches, or all, are served no longer."""
+        """The connection on which matching watches (stalled) or all (hung) are not served."""
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -84,31 +84,31 @@ class Link:
         self._delay_s = (low_s, low_s if high_s is None else high_s)
 
     def lag_watches(self, delay_s: float) -> None:
-        """Let watches hear of every change this much later than reads do; 0 ends it.
+        """Deliver every change this much later to watches than to reads; 0 ends it.
 
         As when they are served by a member of etcd that is behind, or by one that is busy.
         """
         self.watch_lag_s = delay_s
 
     def stall_watches(self, matching: WatchMatch) -> None:
-        """Let matching watches be silent from now on, for as long as this connection lasts.
+        """Silence matching watches, new ones included, for as long as this connection lasts.
 
-        New ones, too; all else goes on. As when a proxy stalls a stream, or etcd forgets a watch.
+        Everything else continues. As when a proxy stalls a stream, or etcd forgets a watch.
         """
         self._stalled = (self.connection, matching)
 
     def hang(self) -> None:
-        """Let the member of etcd that the client is connected to apply nothing from now on.
+        """Stop the member of etcd that the client is connected to from applying anything.
 
-        As when its disk hangs: it still passes on what is written, and keep-alives, but answers
-        only these, and its watches are silent. It ends when the client moves to another member.
+        As when its disk hangs: it still forwards writes and keep-alives, but answers only the
+        latter, and its watches are silent. It ends when the client moves to another member.
         """
         self._hung = self.connection
 
     def lose(self, requests: float = 0.0, replies: float = 0.0) -> None:
         """Lose each request and each reply with these probabilities.
 
-        A client cannot tell the two apart, so a write that must not be repeated ends with
+        A client cannot distinguish the two, so a write that must not be repeated ends with
         :class:`~rdzv_etcd.errors.OutcomeUnknownError`; everything else is tried again.
         """
         self._loss = (requests, replies)
@@ -157,9 +157,9 @@ class Link:
     def refuse(self, why: Callable[[], EtcdError] | None) -> None:
         """Refuse every request and every new watch with ``why()``; ``None`` ends it.
 
-        As etcd does when a user lost a role, or a password was changed: watches that are there go
-        on, and keep-alives, which old versions (3.5.1) do not check. A role that lacks something
-        only: see :attr:`MemoryEtcd.forbidden`.
+        As etcd does when a user lost a role, or a password was changed: open watches continue, and
+        so do keep-alives, which old versions (3.5.1) do not check. To refuse some requests only,
+        see :attr:`MemoryEtcd.forbidden`.
         """
         self.refusal = why
 
@@ -176,7 +176,7 @@ class Link:
         self.changed()
 
     def heal(self) -> None:
-        """End a partition; watches go on where they were."""
+        """End a partition; watches resume where they were."""
         if self.cut:
             self.cuts += 1
         self.cut = self.silent = False
@@ -189,7 +189,7 @@ class Link:
 
     @property
     def connection(self) -> tuple[int, int]:
-        """Tells one connection over this link from the next."""
+        """Identifies the present connection over this link."""
         return self.cuts, self.moves
 
     @property
@@ -228,7 +228,7 @@ class Link:
         return _NO_FAULT
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have ``listener`` called whenever the link or the server comes or goes."""
+        """Call ``listener`` whenever the link or the server goes down or comes back."""
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
@@ -236,13 +236,13 @@ class Link:
             self._listeners.remove(listener)
 
     def change(self) -> asyncio.Future[None]:
-        """Return a future, shared by all who wait, that is done at the next change."""
+        """Return a future, shared by all waiters, that is done at the next change."""
         if self._change is None or self._change.done():
             self._change = asyncio.get_running_loop().create_future()
         return self._change
 
     def changed(self) -> None:
-        """Tell everybody that the link or the server came or went."""
+        """Notify all waiters and listeners that the link or the server went down or came back."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
         for listener in list(self._listeners):

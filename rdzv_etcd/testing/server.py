@@ -138,13 +138,13 @@ class MemoryEtcd:
         self._tell_links(broken=True)
 
     def start(self) -> None:
-        """Answer again; every lease begins again with its whole TTL, as under a new leader."""
+        """Answer again; every lease restarts with its whole TTL, as under a new leader."""
         self.up = True
         self.extend_leases()
         self._tell_links(broken=False)
 
     def extend_leases(self) -> None:
-        """Let every lease begin again with its whole TTL, as a new leader of etcd does."""
+        """Restart every lease with its whole TTL, as a new leader of etcd does."""
         now_s = self.clock.now_s()
         self._expiry_s = {
             lease_id: now_s + lease.ttl_s for lease_id, lease in self.model.leases.items()
@@ -198,7 +198,7 @@ class MemoryEtcd:
         self.apply(Revoke(lease_id))
 
     def expire_all(self) -> None:
-        """Let all leases run out now, one after the other, before anybody can renew one."""
+        """Let all leases run out now, one after the other, before any can be renewed."""
         for lease_id in sorted(self.model.leases):
             self.expire(lease_id)
 
@@ -210,7 +210,7 @@ class MemoryEtcd:
         """Refuse to renew leases from now on, or no more; they run out meanwhile.
 
         New versions of etcd (seen: 3.5.30) do so while they are behind by more than a second with
-        carrying out what is committed. All else goes on, late perhaps.
+        applying what is committed. Everything else continues, perhaps late.
         """
         self.overloaded = overloaded
 

@@ -36,11 +36,11 @@ _NODE: contextvars.ContextVar[str] = contextvars.ContextVar("rdzv_etcd_sim_node"
 
 
 class SimulationError(Exception):
-    """The simulation itself cannot go on, or found an error that nobody handled."""
+    """The simulation itself cannot continue, or found an unhandled error."""
 
 
 class DeadlockError(SimulationError):
-    """Nothing is ready and no timer is set: the tasks in the message wait for ever."""
+    """Nothing is ready and no timer is set: the tasks in the message wait forever."""
 
 
 class SimulationTimeoutError(SimulationError):
@@ -99,12 +99,12 @@ class SimLoop(asyncio.BaseEventLoop):
             _NODE.reset(token)
 
     def pause(self, name: str) -> None:
-        """Run nothing of a node from now on (``SIGSTOP``); time goes on."""
+        """Run nothing of a node from now on (``SIGSTOP``); time continues."""
         self._stopped.add(name)
 
     def resume(self, name: str) -> None:
-        """Let a paused node go on; what became due meanwhile runs now. A suspended one has to be
-        woken up."""
+        """Continue a paused node; what became due meanwhile runs now. A suspended one must be
+        woken."""
         if name in self._asleep:
             return
         self._stopped.discard(name)
@@ -140,9 +140,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self.pause(name)
 
     def stall(self, duration_s: float) -> None:
-        """Stop the node that is running, between two lines of its code, while all others go on.
+        """Stop the running node between two lines of its code, while all others continue.
 
-        Where several are stalled at a time, they go on in the reverse order, some later than asked.
+        If several are stalled at a time, they continue in reverse order, some later than asked.
         """
         node, task = _NODE.get(), asyncio.current_task(self)
         ends_s = self._now_s + duration_s
@@ -227,7 +227,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._failed.append(task)
 
     def report_failures(self) -> None:
-        """Note every failed task whose exception nobody has retrieved."""
+        """Note every failed task whose exception was not retrieved."""
         for task in self._failed:
             if task._log_traceback:
                 self.unhandled.append({"message": task.get_name(), "exception": task.exception()})
@@ -251,7 +251,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._limit_s = self._now_s + limit_s
 
     def release(self) -> None:
-        """Let every paused and crashed node go on, so that its tasks can be ended."""
+        """Continue every paused and crashed node, so that its tasks can be ended."""
         for name in list(self._asleep):
             self.wake(name)
         self._stopped.clear()
@@ -352,8 +352,8 @@ class SimClock:
         self._stall: tuple[int, float] | None = None
 
     def stall(self, at_reading: int, for_s: float) -> None:
-        """Let the node be stalled for so long just before it reads this clock for that time from
-        now, counted from 1: a process may be stopped anywhere, in the midst of a decision too."""
+        """Stall the node for ``for_s`` seconds just before its ``at_reading``-th look at this clock
+        from now, counted from 1: a process may be stopped anywhere, also during a decision."""
         self._stall = (at_reading, for_s)
 
     def now_s(self) -> float:
@@ -399,7 +399,7 @@ def run_simulation(
 
     Afterwards all remaining tasks, those of crashed nodes too, are cancelled and awaited. Raises
     the scenario's exception; :class:`DeadlockError`, :class:`SimulationTimeoutError` after
-    ``limit_s`` simulated seconds; :class:`SimulationError` if a task failed and nobody looked.
+    ``limit_s`` simulated seconds; :class:`SimulationError` if a task's failure was not retrieved.
     """
     loop = SimLoop(seed, shuffle=shuffle)
     try:
@@ -430,7 +430,7 @@ def _end_tasks(loop: SimLoop) -> None:
 def _unhandled(loop: SimLoop) -> SimulationError:
     first = loop.unhandled[0]
     error = SimulationError(
-        f"seed {loop.seed}: {len(loop.unhandled)} errors nobody handled; the first: "
+        f"seed {loop.seed}: {len(loop.unhandled)} unhandled errors; the first: "
         f"{first.get('message')}: {first.get('exception')!r}"
     )
     error.__cause__ = first.get("exception")

@@ -1,9 +1,9 @@
 """``MemoryWatch``: a gapless stream of changes over a simulated link.
 
 Changes are put into the watch's queue as the server makes them, unless the link is cut; then the
-watch notes where it was and goes on from there later. As with a real etcd, a wiped cluster is
+watch notes where it was and resumes from there later. As with a real etcd, a wiped cluster is
 recognised by its revision alone: one that has caught up with the watch's revision before the watch
-is back cannot be told from the old one (the cluster's id is the same again). Knows the server's
+is back looks like the old one (the cluster's id is the same again). Knows the server's
 history, and nothing of what the keys mean.
 """
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Message:
-    """Something on its way to the client; if it is lost, the watch resumes at ``resume_at``."""
+class _InFlight:
+    """A batch or error in flight; if it is lost, the watch resumes at ``resume_at``."""
 
     due_s: float
     content: WatchBatch | EtcdError
@@ -61,7 +61,7 @@ class MemoryWatch:
         self._next_revision = start_revision
         self._puts_only = puts_only
         self._mark_resumes = mark_resumes
-        self._queue: deque[_Message] = deque()
+        self._queue: deque[_InFlight] = deque()
         self._wakeup: asyncio.Future[None] | None = None
         self._lost = False
         """Whether an error was put into the queue: nothing follows it."""
@@ -75,8 +75,8 @@ class MemoryWatch:
         :meth:`~rdzv_etcd.testing.network.Link.stall_watches`."""
         self._confirmed: int | None = None
         """The server's revision when the confirmation reached the client."""
-        self._told: list[asyncio.Future[None]] = []
-        """Of those who wait for the confirmation."""
+        self._waiting: list[asyncio.Future[None]] = []
+        """The waits for the confirmation."""
         self._over = connection.link.connection
         """Which connection it was opened over last."""
         connection.link.listen(self._link_changed)
@@ -107,9 +107,9 @@ class MemoryWatch:
                 raise self._queue[0].content
             if self._closed:
                 raise EtcdUnavailableError("the watch was closed before etcd confirmed it")
-            told = asyncio.get_running_loop().create_future()
-            self._told.append(told)
-            await told
+            confirmed = asyncio.get_running_loop().create_future()
+            self._waiting.append(confirmed)
+            await confirmed
         return self._confirmed
 
     def count_from(self, result: GetResult) -> None:
@@ -247,7 +247,7 @@ class MemoryWatch:
         due_s = asyncio.get_running_loop().time() + link.draw_delay_s() + link.watch_lag_s
         if self._queue:
             due_s = max(due_s, self._queue[-1].due_s)
-        self._queue.append(_Message(due_s, content, self._next_revision))
+        self._queue.append(_InFlight(due_s, content, self._next_revision))
         self._lost = isinstance(content, EtcdError)
         self._wake()
 
@@ -265,7 +265,7 @@ class MemoryWatch:
         self._wake()
 
     def _wake(self) -> None:
-        for waiter in (self._wakeup, *self._told):
+        for waiter in (self._wakeup, *self._waiting):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        self._told.clear()
+        self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Training in the same processes across changes of the world: torch's process group on a world.
+"""Training that continues in the same processes when the world changes.
 
 ::
 
@@ -6,15 +6,15 @@
     import rdzv_etcd.torch
 
     def train(world):
-        step = rdzv_etcd.torch.broadcast_newest(world, step_of_mine, model, optimizer)
+        step = rdzv_etcd.torch.broadcast_newest(world, my_step, model, optimizer)
         while not world.should_yield:
             ...
 
     with rdzv_etcd.connect("etcd-host:2379", job="my-job", nodes=(2, 4)) as group:
         rdzv_etcd.torch.run(group, train, backend="gloo")
 
-Importing this imports torch, and registers ``etcd3://`` as an ``init_method``: see
-:mod:`rdzv_etcd.torch.init_method`. Stands on the library's public names.
+Importing this package imports torch, and registers ``etcd3://`` as an ``init_method``: see
+:mod:`rdzv_etcd.torch.init_method`. It uses only the library's public names.
 """
 
 from torch.distributed.rendezvous import register_rendezvous_handler

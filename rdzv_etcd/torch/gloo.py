@@ -1,10 +1,20 @@
-"""The TCP connections of one process group, so that they can be ended from another thread.
+"""What gloo lacks: to abort a collective, to give up a connection, to see a send that hangs.
 
-gloo has no way to abort a collective (in torch 2.13 its process group's ``abort`` and ``shutdown``
-do nothing): one that waits for a silent host waits for the group's timeout. What ends it is the end
-of its connections: to gloo, ``shutdown(2)`` of its socket looks like a peer that has closed it.
+**Collectives.** In torch 2.13 ``abort`` and ``shutdown`` of gloo's process group do nothing: a
+collective that waits for a silent host waits for the group's timeout. What ends it is the end of
+its connections: to gloo, ``shutdown(2)`` of its socket looks like a peer that has closed it.
 
-Knows sockets and ``/proc/self/fd``; knows nothing of torch or of worlds.
+**Connecting.** Where torch's C++ code waits, no signal handler runs. And gloo waits for the
+connections of all members for five times the group's timeout, and nothing ends that wait if one
+dies that was about to connect; nor does anything end that of a store's client for the first answer
+of a silent server. So these calls run on a thread of their own, which can be left behind.
+
+**Hangs.** A send that waits for room on its connection is forgotten when the connection ends
+(gloo's ``Pair::signalException`` notifies those that have not begun, not those under way). Its
+caller then waits for the group's timeout, half an hour as a rule: this happens to a neighbour of a
+host that has fallen silent. All that can be done is to see it, and to end the process.
+
+Knows sockets, threads, ``/proc`` and where torch's files are; knows nothing of worlds.
 """
 
 from __future__ import annotations
@@ -17,39 +27,46 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from rdzv_etcd.process import Latch
+from rdzv_etcd.process import Latch, begun_in_thread
+
+T = TypeVar("T")
+
+_log = logging.getLogger("rdzv_etcd")
+
+# --- its connections ------------------------------------------------------------------------------
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _LINK = "socket:["
 
-Place = tuple[str, int]
-"""The address and port of one end of a connection, or of a socket that listens. A port alone says
-little: any program on any host may have the same."""
+Address = tuple[str, int]
+"""The host and port of one end of a connection, or of a socket that listens. A port alone would not
+do: any program on any host may have the same."""
 
 
 class Connections:
-    """Those sockets of this process that belong to the process group.
+    """The TCP connections of one process group, which another thread can end.
 
-    One of gloo's leads to where another member's process group listens, or was accepted where ours
-    does. Only while gloo connects, which takes milliseconds as a rule, these places are not known:
-    then all TCP connections that were opened since it began are taken for its own.
+    A connection of gloo's leads to where another member's process group listens, or was accepted
+    where ours does. Only while gloo connects, as a rule for milliseconds, these addresses are not
+    known: then all TCP connections that were opened since it began are taken for its own.
     """
 
     def __init__(self, store_port: int) -> None:
-        """Made before the process group and the connection to its store, which rank 0 serves at
-        ``store_port``; only that one belongs to it until gloo connects."""
+        """To be made before the process group and before the connection to its store, which rank 0
+        serves on ``store_port``; only that one belongs to the group until gloo connects."""
         self._before = _inodes()
         self._before_gloo: set[int] | None = None
         self._store_port = store_port
-        self._stores: frozenset[Place] | None = None
-        self._own: frozenset[Place] = frozenset()
-        self._peers: frozenset[Place] | None = frozenset()
+        self._stores: frozenset[Address] | None = None
+        self._own: frozenset[Address] = frozenset()
+        self._peers: frozenset[Address] | None = frozenset()
         self._ending = threading.Lock()
         self._made = Latch()
         self._closed = Latch()
@@ -64,17 +81,17 @@ class Connections:
         self._before_gloo = _inodes()
         self._peers = None
 
-    def listening(self) -> list[Place]:
-        """Where gloo listens."""
+    def listening(self) -> list[Address]:
+        """Return where gloo listens."""
         before = self._before if self._before_gloo is None else self._before_gloo
         return [
-            _place(one.getsockname())
+            _address(one.getsockname())
             for _, one in _sockets(before)
             if one.family in _TCP and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         ]
 
-    def gloo_is_done(self, own: Iterable[Place], peers: Iterable[Place]) -> None:
-        """From now on only connections at these places are gloo's."""
+    def gloo_is_done(self, own: Iterable[Address], peers: Iterable[Address]) -> None:
+        """From now on only connections at these addresses are gloo's."""
         self._own, self._peers = frozenset(own), frozenset(peers)
 
     def made(self) -> None:
@@ -86,12 +103,12 @@ class Connections:
         return self._made.wait(timeout_s)
 
     def end(self) -> None:
-        """Shut down those that are open; whoever waits for one fails at once. Does not block."""
+        """Shut down the open ones; a call that waits for one fails at once. Does not block."""
         with self._ending:
             self._end()
 
     def close(self) -> None:
-        """The process group is ended; what is opened from now on is somebody else's, also to a
+        """The process group is ended: what is opened from now on is not the group's, also to a
         thread that is in :meth:`end`."""
         with self._ending:
             self._end()
@@ -102,7 +119,7 @@ class Connections:
         return self._closed.wait(timeout_s)
 
     def _end(self) -> None:
-        self.are_ended = True  # first: who sees its connection end looks why
+        self.are_ended = True  # first: a caller whose connection ends looks why
         if self._closed.is_open:
             return
         for inode, one in _sockets(self._before):
@@ -118,32 +135,31 @@ class Connections:
             return True
         if self._peers is None:
             return self._before_gloo is not None and inode not in self._before_gloo
-        return peer in self._peers or _place(one.getsockname()) in self._own
+        return peer in self._peers or _address(one.getsockname()) in self._own
 
 
-def _peer(one: socket.socket) -> Place | None:
-    """Where a TCP connection leads to; ``None`` if it is none, or not connected."""
+def _peer(one: socket.socket) -> Address | None:
+    """Return where a TCP connection leads to; ``None`` for another socket, or if not connected."""
     if one.family not in _TCP:
         return None
     try:
-        return _place(one.getpeername())
+        return _address(one.getpeername())
     except OSError:
         return None
 
 
-def _place(name: tuple[str, int] | tuple[str, int, int, int]) -> Place:
-    """A socket's name, the same on all hosts: without what only one of them knows of it."""
+def _address(name: tuple[str, int] | tuple[str, int, int, int]) -> Address:
+    """Return a socket's name as it is on all hosts: without the interface of one of them."""
     address, _, _interface = name[0].partition("%")
     return address.removeprefix("::ffff:"), name[1]
 
 
 def _inodes() -> set[int]:
-    """This process's sockets, by inode."""
     return {inode for _, inode in _descriptors()}
 
 
 def _descriptors() -> Iterator[tuple[int, int]]:
-    """The descriptors of this process that are sockets, and their inodes."""
+    """Yield the descriptors of this process's sockets, and their inodes."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - these are numbers, not paths
         try:
             link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - of no file
@@ -154,11 +170,11 @@ def _descriptors() -> Iterator[tuple[int, int]]:
 
 
 def _sockets(without: Collection[int]) -> Iterator[tuple[int, socket.socket]]:
-    """This process's sockets but those, with their inodes; each only until the next is asked for.
+    """Yield this process's other sockets, with their inodes; each only until the next is taken.
 
-    What is looked at is a duplicate, so that it is the same socket from the first look to the last:
-    their owners close theirs meanwhile. Nothing else is duplicated: closing any descriptor of a
-    file gives up the process's locks (``fcntl``) on it.
+    Each is a duplicate, so that it stays the same socket while it is looked at: its owner may close
+    it meanwhile. Only sockets are duplicated: closing any descriptor of a file gives up the
+    process's locks (``fcntl``) on it.
     """
     for number, inode in _descriptors():
         if inode in without:
@@ -178,43 +194,21 @@ def _sockets(without: Collection[int]) -> Iterator[tuple[int, socket.socket]]:
                 yield inode, one
 
 
-T = TypeVar("T")
+# --- connecting -----------------------------------------------------------------------------------
+
+LEFT_BEHIND = "rdzv-etcd-connecting"
+"""The name of the threads of :class:`AbandonableCall`."""
 
 
-class _Work(Generic[T]):
-    """What is done in the other thread, and what has come of it."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self.made: list[T] = []
-        self._error: BaseException | None = None
-
-    def do(self) -> None:
-        try:
-            self.made.append(self._make())
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
-            self._error = error
-
-    def result(self) -> T:
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-            return self.made.pop()
-        finally:
-            del error  # its traceback would keep this frame, and with it all callers' values
-
-
-class Connecting:
-    """One such wait."""
+class AbandonableCall:
+    """One call that blocks in torch's C++ code. It can be interrupted by signals, and given up."""
 
     def __init__(self, if_late: Callable[[], object] = lambda: None) -> None:
-        """``if_late`` is called in the thread that was left behind if this was given up and all
-        went well after all."""
+        """``if_late`` is called, on the thread that was left behind, if the call succeeds although
+        it was given up."""
         self._if_late = if_late
         self._given_up: list[bool] = []
-        """Whether it was that, or else has ended by itself: the first one counts. What came of it
-        is not here: whoever may give it up keeps this for long."""
+        """Whether it was given up, or else has ended by itself: the first one counts."""
         self._decided = Latch()
 
     def run(self, make: Callable[[], T]) -> T:
@@ -223,22 +217,25 @@ class Connecting:
 
         Raises what ``make`` raises, and ``torch.distributed.DistNetworkError`` if it is given up.
         """
-        work = _Work(make)
+        outcome: Future[T] | None = None
         if not self._decided.is_open:
-            threading.Thread(target=self._run, args=(work,), name=LEFT_BEHIND, daemon=True).start()
+            outcome = begun_in_thread(make, LEFT_BEHIND)
+            outcome.add_done_callback(self._end)
         self._decided.wait(None)
-        if self._given_up[0]:
+        if outcome is None or self._given_up[0]:
             raise dist.DistNetworkError("a member was lost while it was connected to")
-        return work.result()
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # its error's traceback keeps this frame, and all callers' values
 
     def give_up(self) -> None:
         """Let :meth:`run` raise. Does nothing if it has returned."""
         self._decide(given_up=True)
 
-    def _run(self, work: _Work[object]) -> None:
-        work.do()
+    def _end(self, outcome: Future[T]) -> None:
         self._decide(given_up=False)
-        if self._given_up[0] and work.made:
+        if self._given_up[0] and outcome.exception() is None:
             self._if_late()
 
     def _decide(self, *, given_up: bool) -> None:
@@ -247,38 +244,35 @@ class Connecting:
 
 
 def end_made_late() -> None:
-    """For a process group: it is torch's default one now, in place of one that may be in use."""
+    """End the process: a late process group is torch's default one now, in place of another."""
     end_process(
         "a process group that was given up while gloo connected was made after all, by a member "
         "that was silent"
     )
 
 
-_log = logging.getLogger("rdzv_etcd")
-
-LEFT_BEHIND = "rdzv-etcd-connecting"
-"""The name of threads that do not count: nobody waits for them any more."""
+# --- hangs ----------------------------------------------------------------------------------------
 
 _GLOO = "pt_gloo_runloop"
 """The name of the threads in which gloo's collectives run."""
 
 _COLLECTIVES = distributed_c10d.__file__
-"""Where in Python torch's are, and wait."""
+"""The file in which torch's collectives wait, where they do so in Python."""
 
 _TASKS = Path("/proc/self/task")
 
 _LIMIT = 4
-"""Where the pointer to its limit stands in a line of a thread that waits in futex(2)."""
+"""Where ``/proc/…/syscall`` shows the pointer to the time limit of a thread in futex(2)."""
 
 Wait = tuple[int, str]
-"""A thread, and how often it has slept before. The same one twice: it has not woken meanwhile."""
+"""A thread, and how often it has slept before: if both are the same, it has not woken meanwhile."""
 
 
 def collectives() -> frozenset[Wait]:
     """Return the threads that are in a collective, each with the wait that it is in.
 
-    Looks at what gloo's threads do, and where in Python each of the others is: a ``send`` waits in
-    the caller's own thread, and a backward pass with DistributedDataParallel only for gloo's.
+    Checks what gloo's threads do, and where in Python each other thread is: a ``send`` waits on the
+    caller's own thread, a backward pass with DistributedDataParallel only on gloo's.
     """
     frames = sys._current_frames()
     waiting = {
@@ -290,18 +284,18 @@ def collectives() -> frozenset[Wait]:
     }
     found = set()
     for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError):  # it has ended, or this system does not tell
+        with contextlib.suppress(OSError):  # it has ended, or this system does not show it
             if task.name in waiting or _waits_for_a_peer(task):
                 found.add((int(task.name), _sleeps(task)))
     return frozenset(found)
 
 
 def _waits_for_a_peer(task: Path) -> bool:
-    """Whether it is a thread of gloo's that does. For work, these wait without a limit."""
+    """Whether this is a thread of gloo's in such a wait. For work, they wait without a limit."""
     if (task / "comm").read_text().strip() != _GLOO:
         return False
-    # The number of the call and its arguments. These threads sleep in no other call; of one that
-    # does not sleep it is only "running".
+    # The number of the call and its arguments; "running" if it does not sleep. These threads sleep
+    # in no other call.
     call = (task / "syscall").read_text().split()
     return len(call) > _LIMIT and int(call[_LIMIT], 16) != 0
 
@@ -315,10 +309,10 @@ def _sleeps(task: Path) -> str:
 
 
 def end_process(why: str) -> NoReturn:
-    """End this process at once, for its supervisor to start it again; say why at ERROR."""
+    """End this process at once, for its supervisor to start it again; log why at ERROR."""
     try:
         _log.error("%s: this process ends, with exit code %d. Start it again", why, os.EX_TEMPFAIL)
         faulthandler.dump_traceback()
         sys.stdout.flush()
-    finally:  # whatever has become of the streams
+    finally:  # whatever state the streams are in
         os._exit(os.EX_TEMPFAIL)

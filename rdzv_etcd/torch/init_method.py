@@ -1,9 +1,9 @@
 """``init_method="etcd3://host:2379,host2:2379/my-job?nodes=4&lease_ttl=5"``: for plain scripts.
 
 After ``import rdzv_etcd.torch``, torch's ``init_process_group("gloo", init_method=…)`` forms the
-process group through etcd. ``rank`` and ``world_size`` may be given, to torch, as for its other
-methods; otherwise the group gives ranks, and ``nodes`` says how many there are, or ``nodes=2:4``
-the fewest and the most. Every other word in the query is an option of the torch plugin, or
+process group through etcd. ``rank`` and ``world_size`` may be given to torch, as for its other
+methods; otherwise the group assigns ranks, and ``nodes`` gives their number, or ``nodes=2:4`` the
+fewest and the most. Every other name in the query is an option of the torch plugin, or
 ``local_addr``.
 
 This node is in the job until the process ends: with the same URL, a second
@@ -28,7 +28,7 @@ from rdzv_etcd.torch.process_group import open_store
 
 SCHEME = "etcd3"
 
-_NO_TEXTS = {"job", "data", "epoch_floor", "etcd", "gate"}
+_NOT_TEXT = {"job", "data", "epoch_floor", "etcd", "gate"}
 """Arguments of :func:`rdzv_etcd.connect` that a URL cannot give."""
 
 _DIGITS = 9
@@ -44,8 +44,8 @@ def rendezvous(
 ) -> Iterator[tuple[Store, int, int]]:
     """torch's rendezvous handler for ``etcd3://``: yields the world's store, the rank and the size.
 
-    Blocks as :func:`rdzv_etcd.connect` and :meth:`rdzv_etcd.Group.join`, the latter for at most
-    ``timeout``; raises what these raise.
+    Blocks like :func:`rdzv_etcd.connect` and :meth:`rdzv_etcd.Group.join`, the latter for at most
+    ``timeout``; raises what they raise.
     """
     with _lock:
         group = _groups.get(url)
@@ -55,8 +55,8 @@ def rendezvous(
     rank = _query(url).get("rank")
     if rank is not None and int(rank) != world.rank:
         raise MisuseError(
-            f"rank {rank} of job {group.job!r} became rank {world.rank}: the ranks that the "
-            f"processes were given are not 0 to {world.size - 1}, each once"
+            f"rank {rank} of job {group.job!r} became rank {world.rank}: the ranks given to the "
+            f"processes are not 0 to {world.size - 1}, each once"
         )
     yield open_store(world, timeout), world.rank, world.size
 
@@ -72,12 +72,12 @@ def _connect(url: str) -> Group:
     options: dict[str, Any] = _query(url)
     rank, size = options.pop("rank", None), options.pop("world_size", None)
     nodes = options.pop("nodes", size)
-    if wrong := sorted(_NO_TEXTS & options.keys()):
+    if wrong := sorted(_NOT_TEXT & options.keys()):
         raise SettingsError(f"{wrong[0]}= cannot be given in init_method")
     if nodes is None:
         raise SettingsError(
-            f"init_method is {shown(url, 300)!r} and no world_size was given: say how many there "
-            "are, ?nodes=4, or the fewest and the most, ?nodes=2:4"
+            f"init_method is {shown(url, 300)!r} and no world_size was given: give the number of "
+            "nodes, ?nodes=4, or the fewest and the most, ?nodes=2:4"
         )
     fewest, _, most = nodes.partition(":")
     if size is not None and {fewest, most or fewest} != {size}:
@@ -102,7 +102,7 @@ def _query(url: str) -> dict[str, str]:
         pairs = []
         if urlsplit(url).query:
             raise SettingsError(
-                f"init_method is {shown(url, 300)!r}; after the '?' there must be words like "
+                f"init_method is {shown(url, 300)!r}; after the '?' there must be options like "
                 "nodes=4, with '&' between them"
             ) from None
     query: dict[str, str] = {}

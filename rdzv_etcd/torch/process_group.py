@@ -1,7 +1,7 @@
 """torch's default process group on a world: made, and ended without waiting for dead members.
 
-Knows torch's constructors and how each backend is aborted; knows nothing of why a world is over,
-but whether its members are still there.
+Knows torch's constructors and how each backend is aborted; of a world's end it knows only whether
+members are gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 # Torch's optimizers and DistributedDataParallel import this, and then its default arguments would
-# hold the process group that is there, with gloo's threads, for good. Now there is none.
+# keep the process group of that moment, with gloo's threads, forever. Now there is none.
 import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
@@ -31,7 +31,7 @@ from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.process import SIGNAL_DELAY_S
 from rdzv_etcd.text import named
 from rdzv_etcd.torch.gloo import (
-    Connecting,
+    AbandonableCall,
     Connections,
     Wait,
     collectives,
@@ -47,71 +47,71 @@ _OURS = ("store", "init_method", "rank", "world_size")
 """Arguments of torch's ``init_process_group`` that the world answers."""
 
 _CONNECT_S = 5.0
-"""How long gloo may take to connect in a world that is over: to one that died just then."""
+"""How long gloo may take to connect in a world that is over: to a member that died just then."""
 
 _REACH_S = 10.0
-"""How long the store's host may take to accept a connection, and a store that is served to answer.
-"""
+"""How long the store's host may take to accept a connection, and a served store to answer."""
 
 _SILENT_S = 10.0
-"""After that it is said at WARNING what is waited for."""
+"""After this a wait is logged at WARNING."""
 
 _GRACE_S = 30.0
-"""How long a collective may go on in a world that is over, but of which nobody is gone."""
+"""How long a collective may continue in a world that is over, but of which no member is gone."""
 
 _HELD_LOOKS = 15
-"""So often, once a second, one may be seen in the same wait when its connections are ended; said at
-WARNING after a third of it. By the clock, this process may have been stopped meanwhile."""
+"""How often, once a second, a collective may be seen in the same wait after its connections were
+ended; logged at WARNING after a third of it. Not a time: this process may be stopped meanwhile."""
 
 _KEYS = "rdzv_etcd/"
-"""What we keep in the store beside torch."""
+"""Prefix of this module's keys in the store."""
 
 _current: Connections | None = None
 """Of the default process group, if it was made here. torch has one per process as well."""
 
-_LAST_TENSORS_S = 1.0
-"""How long gloo's threads may take to give back the tensors of the last collectives."""
-
-_ended: list[dist.ProcessGroup] = []
-"""The one that was ended last, for that long, or until the next one is made. Who gives back the
-last reference to gloo's waits for its threads, and they may wait for the interpreter, to give back
-the last tensors. Here Python lets them have it; where a DistributedDataParallel has the last one,
-which may outlive its world by a little, it does not, and both wait for ever (torch 2.13)."""
-
 _ending = threading.Lock()
 """A process group is ended by one thread at a time."""
+
+_LAST_TENSORS_S = 1.0
+"""How long gloo's threads may take to release the tensors of the last collectives."""
+
+_ended: list[dist.ProcessGroup] = []
+"""The process group that was ended last, for that long, or until the next one is made. The thread
+that releases the last reference to it waits for gloo's threads, and these may wait for the
+interpreter, to release the last tensors. A reference in Python gives it to them. A
+DistributedDataParallel, which may outlive its world by a little, does not, and if its reference
+were the last, both would wait forever (torch 2.13)."""
 
 
 def init_process_group(
     world: World, backend: str | None = None, timeout: timedelta | None = None, **options: Any
 ) -> None:
-    """Make ``world``'s members torch's default process group; what was before is destroyed first.
+    """Make ``world``'s members torch's default process group; an earlier one is destroyed first.
 
     Its store is served on the port that rank 0 has held open for it, fresh for every world, so a
-    world has one process group, and this is called once in it, by every member. ``backend``,
-    ``timeout`` and ``options`` are those of torch's ``init_process_group``, which is told rank,
-    size and store.
+    world has one process group, and every member calls this once in it. ``backend``, ``timeout``
+    and ``options`` are those of torch's ``init_process_group``, which gets rank, size and store
+    from the world.
 
     Blocks until every member has called it, for ``timeout`` at most. When a member is lost, this
-    and every collective that waits for it fail at once, whether or not its host says a word: at
-    the world's end a thread ends the process group's connections (gloo) or aborts it (NCCL). Only
-    for a member that dies in the very moment in which it is connected to, that takes 5 s. If the
-    world is over for another reason, a collective may go on for 30 s. A large send that was under
-    way to a host that has fallen silent is never freed by gloo (torch 2.13): after 15 s the process
-    is ended, with ``os.EX_TEMPFAIL``, and an error in its log.
+    and every collective that waits for it fail at once, even if its host is silent: at the world's
+    end a thread ends the process group's connections (gloo) or aborts it (NCCL). It takes 5 s only
+    if a member dies at the very moment in which others connect to it. If the world is over for
+    another reason, a collective may continue for 30 s. A large send that was under way to a host
+    that has fallen silent is never freed by gloo (torch 2.13): after 15 s the process ends, with
+    ``os.EX_TEMPFAIL``, and an error in its log.
 
     Raises :class:`RuntimeError` (as a rule ``torch.distributed.DistError``, which is one) when a
     member is gone, and :class:`~rdzv_etcd.errors.MisuseError`.
     """
-    global _current  # noqa: PLW0603 - torch's default process group is one per process, too
+    global _current  # noqa: PLW0603 - torch's default process group is one per process as well
     if given := [name for name in _OURS if name in options]:
-        raise MisuseError(f"{' and '.join(given)}: the world says that; leave it out")
+        raise MisuseError(f"{' and '.join(given)}: the world determines that; leave it out")
     check_process_group(backend, timeout)
     destroy_process_group()
     _let_go()
     connections = _current = Connections(world.master.port)
-    meeting, connecting = Connecting(), Connecting(if_late=end_made_late)
-    name = repr(world)  # the world itself is not kept: who drops it and its group leaves
+    meeting, connecting = AbandonableCall(), AbandonableCall(if_late=end_made_late)
+    name = repr(world)  # not the world itself: a program that drops it and its group leaves
     when_over(world, functools.partial(_begin_to_end, name, connections, (meeting, connecting)))
     limit = default_pg_timeout if timeout is None else timeout
     try:
@@ -130,7 +130,7 @@ def init_process_group(
             connecting.run(make)
         else:  # others have no such wait, and may care for the thread
             make()
-        _learn_places(connections, store, world)
+        _exchange_addresses(connections, store, world)
     except BaseException:
         destroy_process_group()
         raise
@@ -139,7 +139,7 @@ def init_process_group(
 
 
 def check_process_group(backend: object, timeout: object) -> None:
-    """Raise MisuseError for what torch would take for something else, or raise pages about."""
+    """Raise MisuseError for what torch would misunderstand, or raise pages about."""
     if backend is not None and not isinstance(backend, str):
         raise MisuseError(f"backend is {named(backend)}; it must be text, such as 'gloo'")
     if timeout is not None and not isinstance(timeout, timedelta):
@@ -153,7 +153,7 @@ def destroy_process_group() -> None:
     """End torch's default process group, if there is one, and all its collectives.
 
     Unlike torch's, waits for no other member, dead or alive: what is under way on another rank
-    fails there. Not for a thread while another one is in torch's ``init_process_group``.
+    fails there. Not to be called while another thread is in torch's ``init_process_group``.
     """
     global _current
     with _ending:
@@ -163,8 +163,8 @@ def destroy_process_group() -> None:
         _keep_for_a_moment(dist.group.WORLD)
         if not _abort() and dist.is_initialized():
             dist.destroy_process_group()
-        # torch numbers process groups, and looks for the other members under that number; one that
-        # was not made after all counts.
+        # torch numbers process groups, and looks for the other members under that number; it also
+        # counts one that was not made after all.
         distributed_c10d._world.group_count = 0
 
 
@@ -220,11 +220,11 @@ def open_store(
 
 
 def _await_served(world: World, timeout_s: float, is_given_up: Callable[[], bool]) -> None:
-    """Wait until rank 0 serves the store. Its port listens since before the world was formed, and
-    torch's client, once connected, waits for the first answer whatever becomes of rank 0.
+    """Wait until rank 0 serves the store. Its port has been listening since before the world was
+    formed, and torch's client, once connected, waits for the first answer even if rank 0 dies.
 
-    So we connect first and end our side at once: a server ends its own when it sees that, and the
-    kernel does if rank 0 dies. Raises :class:`OSError` and ``torch.distributed.DistError``.
+    So this connects first and ends its side at once: a server ends its own when it sees that, and
+    the kernel does if rank 0 dies. Raises :class:`OSError` and ``torch.distributed.DistError``.
     """
     master = world.master
     until_s = time.monotonic() + timeout_s
@@ -245,7 +245,7 @@ def _await_served(world: World, timeout_s: float, is_given_up: Callable[[], bool
                     "%r: waiting for rank 0 to make the process group; up to %.0f s more",
                     *(world, until_s - now_s),
                 )
-    if is_given_up():  # which ends this connection, too
+    if is_given_up():  # which also ends this connection
         raise dist.DistNetworkError(f"{world!r} lost a member before its rank 0 served the store")
 
 
@@ -269,7 +269,7 @@ def _meet(world: World, limit: timedelta, is_given_up: Callable[[], bool]) -> TC
 
 
 def _await_all(store: TCPStore, world: World, limit: timedelta) -> None:
-    """Wait until every member is here: from here on nobody takes long, as long as it lives."""
+    """Wait until every member is here: from here on no living member takes long."""
     all_there = [f"{_KEYS}all"]
     if store.add(f"{_KEYS}there", 1) == world.size:
         store.set(all_there[0], "")
@@ -280,16 +280,18 @@ def _await_all(store: TCPStore, world: World, limit: timedelta) -> None:
         if limit <= silent:
             raise
         _log.warning(
-            "%r: waiting for all members to make the process group: %d are there; up to %g s more",
+            "%r: waiting for all members to make the process group: %d of %d are here; up to %g s "
+            "more",
             world,
             store.add(f"{_KEYS}there", 0),
+            world.size,
             (limit - silent).total_seconds(),
         )
         store.wait(all_there, limit - silent)
 
 
-def _learn_places(connections: Connections, store: TCPStore, world: World) -> None:
-    """Tell the others where this member's process group listens, and learn it of them."""
+def _exchange_addresses(connections: Connections, store: TCPStore, world: World) -> None:
+    """Publish where this member's process group listens, and read it of the others."""
     own = connections.listening()
     store.set(f"{_KEYS}places/{world.rank}", json.dumps(own))
     others = [f"{_KEYS}places/{rank}" for rank in range(world.size) if rank != world.rank]
@@ -304,10 +306,13 @@ def _is_anyone_gone(change: WorldChange | None) -> bool:
 
 
 def _begin_to_end(
-    name: str, connections: Connections, waits: Sequence[Connecting], change: WorldChange | None
+    name: str,
+    connections: Connections,
+    waits: Sequence[AbandonableCall],
+    change: WorldChange | None,
 ) -> None:
-    """End the process group's collectives, in a thread, if it is still there when its world is
-    over, which that is at the latest when this node has joined another."""
+    """End the process group's collectives, on a thread, if it is still there when its world is
+    over: at the latest when this node has joined another one."""
     if connections.wait_closed(0.0):
         return
     grace_s = 0.0 if _is_anyone_gone(change) else _GRACE_S
@@ -319,12 +324,12 @@ def _begin_to_end(
     )
     try:
         thread.start()
-    except RuntimeError:  # this process ends, and has no new threads
+    except RuntimeError:  # this process ends, and cannot start threads
         connections.end()
 
 
 def _end_with(
-    name: str, connections: Connections, waits: Sequence[Connecting], grace_s: float
+    name: str, connections: Connections, waits: Sequence[AbandonableCall], grace_s: float
 ) -> None:
     if connections.wait_closed(grace_s):
         return
@@ -355,21 +360,21 @@ def _see_out(name: str, connections: Connections) -> None:
         elif looks > _HELD_LOOKS:
             end_process(
                 f"{name} is over and its connections are ended, but gloo holds a collective, "
-                f"seen {looks} times, a second apart, and nothing frees it; the others go on "
-                "without this node"
+                f"seen {looks} times, a second apart, and nothing frees it; the other nodes "
+                "continue without this one"
             )
         elif looks == _HELD_LOOKS // 3:
             _log.warning(
-                "%s is over and its connections are ended, but a collective goes on: a send of "
-                "gloo's whose peer is gone may not end. If it does not within %d s, this process "
-                "ends, so that the others do not wait for it",
+                "%s is over and its connections are ended, but a collective is still running: a "
+                "send of gloo's whose peer is gone may never return. If it does not within %d s, "
+                "this process ends, so that the other nodes do not wait for it",
                 *(name, _HELD_LOOKS - looks),
             )
 
 
 def _abort() -> bool:
-    """Abort all process groups if there is NCCL in them: what else is done for others does nothing
-    there, and this does nothing for others. Tells whether that was so."""
+    """Abort all process groups if they use NCCL, and return whether they do. For gloo this does
+    nothing, as ending connections does for NCCL."""
     if not dist.is_initialized() or "nccl" not in str(dist.get_backend_config()).lower():
         return False
     distributed_c10d._abort_process_group()

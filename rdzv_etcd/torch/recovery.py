@@ -1,4 +1,4 @@
-"""``run``: the loop that goes on in the same process when members are lost or come.
+"""``run``: the loop that continues in the same process when members are lost or join.
 
 Decides whether an error comes from the end of a world or is the program's own.
 """
@@ -25,11 +25,11 @@ from rdzv_etcd.torch.process_group import (
 _log = logging.getLogger("rdzv_etcd")
 
 _SILENT_S = 5.0
-"""After that it is said at WARNING what is waited for."""
+"""After this a wait is logged at WARNING."""
 
 _KNOWN_S = 2.0
-"""So long an error that may come of the end of the world waits for that to be known here: a member
-is gone some 50 ms before."""
+"""How long an error that may come from the end of the world waits for that end to be known here: it
+is known some 50 ms after a member is gone."""
 
 
 def run(
@@ -43,25 +43,24 @@ def run(
 ) -> None:
     """Call ``train(world)`` once in every world, until the job is finished.
 
-    In it, torch's default process group is the world, as :func:`init_process_group` makes it of
+    In it, torch's default process group is the world, as :func:`init_process_group` makes it from
     ``backend``, ``timeout`` and ``options``. ``train`` returns when ``world.should_yield``, or when
-    it has called ``group.finish()`` because the work is done; if neither is so, that is said at
-    WARNING.
+    it has called ``group.finish()`` because the work is done; otherwise a WARNING is logged.
 
-    When a member is gone, a collective fails in ``train``. That error ends this pass only: as soon
-    as the world is known to be over, the node joins the next one. If it is not over
-    ``over_within_s`` seconds after a collective has failed, the error is raised, as is every other
-    one at once. Taken for a failed collective are torch's ``DistError``, a plain
-    :class:`RuntimeError` that names gloo or torch's monitored barrier, and any plain
-    :class:`RuntimeError` or :class:`ValueError` in a world that is over, or is so 2 s later if it
-    has other members. The latter is logged at WARNING, as it may be the program's own. The end of
-    the world are :class:`~rdzv_etcd.errors.WorldOverError` and
-    :class:`~rdzv_etcd.errors.JobClosedError`, too, which what waits on the world raises.
+    When a member is gone, a collective fails in ``train``. That error ends this call of ``train``
+    only: as soon as the world is known to be over, the node joins the next one. If it is not over
+    ``over_within_s`` seconds after a collective has failed, the error is raised. These count as a
+    failed collective: torch's ``DistError``; a plain :class:`RuntimeError` that names gloo or
+    torch's monitored barrier; and any plain :class:`RuntimeError` or :class:`ValueError` in a world
+    that is over, or is over 2 s later if it has other members. The latter is logged at WARNING, as
+    it may be the program's own. :class:`~rdzv_etcd.errors.WorldOverError` and
+    :class:`~rdzv_etcd.errors.JobClosedError`, which waits on the world raise, also mean its end.
+    Every other error is raised at once.
 
-    Whoever leaves with an error has destroyed its process group: the others' collectives fail, and
-    they go on without it. Blocks and raises as :meth:`rdzv_etcd.Group.worlds`, and raises
-    :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant, such as an async
-    ``train``.
+    A node that leaves with an error has destroyed its process group: the other nodes' collectives
+    fail, and they continue without it. Blocks and raises as :meth:`rdzv_etcd.Group.worlds`, and
+    raises :class:`~rdzv_etcd.errors.MisuseError` for arguments that cannot be meant, such as an
+    async ``train``.
     """
     _check(train, backend, timeout)
     over_within_s = seconds(over_within_s)
@@ -77,16 +76,20 @@ def run(
             if not world.should_yield and group.closure() is None:
                 _log.warning(
                     "[job %s] train() returned, but its world is not over and the job not finished "
-                    "(group.finish()): this node joins again, and ends the world for the others",
+                    "(group.finish()): this node joins again, which ends the world for all",
                     group.job,
                 )
         except (RuntimeError, ValueError, WorldOverError, JobClosedError) as error:
-            destroy_process_group()  # first: others may wait for this one
-            if _is_of_the_world(error):
-                if not _gets_over(world, error, over_within_s):
+            destroy_process_group()  # first: other members may wait for this one
+            if _is_from_end_of_world(error):
+                if not _wait_over(world, error, over_within_s):
                     raise
                 _log.info("[job %s] %s: %s", group.job, world.change, _named(error))
-            elif _may_be_of_the_world(error) and _is_over_soon(world, over_within_s):
+            # NCCL's process group was aborted, and torch then calls it not initialized, a
+            # ValueError. If other members may be gone, their end may not be known yet.
+            elif type(error) in (RuntimeError, ValueError) and world.wait_over(
+                min(over_within_s, _KNOWN_S) if world.size > 1 else 0.0
+            ):
                 _log.warning(
                     "[job %s] %s; this is taken for a consequence of it:",
                     *(group.job, world.change),
@@ -108,29 +111,19 @@ def _check(train: object, backend: object, timeout: object) -> None:
     check_process_group(backend, timeout)
 
 
-def _is_of_the_world(error: Exception) -> bool:
-    """Whether it is the end of the world, or a collective that failed, by all that it says."""
+def _is_from_end_of_world(error: Exception) -> bool:
+    """Whether it is the end of the world, or a collective that failed, judging by its own text."""
     if isinstance(error, WorldOverError | JobClosedError | dist.DistError):
         return True
     # gloo raises nothing better, and names its source file; with TORCH_DISTRIBUTED_DEBUG=DETAIL
     # there is a monitored barrier before each collective. A subclass is something else, such as
-    # memory that ran out.
-    said = str(error) if type(error) is RuntimeError else ""
-    return "gloo" in said or "monitoredBarrier" in said
+    # out of memory.
+    text = str(error) if type(error) is RuntimeError else ""
+    return "gloo" in text or "monitoredBarrier" in text
 
 
-def _may_be_of_the_world(error: Exception) -> bool:
-    """Whether it may come of the end of a world that is over: NCCL's process group was aborted, and
-    torch then calls it not initialized, a ValueError. It may be the program's own as well."""
-    return type(error) in (RuntimeError, ValueError)
-
-
-def _is_over_soon(world: World, limit_s: float) -> bool:
-    """Whether the world is over; if other members may be gone, their end may not be known yet."""
-    return world.wait_over(min(limit_s, _KNOWN_S) if world.size > 1 else 0.0)
-
-
-def _gets_over(world: World, error: Exception, limit_s: float) -> bool:
+def _wait_over(world: World, error: Exception, limit_s: float) -> bool:
+    """Wait until the world is over, and return whether it is."""
     if world.wait_over(min(limit_s, _SILENT_S)):
         return True
     if limit_s > _SILENT_S:

@@ -1,7 +1,7 @@
-"""The newest state of all members becomes everybody's.
+"""The newest member's state is broadcast to all.
 
-Some members may have made a step that others have not, when a member died in the middle of it; and
-a newcomer has made none.
+Some members may have made a step that others have not, when a member died during it; and a newcomer
+has made none.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rdzv_etcd.arguments import whole
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.text import shown
 
-_GIVEN = "progress "
-"""Before what is exchanged, so that nothing else is taken for it."""
+_GIVEN = b"progress "
+"""Begins what members exchange, so that nothing else is taken for it."""
 
 
 class Stateful(Protocol):
-    """What has a state: a module, an optimizer, a scheduler, or something of your own.
+    """An object with a state: a module, an optimizer, a scheduler, or something of your own.
 
     The state may consist of tensors, numbers, strings, NumPy's numbers and arrays of numbers,
-    containers of these, and what ``torch.serialization.add_safe_globals`` was told of on every
-    member.
+    containers of these, and classes that ``torch.serialization.add_safe_globals`` was given on
+    every member.
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -38,22 +38,22 @@ class Stateful(Protocol):
 
 
 def newest_member(world: World, progress: int) -> int:
-    """Return the rank of the member that has got farthest; of several the lowest.
+    """Return the rank of the member with the most progress; of several the lowest.
 
-    ``progress`` is how far this one is, such as the number of steps made. Every member calls this
-    at the same place: it is an :meth:`~rdzv_etcd.World.exchange`, and blocks and raises as that.
+    ``progress`` is this member's, such as the number of steps made. Every member calls this at the
+    same point: it is an :meth:`~rdzv_etcd.World.exchange`, and blocks and raises like that.
     """
     return _newest(world, progress)[0]
 
 
 def broadcast_newest(world: World, progress: int, *parts: Stateful) -> int:
-    """Load the state of the member that has got farthest into every other; return its progress.
+    """Load the state of the member with the most progress into every other; return that progress.
 
-    Every member calls this, at the beginning of its work in a world and with the same parts, as the
-    process group has been made: it is a :func:`newest_member`, and then a broadcast of all parts'
-    states. A newcomer's progress is 0. Those that are as far as the newest load its state, too:
-    only so it is the same for sure. Blocks and raises as these, and raises what ``state_dict`` and
-    ``load_state_dict`` raise. A state that the others could not load is a
+    Every member calls this with the same parts at the beginning of its work in a world, when the
+    process group has been made: it is a :func:`newest_member`, then a broadcast of all parts'
+    states. A newcomer's progress is 0. Members with the same progress also load the state: only
+    then is it certainly the same. Blocks and raises like these, and raises what ``state_dict`` and
+    ``load_state_dict`` raise. A state that other members could not load is a
     :class:`~rdzv_etcd.errors.MisuseError` on the newest, before anything is sent.
     """
     newest, farthest = _newest(world, progress)
@@ -76,7 +76,7 @@ def broadcast_newest(world: World, progress: int, *parts: Stateful) -> int:
         del in_file, on_device
         received = _unpack(file, parts)
         del file
-        while received:  # each is let go of before the next
+        while received:  # each is released before the next
             part, state = received.pop()
             part.load_state_dict(state)
             del state
@@ -84,21 +84,21 @@ def broadcast_newest(world: World, progress: int, *parts: Stateful) -> int:
 
 
 def _newest(world: World, progress: int) -> tuple[int, int]:
-    """The rank of the newest member, and how far it is."""
+    """Return the rank of the newest member, and its progress."""
     number = whole("progress", progress)
     if number < 0:
         raise MisuseError(f"progress is {number}; it cannot be below 0")
-    everybody = []
-    for rank, text in enumerate(world.exchange(f"{_GIVEN}{number}".encode())):
-        given = text.removeprefix(_GIVEN.encode())
+    progresses = []
+    for rank, text in enumerate(world.exchange(_GIVEN + str(number).encode())):
+        given = text.removeprefix(_GIVEN)
         if given == text or not given.isdigit() or len(given) > 30:
             raise MisuseError(
                 f"rank {rank} gave {shown(repr(text), 100)} instead of its progress: every member "
-                "has to call this at the same place"
+                "must call this at the same point"
             )
-        everybody.append(int(given))
-    farthest = max(everybody)
-    return everybody.index(farthest), farthest
+        progresses.append(int(given))
+    farthest = max(progresses)
+    return progresses.index(farthest), farthest
 
 
 def _check(states: list[dict[str, Any]], parts: tuple[Stateful, ...]) -> None:
@@ -119,7 +119,7 @@ def _check(states: list[dict[str, Any]], parts: tuple[Stateful, ...]) -> None:
 
 
 def _without_tensors(value: Any) -> Any:
-    """The same with an empty tensor for each, as far as it is made of torch's and Python's own."""
+    """Return it with empty tensors, as far as it is made of torch's and Python's types."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return value if vars(value) else torch.empty(0)
     if type(value) in (dict, OrderedDict):
@@ -137,7 +137,7 @@ def _packed(states: object) -> io.BytesIO:
 
 
 def _unpack(file: io.BytesIO, parts: tuple[Stateful, ...]) -> list[tuple[Stateful, dict[str, Any]]]:
-    """All parts with their states, the last one first."""
+    """Return all parts with their states, the last one first."""
     try:
         states = _load(file)
     except Exception as error:
@@ -147,17 +147,17 @@ def _unpack(file: io.BytesIO, parts: tuple[Stateful, ...]) -> list[tuple[Statefu
         ) from error
     if len(states) != len(parts):
         raise MisuseError(
-            f"this member has {len(parts)} parts, the newest one {len(states)}: all must give the "
+            f"this member has {len(parts)} parts, the newest one {len(states)}: all must pass the "
             "same"
         )
     return list(zip(parts, states, strict=True))[::-1]
 
 
 def _load(file: io.BytesIO) -> Any:
-    """Load what is only data: nothing in it runs code.
+    """Load only data: nothing in it runs code.
 
-    What is allowed here stays so: torch has one list for all threads, and what is removed from it
-    may by then be the program's.
+    What is allowed here stays allowed: torch has one list for all threads, and an entry that is
+    removed from it may by then be the program's.
     """
     torch.serialization.add_safe_globals(_of_numpy())
     return torch.load(file, map_location="cpu", weights_only=True)
@@ -165,9 +165,9 @@ def _load(file: io.BytesIO) -> Any:
 
 @functools.cache
 def _of_numpy() -> list[Any]:
-    """What NumPy's numbers and arrays of numbers are made of. Not of objects."""
+    """Return the types of NumPy's numbers and of its arrays of numbers, not of objects."""
     try:
-        import numpy as np  # noqa: PLC0415 - torch does without it, too
+        import numpy as np  # noqa: PLC0415 - torch does not need it either
     except ImportError:
         return []
     kinds = set(np.typecodes["All"]) - {"O", "V"}
@@ -177,8 +177,8 @@ def _of_numpy() -> list[Any]:
 
 
 def _why(error: Exception) -> str:
-    """What is wrong with a state. What torch advises would be wrong here."""
-    said = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
-    if found := re.search(r"GLOBAL (\S+)", said):
+    """Return what is wrong with a state. torch's advice would be wrong here."""
+    text = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
+    if found := re.search(r"GLOBAL (\S+)", text):
         return f"it has a {shown(found[1])}"
-    return shown(said.partition("\n")[0])
+    return shown(text.partition("\n")[0])

@@ -194,7 +194,7 @@ class Launch:
 
 
 _launches: list[Launch] = []
-"""In the order in which they began: those that go on, and those that have left a node behind."""
+"""In the order in which they began: those that continue, and those that left a node behind."""
 
 
 def begin_launch(settings: Settings) -> Launch | None:

@@ -28,14 +28,14 @@ _LONGEST_GOODBYE_S = 10.0
 class AgentSignals:
     """Handles the signals for one node, where nothing else in the process handles or ignores them.
 
-    The process has one handler, for all its nodes: one that was left behind by an interrupted
-    launch keeps no other from being drained.
+    The process has one handler, for all its nodes: a node that an interrupted launch left behind
+    keeps no other from being drained.
     """
 
     def __init__(self) -> None:
         self._group: weakref.ref[Group] | None = None
         self.drained_by: str | None = None
-        """The signal that has drained this node before it was there."""
+        """The signal that arrived to drain this node before it existed."""
 
     def install(self) -> None:
         """Handle the signals, if this is the main thread. Idempotent."""
@@ -59,22 +59,22 @@ class AgentSignals:
 
     @property
     def is_to_come(self) -> bool:
-        """Whether the node is not there yet."""
+        """Whether the node does not exist yet."""
         return self._group is None
 
     @property
     def is_over(self) -> bool:
-        """Whether the node was there, and has left."""
+        """Whether the node existed, and has left."""
         return not self.is_to_come and ((group := self.group) is None or group.has_left)
 
     def restore(self) -> None:
-        """Handle them no more for this node, and not at all after the last. Idempotent."""
+        """Stop handling them for this node, and at all after the last one. Idempotent."""
         _handled.pop(id(self), None)
         if threading.current_thread() is not threading.main_thread():
             return
         if all(each.is_over for each in _all()):
             for number in (DRAINS, *ENDS):
-                _handle_no_more(number)
+                _stop_handling(number)
 
 
 _handled: dict[int, weakref.ref[AgentSignals]] = {}
@@ -91,19 +91,20 @@ def _all() -> list[AgentSignals]:
 def _handle(number: int, _: FrameType | None) -> None:
     name = signal.Signals(number).name
     if number != DRAINS:
-        _handle_no_more(number)  # the next one ends the process at once
+        _stop_handling(number)  # the next one ends the process at once
         try:
             _leave_all(name)
         finally:
-            _end_by(number)
+            os.kill(os.getpid(), number)
+            os._exit(128 + number)  # a container's first process: no default action
     elif not _drain_all(name):
-        _handle_no_more(number)
+        _stop_handling(number)
         os.kill(os.getpid(), number)
 
 
 def _drain_all(name: str) -> bool:
-    """Tell whether there is a node that is drained, now or before: asking once more must not end
-    the agent of one that leaves already."""
+    """Drain all nodes, and return whether there is one that is drained, now or before: a second
+    request must not end the agent of a node that is already leaving."""
     found = False
     for each in _all():
         group = each.group
@@ -128,12 +129,7 @@ def _leave_all(why: str) -> None:
         left.wait(until_s - time.monotonic())
 
 
-def _end_by(number: int) -> None:
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)  # a container's first process: the signal has no default action
-
-
-def _handle_no_more(number: int) -> None:
+def _stop_handling(number: int) -> None:
     if signal.getsignal(number) is _handle and kernel_handler(number) == _installed.get(number):
-        with contextlib.suppress(ValueError):  # the interpreter is going
+        with contextlib.suppress(ValueError):  # the interpreter is exiting
             signal.signal(number, signal.SIG_DFL)

@@ -30,7 +30,7 @@ from rdzv_etcd import Group, World
 from rdzv_etcd.errors import MisuseError
 from rdzv_etcd.process import Latch
 from rdzv_etcd.torch import recovery
-from rdzv_etcd.torch.gloo import LEFT_BEHIND, Connecting, end_process
+from rdzv_etcd.torch.gloo import LEFT_BEHIND, AbandonableCall, end_process
 from tests.in_process.processes import LIMIT_S, die_with_parent
 
 _WAIT = Latch.wait.__code__
@@ -321,7 +321,7 @@ def in_detail(etcd: str, job: str, dies: bool) -> list[Any]:
                 dist.all_reduce(torch.ones(1))
         except RuntimeError as error:
             seen.append(str(error))
-            seen.append(recovery._is_of_the_world(error))
+            seen.append(recovery._is_from_end_of_world(error))
             raise
         group.finish()
 
@@ -428,7 +428,7 @@ def interrupted_while_connecting() -> bool:
         interrupted.wait()
 
     try:
-        Connecting().run(make)
+        AbandonableCall().run(make)
     except KeyboardInterrupt:
         interrupted.set()
     for thread in threading.enumerate():

@@ -385,7 +385,7 @@ def test_a_plain_script_forms_its_process_group_through_etcd(
     [
         ("etcd3://host:2379", "must be like"),
         ("etcd3://host:2379/a/b?nodes=2", "must be like"),
-        ("etcd3://host:2379/job", "say how many"),
+        ("etcd3://host:2379/job", "give the number of nodes"),
         ("etcd3://host:2379/job?nodes=two", "nodes=two"),
         ("etcd3://host:2379/job?nodes", "after the '\\?'"),
         ("etcd3://host:2379/job?nodes=2&world_size=3", "contradict"),

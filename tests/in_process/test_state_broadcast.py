@@ -141,13 +141,16 @@ def test_all_of_an_optimizer_and_its_schedulers_reaches_the_others() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Part(), r"it has a tests\.in_process\.test_newest\.Part"),
+        (Part(), r"it has a tests\.in_process\.test_state_broadcast\.Part"),
         (defaultdict(int), r"it has a collections\.defaultdict"),
         ([torch.ones(1), datetime.date(2020, 1, 1)], r"it has a datetime\.date"),
         (np.array([None]), "ObjectDType"),
         (threading.Lock(), "cannot pickle"),
         (lambda: None, "pickle"),
-        (annotated(torch.ones(1), Part()), r"it has a tests\.in_process\.test_newest\.Part"),
+        (
+            annotated(torch.ones(1), Part()),
+            r"it has a tests\.in_process\.test_state_broadcast\.Part",
+        ),
     ],
     ids=["class", "defaultdict", "date", "objects of NumPy", "lock", "lambda", "attribute"],
 )

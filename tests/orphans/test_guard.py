@@ -148,7 +148,7 @@ def test_what_a_killed_agent_has_started_is_ended_and_nothing_else(agent: Agent)
     assert not alive
     assert all(other.is_running() for other in agent.others())
     assert len(agent.said.splitlines()) == 1
-    assert "is gone without a good-bye: ended 3 processes" in agent.said
+    assert "died without leaving the job; terminated 3 processes" in agent.said
     assert "SIGKILL" not in agent.said
 
 
@@ -160,7 +160,7 @@ def test_who_does_not_listen_to_sigterm_is_killed(agent: Agent) -> None:
     _, alive = psutil.wait_procs([*agent.marked(), agent.guard], timeout=LIMIT_S)
     assert not alive
     assert time.monotonic() - began_s >= guard.TERM_GRACE_S
-    assert "ended 4 processes that it had started, 1 of them with SIGKILL" in agent.said
+    assert "terminated 4 processes it had started, 1 of them with SIGKILL" in agent.said
 
 
 @doing("exit")
@@ -170,7 +170,7 @@ def test_what_is_left_by_one_that_ends_and_does_not_leave_is_ended(agent: Agent)
     _, alive = psutil.wait_procs([*agent.marked(), agent.guard], timeout=LIMIT_S)
     assert not alive
     assert all(other.is_running() for other in agent.others())
-    assert "ended 3 processes that it had started" in agent.said
+    assert "terminated 3 processes it had started" in agent.said
 
 
 @doing("leave")
@@ -200,7 +200,7 @@ def test_a_stopped_agent_and_signals_to_the_guard_end_nobody(agent: Agent) -> No
 
 
 def test_an_unknown_word_is_refused(etcd_server: EtcdServer, job_id: str) -> None:
-    with pytest.raises(SettingsError, match=r"orphans='adopt' is none of leave, kill"):
+    with pytest.raises(SettingsError, match=r"orphans='adopt' must be one of leave, kill"):
         node_settings(etcd_server, job_id, "1", orphans="adopt")
 
 

@@ -67,10 +67,10 @@ def test_the_workers_of_a_killed_agent_are_ended(
     dead.process.wait()
     killed_at = time.time()
     agents.wait_until("its workers are ended", lambda: not any(map(_lives, workers)))
-    agents.wait_until("the guard says so", lambda: "is gone without a good-bye" in dead.output)
+    agents.wait_until("the guard says so", lambda: "died without leaving the job" in dead.output)
     agents.wait_for_world([other], size=2, after=killed_at)
     finish(agents, etcd, job, [other])
-    assert "is gone without a good-bye" not in other.output
+    assert "died without leaving the job" not in other.output
 
 
 def _lives(process: psutil.Process) -> bool:
