@@ -11,7 +11,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import pytest
 import uvloop
@@ -32,6 +33,8 @@ from rdzv_etcd.runtime.loop_thread import THREAD_NAME
 from tests.library.nodes import LIMIT_S, Job, wait_until, when_entered
 from tests.support.leaks import job_root
 from tests.support.servers import EtcdServer
+
+P = ParamSpec("P")
 
 
 class Nodes:
@@ -96,50 +99,56 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, LIMIT_S))
 
 
-def test_what_members_do_together(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(3, data={"gpus": 8}) as (groups, worlds):
-            assert [world.rank for world in worlds] == [0, 1, 2]
-            assert {world.epoch for world in worlds} == {worlds[0].epoch}
-            given = [b"%d" % world.rank for world in worlds]
-            taken = await asyncio.gather(*(w.exchange(given[w.rank], LIMIT_S) for w in worlds))
-            assert taken == [given] * 3
-            await asyncio.gather(*(world.barrier("here", LIMIT_S) for world in worlds))
-            waiting = asyncio.ensure_future(worlds[0].store.get("seed", LIMIT_S))
-            await worlds[1].store.set("seed", b"17")
-            assert await waiting == b"17"
-            members = await worlds[2].members()
-            assert [member.node_id for member in members] == [group.node_id for group in groups]
-            assert {member.data["gpus"] for member in members} == {8}
-            assert await worlds[1].node_ids() == tuple(group.node_id for group in groups)
-            listener = worlds[0].take_listener()
-            assert listener is not None
-            assert listener.port == worlds[0].master.port
-            listener.close()
-            assert not worlds[0].over
+def awaited(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test in an event loop of its own."""
 
-    run(work())
+    @wraps(test)
+    def made(*args: P.args, **named: P.kwargs) -> None:
+        run(test(*args, **named))
+
+    return made
 
 
-def test_every_operation_of_the_store(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(1) as (_, (world,)):
-            store = world.store
-            await store.multi_set({"a": b"1", "b": b"2"})
-            assert await store.multi_get(["a", "b"]) == [b"1", b"2"]
-            await store.wait(["a"])
-            assert await store.check(["a", "b"])
-            assert await store.add("n", 5) == 5
-            await store.append("a", b"0")
-            assert await store.get("a") == b"10"
-            assert await store.compare_set("b", b"2", b"3") == b"3"
-            assert await store.delete("b")
-            assert await store.list_keys() == ["a", "n"]
-            assert await store.num_keys() == 2
-            with pytest.raises(StoreTimeoutError):
-                await store.get("never", 0.1)
+@awaited
+async def test_what_members_do_together(nodes: Nodes) -> None:
+    async with nodes.worlds(3, data={"gpus": 8}) as (groups, worlds):
+        assert [world.rank for world in worlds] == [0, 1, 2]
+        assert {world.epoch for world in worlds} == {worlds[0].epoch}
+        given = [b"%d" % world.rank for world in worlds]
+        taken = await asyncio.gather(*(w.exchange(given[w.rank], LIMIT_S) for w in worlds))
+        assert taken == [given] * 3
+        await asyncio.gather(*(world.barrier("here", LIMIT_S) for world in worlds))
+        waiting = asyncio.ensure_future(worlds[0].store.get("seed", LIMIT_S))
+        await worlds[1].store.set("seed", b"17")
+        assert await waiting == b"17"
+        members = await worlds[2].members()
+        assert [member.node_id for member in members] == [group.node_id for group in groups]
+        assert {member.data["gpus"] for member in members} == {8}
+        assert await worlds[1].node_ids() == tuple(group.node_id for group in groups)
+        listener = worlds[0].take_listener()
+        assert listener is not None
+        assert listener.port == worlds[0].master.port
+        listener.close()
+        assert not worlds[0].over
 
-    run(work())
+
+@awaited
+async def test_every_operation_of_the_store(nodes: Nodes) -> None:
+    async with nodes.worlds(1) as (_, (world,)):
+        store = world.store
+        await store.multi_set({"a": b"1", "b": b"2"})
+        assert await store.multi_get(["a", "b"]) == [b"1", b"2"]
+        await store.wait(["a"])
+        assert await store.check(["a", "b"])
+        assert await store.add("n", 5) == 5
+        await store.append("a", b"0")
+        assert await store.get("a") == b"10"
+        assert await store.compare_set("b", b"2", b"3") == b"3"
+        assert await store.delete("b")
+        assert await store.list_keys() == ["a", "n"]
+        assert await store.num_keys() == 2
+        with pytest.raises(StoreTimeoutError):
+            await store.get("never", 0.1)
 
 
 def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
@@ -164,81 +173,70 @@ def test_a_loop_over_worlds_ends_when_the_job_is_finished(nodes: Nodes) -> None:
     run(work())
 
 
-def test_a_world_gets_over(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(2, (1, 2)) as (groups, worlds):
-            assert not await worlds[0].wait_over(0.1)
-            waiting = asyncio.ensure_future(worlds[0].wait_over())
-            await groups[1].leave("has to go")
-            assert groups[1].has_left
-            assert await waiting
-            assert worlds[0].change == Left({groups[1].node_id: "has to go"})
-            assert groups[0].waiting_count() == 1
-
-    run(work())
+@awaited
+async def test_a_world_gets_over(nodes: Nodes) -> None:
+    async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+        assert not await worlds[0].wait_over(0.1)
+        waiting = asyncio.ensure_future(worlds[0].wait_over())
+        await groups[1].leave("has to go")
+        assert groups[1].has_left
+        assert await waiting
+        assert worlds[0].change == Left({groups[1].node_id: "has to go"})
+        assert groups[0].waiting_count() == 1
 
 
-def test_a_member_says_why_it_is_back(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(2) as (groups, worlds):
-            why = "its worker was killed by SIGSEGV"
-            back = asyncio.ensure_future(groups[1].join(because=why))
-            assert await worlds[0].wait_over(LIMIT_S)
-            node_id = groups[1].node_id
-            assert worlds[0].change == Waiting((node_id,), {node_id: why})
-            assert await asyncio.gather(groups[0].join(), back)
-
-    run(work())
+@awaited
+async def test_a_member_says_why_it_is_back(nodes: Nodes) -> None:
+    async with nodes.worlds(2) as (groups, worlds):
+        why = "its worker was killed by SIGSEGV"
+        back = asyncio.ensure_future(groups[1].join(because=why))
+        assert await worlds[0].wait_over(LIMIT_S)
+        node_id = groups[1].node_id
+        assert worlds[0].change == Waiting((node_id,), {node_id: why})
+        assert await asyncio.gather(groups[0].join(), back)
 
 
-def test_the_job_fails(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(2) as (groups, worlds):
-            waiting = asyncio.ensure_future(worlds[0].barrier("never", LIMIT_S))
-            assert await groups[1].fail("no more data")
-            with pytest.raises(JobClosedError, match="no more data"):
-                await waiting
-            with pytest.raises(JobClosedError):
-                await anext(groups[0].worlds())
-
-    run(work())
+@awaited
+async def test_the_job_fails(nodes: Nodes) -> None:
+    async with nodes.worlds(2) as (groups, worlds):
+        waiting = asyncio.ensure_future(worlds[0].barrier("never", LIMIT_S))
+        assert await groups[1].fail("no more data")
+        with pytest.raises(JobClosedError, match="no more data"):
+            await waiting
+        with pytest.raises(JobClosedError):
+            await anext(groups[0].worlds())
 
 
-def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with await nodes.connect(2) as one, await nodes.connect(2) as other:
-            for _ in range(2):  # the second one binds a socket of its own
-                joining = asyncio.ensure_future(one.join())
-                await nodes.until_there(1)
-                with pytest.raises(MisuseError):
-                    await one.join()
-                joining.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await joining
-                await nodes.until_there(0)
-            worlds = await asyncio.gather(one.join(), other.join())
-            assert {world.rank for world in worlds} == {0, 1}
-
-    run(work())
-
-
-def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(nodes: Nodes) -> None:
-    """Nobody would work in it. The others are told at once, and the node may join again."""
-
-    async def work() -> None:
-        async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+@awaited
+async def test_a_join_that_is_cancelled_is_taken_back_and_may_be_tried_again(nodes: Nodes) -> None:
+    async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+        for _ in range(2):  # the second one binds a socket of its own
             joining = asyncio.ensure_future(one.join())
-            loop = asyncio.get_running_loop()
-            with when_entered(one._group._node, lambda: loop.call_soon_threadsafe(joining.cancel)):
-                world = await other.join()
-                with pytest.raises(asyncio.CancelledError):
-                    await joining
-            assert await world.wait_over(LIMIT_S)
-            assert world.change == Left({one.node_id: "was interrupted in its join"})
-            again = await asyncio.gather(one.join(), other.join())
-            await asyncio.gather(*(world.barrier("all", LIMIT_S) for world in again))
+            await nodes.until_there(1)
+            with pytest.raises(MisuseError):
+                await one.join()
+            joining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+            await nodes.until_there(0)
+        worlds = await asyncio.gather(one.join(), other.join())
+        assert {world.rank for world in worlds} == {0, 1}
 
-    run(work())
+
+@awaited
+async def test_a_join_that_is_cancelled_when_it_is_done_leaves_the_world(nodes: Nodes) -> None:
+    """Nobody would work in it. The others are told at once, and the node may join again."""
+    async with await nodes.connect(2) as one, await nodes.connect(2) as other:
+        joining = asyncio.ensure_future(one.join())
+        loop = asyncio.get_running_loop()
+        with when_entered(one._group._node, lambda: loop.call_soon_threadsafe(joining.cancel)):
+            world = await other.join()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+        assert await world.wait_over(LIMIT_S)
+        assert world.change == Left({one.node_id: "was interrupted in its join"})
+        again = await asyncio.gather(one.join(), other.join())
+        await asyncio.gather(*(world.barrier("all", LIMIT_S) for world in again))
 
 
 WAITS: dict[str, Callable[[World], Coroutine[Any, Any, object]]] = {
@@ -250,62 +248,55 @@ WAITS: dict[str, Callable[[World], Coroutine[Any, Any, object]]] = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_what_waits_can_be_cancelled(nodes: Nodes, name: str) -> None:
+@awaited
+async def test_what_waits_can_be_cancelled(nodes: Nodes, name: str) -> None:
     """What others may have counted on ends this node's part in the world."""
-
-    async def work() -> None:
-        async with nodes.worlds(2) as (groups, worlds):
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(WAITS[name](worlds[0]), 0.3)
-            assert worlds[0].over is (name in ("barrier", "exchange"))
-            now = worlds
-            if worlds[0].over:
-                assert await worlds[1].wait_over(LIMIT_S)
-                now = await asyncio.gather(*(group.join() for group in groups))
-            await asyncio.gather(*(world.barrier("goes on", LIMIT_S) for world in now))
-
-    run(work())
+    async with nodes.worlds(2) as (groups, worlds):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(WAITS[name](worlds[0]), 0.3)
+        assert worlds[0].over is (name in ("barrier", "exchange"))
+        now = worlds
+        if worlds[0].over:
+            assert await worlds[1].wait_over(LIMIT_S)
+            now = await asyncio.gather(*(group.join() for group in groups))
+        await asyncio.gather(*(world.barrier("goes on", LIMIT_S) for world in now))
 
 
-def test_a_barrier_that_was_cancelled_is_passed_by_nobody_and_ends_the_world(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(2) as (groups, worlds):
-            now = worlds
-            for _ in range(3):
-                waiting = asyncio.ensure_future(now[0].barrier("saved", LIMIT_S))
-                await nodes.until_there(1, "barrier/", "/given/")
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                assert now[0].over
-                with pytest.raises(BarrierBrokenError, match="was interrupted in barrier 'saved'"):
-                    await now[1].barrier("saved", LIMIT_S)
-                now = await asyncio.gather(*(group.join() for group in groups))
-            await asyncio.gather(*(world.barrier("saved", LIMIT_S) for world in now))
-
-    run(work())
-
-
-def test_a_barrier_says_who_is_missing(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(2) as (groups, worlds):
-            with pytest.raises(BarrierTimeoutError) as caught:
-                await worlds[0].barrier("saved", 0.2)
-            assert caught.value.missing == (groups[1].node_id,)
-
-    run(work())
+@awaited
+async def test_a_barrier_that_was_cancelled_is_passed_by_nobody_and_ends_the_world(
+    nodes: Nodes,
+) -> None:
+    async with nodes.worlds(2) as (groups, worlds):
+        now = worlds
+        for _ in range(3):
+            waiting = asyncio.ensure_future(now[0].barrier("saved", LIMIT_S))
+            await nodes.until_there(1, "barrier/", "/given/")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert now[0].over
+            with pytest.raises(BarrierBrokenError, match="was interrupted in barrier 'saved'"):
+                await now[1].barrier("saved", LIMIT_S)
+            now = await asyncio.gather(*(group.join() for group in groups))
+        await asyncio.gather(*(world.barrier("saved", LIMIT_S) for world in now))
 
 
-def test_who_waits_hears_that_its_node_leaves(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with await nodes.connect(2) as group:
-            joining = asyncio.ensure_future(group.join())
-            await nodes.until_there(1)
-            await group.leave()
-            with pytest.raises(RendezvousFailedError):
-                await joining
+@awaited
+async def test_a_barrier_says_who_is_missing(nodes: Nodes) -> None:
+    async with nodes.worlds(2) as (groups, worlds):
+        with pytest.raises(BarrierTimeoutError) as caught:
+            await worlds[0].barrier("saved", 0.2)
+        assert caught.value.missing == (groups[1].node_id,)
 
-    run(work())
+
+@awaited
+async def test_who_waits_hears_that_its_node_leaves(nodes: Nodes) -> None:
+    async with await nodes.connect(2) as group:
+        joining = asyncio.ensure_future(group.join())
+        await nodes.until_there(1)
+        await group.leave()
+        with pytest.raises(RendezvousFailedError):
+            await joining
 
 
 def test_a_connection_that_is_cancelled_leaves_no_node_behind(nodes: Nodes) -> None:
@@ -359,19 +350,17 @@ def test_a_node_leaves_and_others_start_while_all_threads_are_busy(nodes: Nodes)
     run(work())
 
 
-def test_a_node_leaves_although_its_leaving_is_cancelled(nodes: Nodes) -> None:
-    async def work() -> None:
-        async with nodes.worlds(2, (1, 2)) as (groups, worlds):
-            leaving = asyncio.ensure_future(groups[1].leave("has to go"))
-            await asyncio.sleep(0)
-            leaving.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await leaving
-            assert groups[1].has_left
-            assert await worlds[0].wait_over()
-            assert worlds[0].change == Left({groups[1].node_id: "has to go"})
-
-    run(work())
+@awaited
+async def test_a_node_leaves_although_its_leaving_is_cancelled(nodes: Nodes) -> None:
+    async with nodes.worlds(2, (1, 2)) as (groups, worlds):
+        leaving = asyncio.ensure_future(groups[1].leave("has to go"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert groups[1].has_left
+        assert await worlds[0].wait_over()
+        assert worlds[0].change == Left({groups[1].node_id: "has to go"})
 
 
 def test_several_event_loops_one_after_the_other(nodes: Nodes) -> None:

@@ -25,7 +25,7 @@ from tests.sim import world
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import noted
 from tests.sim.mutants import does_nothing, on, swapped, without_guard
-from tests.sim.world import Scenario, SimJob, SimNode, simulate
+from tests.sim.world import Scenario, SimJob, SimNode, simulate, simulated
 
 SOON_S = 1.0
 
@@ -36,29 +36,28 @@ def given(job: SimJob) -> int:
 
 
 @pytest.mark.parametrize("wiped_after_s", [0.15, 0.25, 5.0])
-def test_an_arrival_at_a_barrier_that_was_wiped_is_put_again(wiped_after_s: float) -> None:
+@simulated(min_nodes=2, max_nodes=3)
+async def test_an_arrival_at_a_barrier_that_was_wiped_is_put_again(
+    job: SimJob, wiped_after_s: float
+) -> None:
     """Also if that happens before its watch begins."""
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    early = nodes[0]
+    early.connection.link.delay(0.1)  # the arrival is applied after that, known after 0.2 s
+    arrivals = job.keys.barriers.start
 
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        early = nodes[0]
-        early.connection.link.delay(0.1)  # the arrival is applied after that, known after 0.2 s
-        arrivals = job.keys.barriers.start
+    def observe(applied: Applied) -> None:
+        request = applied.request
+        if isinstance(request, Txn) and any(p.key.startswith(arrivals) for p in request.puts()):
+            job.server.observers.remove(observe)
+            job.server.call_later(wiped_after_s, job.wipe)
 
-        def observe(applied: Applied) -> None:
-            request = applied.request
-            if isinstance(request, Txn) and any(p.key.startswith(arrivals) for p in request.puts()):
-                job.server.observers.remove(observe)
-                job.server.call_later(wiped_after_s, job.wipe)
-
-        job.server.observers.append(observe)
-        waiting = asyncio.ensure_future(at_barrier(job, early))
-        await job.pass_time(60)
-        assert not waiting.done()
-        await asyncio.gather(waiting, *(at_barrier(job, node) for node in nodes[1:]))
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+    job.server.observers.append(observe)
+    waiting = asyncio.ensure_future(at_barrier(job, early))
+    await job.pass_time(60)
+    assert not waiting.done()
+    await asyncio.gather(waiting, *(at_barrier(job, node) for node in nodes[1:]))
 
 
 async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
@@ -66,30 +65,29 @@ async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
     await job.on(node, Collectives(node.node, node.world).barrier("saved", limit_s))
 
 
-def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passed() -> None:
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passed(
+    job: SimJob,
+) -> None:
     """Those who are at the next one say that all were at this one."""
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    barriers = [Collectives(node.node, node.world) for node in nodes if node.world is not None]
 
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        barriers = [Collectives(node.node, node.world) for node in nodes if node.world is not None]
+    def calls(which: int) -> asyncio.Task[None]:
+        return job.on(nodes[which], barriers[which].barrier("saved", 60))
 
-        def calls(which: int) -> asyncio.Task[None]:
-            return job.on(nodes[which], barriers[which].barrier("saved", 60))
-
-        await asyncio.gather(calls(0), calls(1))
-        before = job.save()
-        waiting = calls(1)
-        await job.pass_time(1)
-        nodes[1].connection.link.lag_watches(5.0)
-        await calls(0)
-        assert not waiting.done()
-        job.restore(before)
-        third = calls(0)
-        await waiting
-        await asyncio.gather(third, calls(1))
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    await asyncio.gather(calls(0), calls(1))
+    before = job.save()
+    waiting = calls(1)
+    await job.pass_time(1)
+    nodes[1].connection.link.lag_watches(5.0)
+    await calls(0)
+    assert not waiting.done()
+    job.restore(before)
+    third = calls(0)
+    await waiting
+    await asyncio.gather(third, calls(1))
 
 
 async def one_has_passed_what_etcd_forgets(job: SimJob) -> None:
@@ -114,73 +112,65 @@ def test_what_etcd_has_forgotten_is_given_again_between_calls() -> None:
 
 
 @pytest.mark.parametrize("whose", ["its session", "the job"])
-def test_an_arrival_at_a_barrier_outlives_a_lease_that_ran_out(whose: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        early, late = nodes[0], nodes[1:]
-        waiting = asyncio.ensure_future(at_barrier(job, early))
-        await job.pass_time(5)
-        session = early.node.context.session.lease_id
-        record = job.history.formed[0].record
-        job.server.expire(session if whose == "its session" else record.job_lease)
-        await job.pass_time(30)
-        assert not waiting.done(), job.tell()
-        assert given(job) == 1
-        await asyncio.gather(waiting, *(at_barrier(job, node) for node in late))
-        assert all(node.joins == 1 for node in nodes), job.tell()
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
-
-
-def test_who_gave_up_at_a_barrier_does_not_let_others_pass() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b, c = job.start_all("abc")
-        await job.until_works("abc")
-        with pytest.raises(BarrierTimeoutError):
-            await at_barrier(job, a, job.loop.rng.uniform(0.1, 5))
-        waiting = [asyncio.ensure_future(at_barrier(job, node)) for node in (b, c)]
-        await job.pass_time(30)
-        assert not any(each.done() for each in waiting), job.tell()
-        await asyncio.gather(at_barrier(job, a), *waiting)
-
-    simulate(scenario, min_nodes=3, max_nodes=3)
+@simulated(min_nodes=3, max_nodes=3)
+async def test_an_arrival_at_a_barrier_outlives_a_lease_that_ran_out(
+    job: SimJob, whose: str
+) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    early, late = nodes[0], nodes[1:]
+    waiting = asyncio.ensure_future(at_barrier(job, early))
+    await job.pass_time(5)
+    session = early.node.context.session.lease_id
+    record = job.history.formed[0].record
+    job.server.expire(session if whose == "its session" else record.job_lease)
+    await job.pass_time(30)
+    assert not waiting.done(), job.tell()
+    assert given(job) == 1
+    await asyncio.gather(waiting, *(at_barrier(job, node) for node in late))
+    assert all(node.joins == 1 for node in nodes), job.tell()
 
 
-def test_all_pass_a_barrier_or_none_whenever_one_of_them_gives_up() -> None:
+@simulated(min_nodes=3, max_nodes=3)
+async def test_who_gave_up_at_a_barrier_does_not_let_others_pass(job: SimJob) -> None:
+    a, b, c = job.start_all("abc")
+    await job.until_works("abc")
+    with pytest.raises(BarrierTimeoutError):
+        await at_barrier(job, a, job.loop.rng.uniform(0.1, 5))
+    waiting = [asyncio.ensure_future(at_barrier(job, node)) for node in (b, c)]
+    await job.pass_time(30)
+    assert not any(each.done() for each in waiting), job.tell()
+    await asyncio.gather(at_barrier(job, a), *waiting)
+
+
+@simulated(min_nodes=2, max_nodes=2)
+async def test_all_pass_a_barrier_or_none_whenever_one_of_them_gives_up(job: SimJob) -> None:
     """Its limit ends in the moment in which the last one arrives."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        limit_s = job.loop.rng.uniform(0.0, 0.01)
-        try:
-            await at_barrier(job, a, limit_s)
-        except BarrierTimeoutError:
-            await job.pass_time(5)
-            assert not waiting.done(), job.tell()
-            await at_barrier(job, a)
-        await waiting
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
-
-
-def test_who_ran_out_of_time_is_not_there_although_its_arrival_is_late() -> None:
-    """What takes the arrival back does not overtake it."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        a.connection.link.hold_requests(1.0)  # later than what is sent next
-        with pytest.raises(BarrierTimeoutError):
-            await at_barrier(job, a, job.loop.rng.uniform(0.0, 0.9))
-        waiting = asyncio.ensure_future(at_barrier(job, b))
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    limit_s = job.loop.rng.uniform(0.0, 0.01)
+    try:
+        await at_barrier(job, a, limit_s)
+    except BarrierTimeoutError:
         await job.pass_time(5)
-        assert not waiting.done()
-        await asyncio.gather(at_barrier(job, a), waiting)
+        assert not waiting.done(), job.tell()
+        await at_barrier(job, a)
+    await waiting
 
-    simulate(scenario, min_nodes=2, max_nodes=2)
+
+@simulated(min_nodes=2, max_nodes=2)
+async def test_who_ran_out_of_time_is_not_there_although_its_arrival_is_late(job: SimJob) -> None:
+    """What takes the arrival back does not overtake it."""
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    a.connection.link.hold_requests(1.0)  # later than what is sent next
+    with pytest.raises(BarrierTimeoutError):
+        await at_barrier(job, a, job.loop.rng.uniform(0.0, 0.9))
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    await job.pass_time(5)
+    assert not waiting.done()
+    await asyncio.gather(at_barrier(job, a), waiting)
 
 
 def gives(request: Request) -> bool:
@@ -199,48 +189,45 @@ def announces(request: Request) -> bool:
 
 @pytest.mark.parametrize("late_s", [0.5, 2.0, 4.0, 8.0])
 @pytest.mark.parametrize("is_copy", [False, True])
-def test_a_late_arrival_of_who_gave_up_lets_nobody_pass(late_s: float, is_copy: bool) -> None:
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_late_arrival_of_who_gave_up_lets_nobody_pass(
+    job: SimJob, late_s: float, is_copy: bool
+) -> None:
     """A member of etcd whose disk stalls applies it long after everything else."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        link = a.connection.link
-        (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, gives)
-        with pytest.raises(BarrierTimeoutError) as caught:
-            await at_barrier(job, a, 0.3)
-        assert caught.value.missing == (b.node_id,)
-        await job.pass_time(job.loop.rng.choice([0.0, late_s + 1.0]))
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        await job.pass_time(late_s + 10.0)
-        assert not waiting.done(), job.tell()
-        await asyncio.gather(at_barrier(job, a), waiting)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    link = a.connection.link
+    (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, gives)
+    with pytest.raises(BarrierTimeoutError) as caught:
+        await at_barrier(job, a, 0.3)
+    assert caught.value.missing == (b.node_id,)
+    await job.pass_time(job.loop.rng.choice([0.0, late_s + 1.0]))
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    await job.pass_time(late_s + 10.0)
+    assert not waiting.done(), job.tell()
+    await asyncio.gather(at_barrier(job, a), waiting)
 
 
 @pytest.mark.parametrize("late_s", [0.5, 3.0, 7.0])
 @pytest.mark.parametrize("is_copy", [False, True])
-def test_what_takes_an_arrival_back_late_does_not_take_the_next_one(
-    late_s: float, is_copy: bool
+@simulated(min_nodes=2, max_nodes=2)
+async def test_what_takes_an_arrival_back_late_does_not_take_the_next_one(
+    job: SimJob, late_s: float, is_copy: bool
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        mine = Collectives(a.node, a.world)
-        link = a.connection.link
-        (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, takes_back)
-        with pytest.raises(BarrierTimeoutError):
-            await job.on(a, mine.barrier("saved", 1.0))
-        again = job.on(a, mine.barrier("saved", 60.0))
-        await job.pass_time(late_s + 10.0)
-        assert not again.done()
-        began_s = job.loop.time()
-        await asyncio.gather(again, at_barrier(job, b, 40.0))
-        assert job.loop.time() - began_s < SOON_S, job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    mine = Collectives(a.node, a.world)
+    link = a.connection.link
+    (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, takes_back)
+    with pytest.raises(BarrierTimeoutError):
+        await job.on(a, mine.barrier("saved", 1.0))
+    again = job.on(a, mine.barrier("saved", 60.0))
+    await job.pass_time(late_s + 10.0)
+    assert not again.done()
+    began_s = job.loop.time()
+    await asyncio.gather(again, at_barrier(job, b, 40.0))
+    assert job.loop.time() - began_s < SOON_S, job.tell()
 
 
 async def an_arrival_comes_late(job: SimJob) -> None:
@@ -399,190 +386,176 @@ def test_each_guard_is_missed(
         simulate(play, range(10), min_nodes=1 if nodes > 2 else 2, max_nodes=nodes)
 
 
-def test_who_gave_up_unheard_is_not_there_once_etcd_hears_it() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        mine = Collectives(a.node, a.world)
-        calling = job.on(a, mine.barrier("saved", 1.0))
-        await job.pass_time(0.5)
-        assert given(job) == 1
-        a.connection.link.partition(silent=True)
-        with pytest.raises(BarrierTimeoutError, match="it may count as being there") as caught:
-            await calling
-        assert caught.value.missing is None
-        assert given(job) == 1
-        a.connection.link.heal()
-        await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        await job.pass_time(10.0)
-        assert not waiting.done()
-        await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_who_gave_up_unheard_is_not_there_once_etcd_hears_it(job: SimJob) -> None:
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    mine = Collectives(a.node, a.world)
+    calling = job.on(a, mine.barrier("saved", 1.0))
+    await job.pass_time(0.5)
+    assert given(job) == 1
+    a.connection.link.partition(silent=True)
+    with pytest.raises(BarrierTimeoutError, match="it may count as being there") as caught:
+        await calling
+    assert caught.value.missing is None
+    assert given(job) == 1
+    a.connection.link.heal()
+    await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    await job.pass_time(10.0)
+    assert not waiting.done()
+    await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
 
 
-def test_an_arrival_that_a_restored_etcd_still_holds_is_taken_back_again() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        mine = Collectives(a.node, a.world)
-        calling = job.on(a, mine.barrier("saved", 1.0))
-        await job.pass_time(0.5)
-        before = job.save()
-        with pytest.raises(BarrierTimeoutError):
-            await calling
-        job.restore(before)
-        assert given(job) == 1
-        await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        await job.pass_time(10.0)
-        assert not waiting.done()
-        await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+@simulated(min_nodes=2, max_nodes=2)
+async def test_an_arrival_that_a_restored_etcd_still_holds_is_taken_back_again(job: SimJob) -> None:
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    mine = Collectives(a.node, a.world)
+    calling = job.on(a, mine.barrier("saved", 1.0))
+    await job.pass_time(0.5)
+    before = job.save()
+    with pytest.raises(BarrierTimeoutError):
+        await calling
+    job.restore(before)
+    assert given(job) == 1
+    await job.until(lambda: given(job) == 0, "the arrival is taken back", 10.0)
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    await job.pass_time(10.0)
+    assert not waiting.done()
+    await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
 
 
-def test_a_late_arrival_lets_nobody_pass_in_an_etcd_that_was_restored() -> None:
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_late_arrival_lets_nobody_pass_in_an_etcd_that_was_restored(job: SimJob) -> None:
     """It knows of no write of that member's."""
-
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        mine = Collectives(a.node, a.world)
-        before = job.save()
-        a.connection.link.repeat_requests(20.0, 1, gives)
-        with pytest.raises(BarrierTimeoutError):
-            await job.on(a, mine.barrier("saved", 1.0))
-        job.restore(before)
-        await job.pass_time(25.0)
-        assert given(job) == 0, job.tell()
-        waiting = asyncio.ensure_future(at_barrier(job, b))
-        await job.pass_time(10.0)
-        assert not waiting.done()
-        await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    mine = Collectives(a.node, a.world)
+    before = job.save()
+    a.connection.link.repeat_requests(20.0, 1, gives)
+    with pytest.raises(BarrierTimeoutError):
+        await job.on(a, mine.barrier("saved", 1.0))
+    job.restore(before)
+    await job.pass_time(25.0)
+    assert given(job) == 0, job.tell()
+    waiting = asyncio.ensure_future(at_barrier(job, b))
+    await job.pass_time(10.0)
+    assert not waiting.done()
+    await asyncio.gather(job.on(a, mine.barrier("saved", 60.0)), waiting)
 
 
-def test_the_last_one_to_give_again_says_that_all_have() -> None:
+@simulated(min_nodes=2, max_nodes=2)
+async def test_the_last_one_to_give_again_says_that_all_have(job: SimJob) -> None:
     """Its own call has ended, and etcd lost what all had given before anybody knew of it."""
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    assert b.world is not None
+    mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
+    with pytest.raises(BarrierTimeoutError):
+        await job.on(a, mine.exchange(b"a", 1.0))
 
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        assert b.world is not None
-        mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
-        with pytest.raises(BarrierTimeoutError):
-            await job.on(a, mine.exchange(b"a", 1.0))
+    def wipe(applied: Applied) -> None:
+        if gives(applied.request):
+            job.server.observers.remove(wipe)
+            job.server.call_later(0.0, job.wipe)
 
-        def wipe(applied: Applied) -> None:
-            if gives(applied.request):
-                job.server.observers.remove(wipe)
-                job.server.call_later(0.0, job.wipe)
-
-        job.server.observers.append(wipe)
-        a.connection.link.delay(0.3)
-        b.connection.link.drop_replies(1, gives)
-        waiting = job.on(b, theirs.exchange(b"b", 120.0))
-        await job.pass_time(30.0)
-        assert waiting.done(), job.tell()
-        assert sorted(await waiting) == [b"a", b"b"]
-        assert await job.on(a, mine.exchange(b"again", 10.0)) == await waiting
-
-    simulate(scenario, min_nodes=2, max_nodes=2)
+    job.server.observers.append(wipe)
+    a.connection.link.delay(0.3)
+    b.connection.link.drop_replies(1, gives)
+    waiting = job.on(b, theirs.exchange(b"b", 120.0))
+    await job.pass_time(30.0)
+    assert waiting.done(), job.tell()
+    assert sorted(await waiting) == [b"a", b"b"]
+    assert await job.on(a, mine.exchange(b"again", 10.0)) == await waiting
 
 
 @pytest.mark.parametrize("reachable", [True, False])
 @pytest.mark.parametrize("what", ["barrier", "exchange"])
-def test_an_interrupted_call_ends_its_members_part_in_the_world(what: str, reachable: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        assert b.world is not None
-        mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
+@simulated(range(4), min_nodes=2, max_nodes=2)
+async def test_an_interrupted_call_ends_its_members_part_in_the_world(
+    job: SimJob, what: str, reachable: bool
+) -> None:
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    assert b.world is not None
+    mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
 
-        def call(on: Collectives) -> Coroutine[Any, Any, object]:
-            return on.barrier("saved", 60) if what == "barrier" else on.exchange(b"mine", 60)
+    def call(on: Collectives) -> Coroutine[Any, Any, object]:
+        return on.barrier("saved", 60) if what == "barrier" else on.exchange(b"mine", 60)
 
-        interrupted = job.on(a, call(mine))
-        await job.pass_time(1)
-        if not reachable:
-            a.connection.link.partition(silent=True)
-        interrupted.cancel()
-        world = a.world
-        await job.until(lambda: a.node.change_of(world) is not None, "it is over at once", 0.1)
-        change = a.node.change_of(world)
-        assert isinstance(change, MovedOn)
-        assert change.because.startswith(f"was interrupted in {what}")
-        for later in ("barrier", "exchange"):
-            with pytest.raises(WorldOverError, match=r"which ended its part in this world"):
-                await (mine.barrier("b", 1.0) if later == "barrier" else mine.exchange(b"", 1.0))
-        with pytest.raises(asyncio.CancelledError):
-            await interrupted
-        with pytest.raises(WorldOverError):
-            await job.on(b, call(theirs))
-        (lost,) = [change.lost for _, change in job.history.changes]
-        assert set(lost) == {a.node_id}
-        assert not reachable or f"was interrupted in {what}" in lost[a.node_id]
-        a.connection.link.heal()
-        await job.join_again("a")
-        await job.until_works("ab")
-        await asyncio.gather(*(at_barrier(job, each) for each in (a, b)))
-
-    simulate(scenario, range(4), min_nodes=2, max_nodes=2)
-
-
-def test_who_is_interrupted_is_not_there_for_who_comes_after_it() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        interrupted = asyncio.ensure_future(at_barrier(job, a))
-        await job.pass_time(1)
-        assert b.world is not None
-        waiting = Collectives(b.node, b.world).barrier("saved", 60)
-        interrupted.cancel()
-        await asyncio.wait({interrupted})
-        assert given(job) == 0
-        with pytest.raises(WorldOverError):
-            await job.on(b, waiting)
-
-    simulate(scenario, min_nodes=1, max_nodes=2)
+    interrupted = job.on(a, call(mine))
+    await job.pass_time(1)
+    if not reachable:
+        a.connection.link.partition(silent=True)
+    interrupted.cancel()
+    world = a.world
+    await job.until(lambda: a.node.change_of(world) is not None, "it is over at once", 0.1)
+    change = a.node.change_of(world)
+    assert isinstance(change, MovedOn)
+    assert change.because.startswith(f"was interrupted in {what}")
+    for later in ("barrier", "exchange"):
+        with pytest.raises(WorldOverError, match=r"which ended its part in this world"):
+            await (mine.barrier("b", 1.0) if later == "barrier" else mine.exchange(b"", 1.0))
+    with pytest.raises(asyncio.CancelledError):
+        await interrupted
+    with pytest.raises(WorldOverError):
+        await job.on(b, call(theirs))
+    (lost,) = [change.lost for _, change in job.history.changes]
+    assert set(lost) == {a.node_id}
+    assert not reachable or f"was interrupted in {what}" in lost[a.node_id]
+    a.connection.link.heal()
+    await job.join_again("a")
+    await job.until_works("ab")
+    await asyncio.gather(*(at_barrier(job, each) for each in (a, b)))
 
 
-def test_a_second_call_at_the_same_barrier_is_refused() -> None:
-    async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
-        assert a.world is not None
-        mine = Collectives(a.node, a.world)
-        first = job.on(a, mine.barrier("saved", 60))
-        await job.pass_time(1)
-        with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
-            await job.on(a, mine.barrier("saved", 60))
-        assert not first.done()
-        await asyncio.gather(first, at_barrier(job, b))
+@simulated(min_nodes=1, max_nodes=2)
+async def test_who_is_interrupted_is_not_there_for_who_comes_after_it(job: SimJob) -> None:
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    interrupted = asyncio.ensure_future(at_barrier(job, a))
+    await job.pass_time(1)
+    assert b.world is not None
+    waiting = Collectives(b.node, b.world).barrier("saved", 60)
+    interrupted.cancel()
+    await asyncio.wait({interrupted})
+    assert given(job) == 0
+    with pytest.raises(WorldOverError):
+        await job.on(b, waiting)
 
-    simulate(scenario, min_nodes=2, max_nodes=2)
+
+@simulated(min_nodes=2, max_nodes=2)
+async def test_a_second_call_at_the_same_barrier_is_refused(job: SimJob) -> None:
+    a, b = job.start_all("ab")
+    await job.until_works("ab")
+    assert a.world is not None
+    mine = Collectives(a.node, a.world)
+    first = job.on(a, mine.barrier("saved", 60))
+    await job.pass_time(1)
+    with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
+        await job.on(a, mine.barrier("saved", 60))
+    assert not first.done()
+    await asyncio.gather(first, at_barrier(job, b))
 
 
 @pytest.mark.parametrize("succeeded", [False, True])
-def test_who_is_at_a_barrier_hears_at_once_that_the_job_is_closed(succeeded: bool) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        waiting = asyncio.ensure_future(at_barrier(job, nodes[0]))
-        await job.pass_time(5)
-        began_s = job.loop.time()
-        await job.on(nodes[1], nodes[1].node.close_job(succeeded=succeeded, reason="enough"))
-        with pytest.raises(JobClosedError, match="enough") as caught:
-            await waiting
-        assert caught.value.succeeded is succeeded
-        assert job.loop.time() - began_s < 2 * SOON_S
-
-    simulate(scenario, min_nodes=2, max_nodes=3)
+@simulated(min_nodes=2, max_nodes=3)
+async def test_who_is_at_a_barrier_hears_at_once_that_the_job_is_closed(
+    job: SimJob, succeeded: bool
+) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    waiting = asyncio.ensure_future(at_barrier(job, nodes[0]))
+    await job.pass_time(5)
+    began_s = job.loop.time()
+    await job.on(nodes[1], nodes[1].node.close_job(succeeded=succeeded, reason="enough"))
+    with pytest.raises(JobClosedError, match="enough") as caught:
+        await waiting
+    assert caught.value.succeeded is succeeded
+    assert job.loop.time() - began_s < 2 * SOON_S

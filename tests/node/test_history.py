@@ -13,7 +13,7 @@ from rdzv_etcd.errors import EtcdRefusedError
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import PROCESS_EXITED, rejoined
-from tests.sim.world import TIMING, SimJob, simulate
+from tests.sim.world import TIMING, SimJob, simulate, simulated
 
 WORKER_FAILED = "worker of rank 1 ended with exit code 1"
 
@@ -46,28 +46,24 @@ async def end(job: SimJob, names: str) -> None:
         await job.leave(name)
 
 
-def test_it_outlives_the_job_s_end_and_goes_with_what_remembers_that() -> None:
-    async def scenario(job: SimJob) -> None:
-        await rounds(job, "ab", 3)
-        await job.pass_time(3 * TIMING.ended_ttl_s)  # it lives for as long as the job
-        await end(job, "ab")
-        await job.pass_time(0.9 * TIMING.ended_ttl_s)
-        assert [audit["round"] for audit in audits(job)] == [1, 2, 3]
-        await job.pass_time(TIMING.ended_ttl_s)
-        assert not job.server.snapshot()
-        assert not job.server.leases()
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_it_outlives_the_job_s_end_and_goes_with_what_remembers_that(job: SimJob) -> None:
+    await rounds(job, "ab", 3)
+    await job.pass_time(3 * TIMING.ended_ttl_s)  # it lives for as long as the job
+    await end(job, "ab")
+    await job.pass_time(0.9 * TIMING.ended_ttl_s)
+    assert [audit["round"] for audit in audits(job)] == [1, 2, 3]
+    await job.pass_time(TIMING.ended_ttl_s)
+    assert not job.server.snapshot()
+    assert not job.server.leases()
 
 
-def test_a_crash_of_all_nodes_is_no_less_remembered() -> None:
-    async def scenario(job: SimJob) -> None:
-        await rounds(job, "ab", 2)
-        job.crash(*"ab")
-        await job.pass_time(0.8 * TIMING.ended_ttl_s)
-        assert [audit["round"] for audit in audits(job)] == [1, 2]
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2)
+@simulated(range(5), min_nodes=2, max_nodes=2)
+async def test_a_crash_of_all_nodes_is_no_less_remembered(job: SimJob) -> None:
+    await rounds(job, "ab", 2)
+    job.crash(*"ab")
+    await job.pass_time(0.8 * TIMING.ended_ttl_s)
+    assert [audit["round"] for audit in audits(job)] == [1, 2]
 
 
 @pytest.mark.parametrize("peer_links", [True, False])
@@ -101,45 +97,39 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
     assert sum(told) >= 3, "the leader ends the round, and the members have their next world"
 
 
-def test_it_names_a_node_that_other_settings_kept_out() -> None:
-    async def scenario(job: SimJob) -> None:
-        await rounds(job, "ab", 1)
-        stranger = job.start("x", job=JobSettings(3, 3))
-        await job.until(lambda: stranger.error is not None, "it is refused", 20)
-        await one_more(job, "ab", "a")
-        first, second = audits(job)
-        assert first["refused"] is None
-        assert second["refused"]["node"] == stranger.node_id
-        assert second["refused"]["why"] == "it was started with min_nodes=3, max_nodes=3"
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_it_names_a_node_that_other_settings_kept_out(job: SimJob) -> None:
+    await rounds(job, "ab", 1)
+    stranger = job.start("x", job=JobSettings(3, 3))
+    await job.until(lambda: stranger.error is not None, "it is refused", 20)
+    await one_more(job, "ab", "a")
+    first, second = audits(job)
+    assert first["refused"] is None
+    assert second["refused"]["node"] == stranger.node_id
+    assert second["refused"]["why"] == "it was started with min_nodes=3, max_nodes=3"
 
 
-def test_the_leader_forgets_the_oldest_rounds_also_those_of_earlier_runs() -> None:
-    async def scenario(job: SimJob) -> None:
-        await rounds(job, "ab", 2)
-        await end(job, "ab")
-        await job.pass_time(2 * TIMING.closed_ttl_s)  # then rounds count from 1 again
-        await rounds(job, "cd", 2)
-        await job.until(lambda: len(audits(job)) == 3, "the last three are kept")
-        assert [audit["round"] for audit in audits(job)] == [2, 1, 2]
-        await one_more(job, "cd", "c")
-        await job.until(lambda: len(audits(job)) == 3, "the last three are kept")
-        assert [audit["round"] for audit in audits(job)] == [1, 2, 3]
-
-    simulate(scenario, range(8), min_nodes=2, max_nodes=2, history=3)
+@simulated(range(8), min_nodes=2, max_nodes=2, history=3)
+async def test_the_leader_forgets_the_oldest_rounds_also_those_of_earlier_runs(job: SimJob) -> None:
+    await rounds(job, "ab", 2)
+    await end(job, "ab")
+    await job.pass_time(2 * TIMING.closed_ttl_s)  # then rounds count from 1 again
+    await rounds(job, "cd", 2)
+    await job.until(lambda: len(audits(job)) == 3, "the last three are kept")
+    assert [audit["round"] for audit in audits(job)] == [2, 1, 2]
+    await one_more(job, "cd", "c")
+    await job.until(lambda: len(audits(job)) == 3, "the last three are kept")
+    assert [audit["round"] for audit in audits(job)] == [1, 2, 3]
 
 
-def test_with_history_0_none_is_kept_nor_what_earlier_runs_have_left() -> None:
-    async def scenario(job: SimJob) -> None:
-        await rounds(job, "ab", 2)
-        await end(job, "ab")
-        assert len(audits(job)) == 2
-        job.settings = replace(job.settings, history=0)
-        await rounds(job, "cd", 2)
-        await job.until(lambda: not audits(job), "nothing is remembered")
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_with_history_0_none_is_kept_nor_what_earlier_runs_have_left(job: SimJob) -> None:
+    await rounds(job, "ab", 2)
+    await end(job, "ab")
+    assert len(audits(job)) == 2
+    job.settings = replace(job.settings, history=0)
+    await rounds(job, "cd", 2)
+    await job.until(lambda: not audits(job), "nothing is remembered")
 
 
 @pytest.mark.parametrize("fate", ["refused", "unanswered"])
