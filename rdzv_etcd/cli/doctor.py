@@ -33,7 +33,7 @@ from rdzv_etcd.protocol.describe import wanted
 from rdzv_etcd.protocol.job_state import Role
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import NodeInfo
-from rdzv_etcd.settings import JobSettings, Settings, is_default_job_id
+from rdzv_etcd.settings import DEFAULT_JOB_ID, JobSettings, Settings
 from rdzv_etcd.settings.hosts import is_loopback_address, resolve
 from rdzv_etcd.text import many
 
@@ -124,7 +124,7 @@ async def _examine(
                 found += [row async for row in doctor_etcd.listen(client, keys, listen_s)]
         finally:
             await client.close()
-    if is_about_a_job and is_default_job_id(settings.job_id):
+    if is_about_a_job and settings.job_id == DEFAULT_JOB_ID:
         text = (
             f"--rdzv-id is {settings.job_id!r}, torchrun's default: every job on this etcd that is "
             "started without an id is the same job"

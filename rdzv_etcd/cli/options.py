@@ -16,11 +16,9 @@ import click
 
 from rdzv_etcd.cli import as_utf8
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings import Settings, settings_from_config
+from rdzv_etcd.settings import DEFAULT_JOB_ID, Settings, settings_from_config
 from rdzv_etcd.settings.options import NAMES
 
-DEFAULT_ID = "none"
-"""torchrun's."""
 _REQUEST_LIMIT_S = 10.0
 _OF_ONE_NODE = ("rank_key", "embed", "orphans", "after_end")
 """Options that say nothing about where a job is, and may name what only an agent has."""
@@ -63,7 +61,7 @@ class Target:
         fewest, most = _nodes(nnodes or "1")
         settings = settings_from_config(
             endpoint=self.endpoint,
-            job_id=job or self.job_id or DEFAULT_ID,
+            job_id=job or self.job_id or DEFAULT_JOB_ID,
             min_nodes=fewest,
             max_nodes=most,
             local_addr=None,

@@ -1,6 +1,7 @@
 """Frozen settings and the parsers that make them from what users type."""
 
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls, parse_endpoints
+from rdzv_etcd.settings.fields import DEFAULT_JOB_ID
 from rdzv_etcd.settings.options import (
     OPTIONS,
     AfterEnd,
@@ -10,9 +11,10 @@ from rdzv_etcd.settings.options import (
     Timing,
     options_table,
 )
-from rdzv_etcd.settings.parse import is_default_job_id, settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 
 __all__ = [
+    "DEFAULT_JOB_ID",
     "OPTIONS",
     "AfterEnd",
     "Connection",
@@ -23,7 +25,6 @@ __all__ = [
     "Settings",
     "Timing",
     "Tls",
-    "is_default_job_id",
     "options_table",
     "parse_endpoints",
     "settings_from_config",

@@ -64,7 +64,6 @@ class Tls:
         Kind.FILE,
         "Client certificate (PEM); may contain its key as well.",
         default=None,
-        shown="none",
         aliases=("ssl_cert",),
     )
     key: Path | None = option(

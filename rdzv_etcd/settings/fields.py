@@ -21,6 +21,8 @@ from rdzv_etcd.text import named
 from rdzv_etcd.text import shown as shown_text
 
 DEFAULT_PREFIX = "/rdzv_etcd"
+DEFAULT_JOB_ID = "none"
+"""torchrun's, which all jobs share that are started without an id."""
 DEFAULT_SLICE_NODES = 128
 MAX_EPOCH_CLAIM = 2**53
 """No node may claim to know a higher epoch: microseconds until the year 2255, and exact in every
@@ -119,8 +121,9 @@ def option(
 ) -> Any:
     """Make a dataclass field that may be given as an option; ``shown`` is its default for people,
     ``of_field`` what :func:`dataclasses.field` takes besides."""
-    text = f"{default:g}" if shown is None and help_ is not None else shown or ""
-    described = Option(name, kind, text, help_, aliases, zero, most, tuple(choices or ()))
+    if shown is None:
+        shown = "none" if default is None else f"{default:g}"
+    described = Option(name, kind, shown, help_, aliases, zero, most, tuple(choices or ()))
     return dataclasses.field(default=default, metadata={_OPTION: described}, **of_field)
 
 

@@ -205,7 +205,6 @@ class Settings:
         "bare name in capitals such as `SLURM_PROCID`, is an environment variable, which must be "
         "set; anything else, or `value:TEXT`, is the value itself.",
         default=None,
-        shown="none",
     )
     """Resolved already."""
     local_addr: str | None = None
@@ -272,7 +271,6 @@ class Settings:
         "arrival; a node on which it fails does not join. See "
         "[guide.md](guide.md#a-gate-in-front-of-the-job).",
         default=None,
-        shown="none",
     )
     gate_timeout_s: float = option(
         "gate_timeout",
@@ -295,7 +293,6 @@ class Settings:
         "Write this node's [metrics](metrics.md) into that file, for the text-file collector of "
         "Prometheus' node exporter; `.prom` at its end. Each agent of a host needs its own.",
         default=None,
-        shown="none",
     )
     metrics_port: int | None = option(
         "metrics_port",
@@ -303,7 +300,6 @@ class Settings:
         "Serve this node's [metrics](metrics.md) on that port, for Prometheus. 0: any free port, "
         "which is logged.",
         default=None,
-        shown="none",
         zero=True,
         most=65535,
     )

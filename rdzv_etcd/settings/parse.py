@@ -91,11 +91,6 @@ def settings_from_config(
     )
 
 
-def is_default_job_id(job_id: str) -> bool:
-    """Tell whether ``--rdzv-id`` was left at torchrun's default, which every such job shares."""
-    return job_id == "none"
-
-
 # --- one option -----------------------------------------------------------------------------------
 
 

@@ -25,8 +25,9 @@ from torch.distributed.elastic.rendezvous import (
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, RdzvEtcdError
 from rdzv_etcd.log import show
 from rdzv_etcd.settings import Settings
+from rdzv_etcd.settings.fields import DEFAULT_JOB_ID
 from rdzv_etcd.settings.options import WITHOUT_MEANING
-from rdzv_etcd.settings.parse import is_default_job_id, settings_from_config
+from rdzv_etcd.settings.parse import settings_from_config
 from rdzv_etcd.torch_plugin.environment import (
     Launch,
     WorkerEnvironment,
@@ -371,7 +372,7 @@ def _create(params: RendezvousParameters) -> EtcdRendezvousHandler:
     show(settings.log)
     for name in WITHOUT_MEANING.keys() & params.config.keys():
         _log.warning("%s= has no effect here: %s", name, WITHOUT_MEANING[name])
-    if is_default_job_id(params.run_id):
+    if params.run_id == DEFAULT_JOB_ID:
         _log.warning(
             "--rdzv-id is %r, torchrun's default: every job started without an id on this etcd "
             "would be the same job; give each job its own",

@@ -21,7 +21,6 @@ from rdzv_etcd.settings import (
     JobSettings,
     Settings,
     Tls,
-    is_default_job_id,
     options_table,
     settings_from_config,
 )
@@ -440,11 +439,6 @@ def test_the_job_id_and_address_must_be_text() -> None:
     assert settings_from_config(job_id="a", local_addr="[::1]", **common).local_addr == "::1"
     with pytest.raises(SettingsError, match="max_nodes"):
         settings_from_config(**{**common, "min_nodes": 2}, job_id="a", local_addr=None)
-
-
-def test_torchruns_default_job_id_is_known() -> None:
-    assert is_default_job_id("none")
-    assert not is_default_job_id("training")
 
 
 def test_every_option_is_in_the_table_but_those_that_only_tests_change() -> None:
