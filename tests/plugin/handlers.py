@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
-from tests.library.nodes import LIMIT_S, Server, at_once
+from tests.library.nodes import LIMIT_S, Job, Server, at_once
 
 QUICK = {"lease_ttl": 3, "settle": 0.1, "last_call_timeout": 30, "join_timeout": LIMIT_S}
 
@@ -41,6 +41,24 @@ def handlers(
     finally:
         for handler in made:
             leave(handler)
+
+
+class PluginJob(Job):
+    """A job that is one test's own, whose nodes are handlers."""
+
+    def parameters(self, nodes: str = "1", **config: object) -> RendezvousParameters:
+        return parameters(self.server, self.id, nodes, **config)
+
+    def handler(self, nodes: str = "1", **config: object) -> EtcdRendezvousHandler:
+        return create_handler(self.parameters(nodes, **config))
+
+    @contextmanager
+    def handlers(
+        self, count: int, nodes: str = "", **config: object
+    ) -> Iterator[list[EtcdRendezvousHandler]]:
+        """So many handlers in this process; their nodes just leave in the end."""
+        with handlers(self.server, self.id, nodes or str(count), count, **config) as made:
+            yield made
 
 
 def leave(handler: EtcdRendezvousHandler) -> None:

@@ -7,24 +7,19 @@ import logging
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import wait_until
-from tests.plugin.handlers import handlers, join_all, leave, parameters
-from tests.support.leaks import LeakCheck, left_of_job
-from tests.support.servers import EtcdServer
+from tests.plugin.handlers import PluginJob, join_all, leave
 
 
-def test_a_handler_that_has_not_joined_sees_that_the_job_is_closed(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_handler_that_has_not_joined_sees_that_the_job_is_closed(job: PluginJob) -> None:
     """Whether it was made before or after; a run that it begins itself is not closed."""
-    with handlers(etcd_server, job_id, "1:2", 2, last_call_timeout=1) as (member, before):
+    with job.handlers(2, "1:2", last_call_timeout=1) as (member, before):
         member.next_rendezvous()
         assert not before.is_closed()
         member.set_closed()
         wait_until("the end", before.is_closed)
         leave(member)
-        after = create_handler(parameters(etcd_server, job_id, "1"))
+        after = job.handler()
         try:
             assert after.is_closed()
             assert after.num_nodes_waiting() == 0
@@ -34,12 +29,10 @@ def test_a_handler_that_has_not_joined_sees_that_the_job_is_closed(
             leave(after)
 
 
-def test_a_handler_that_has_not_joined_can_close_the_job(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as members:
+def test_a_handler_that_has_not_joined_can_close_the_job(job: PluginJob) -> None:
+    with job.handlers(2) as members:
         join_all(members)
-        outsider = create_handler(parameters(etcd_server, job_id, "2"))
+        outsider = job.handler("2")
         outsider.set_closed()
         assert outsider.is_closed()
         for member in members:
@@ -50,21 +43,19 @@ def test_a_handler_that_has_not_joined_can_close_the_job(
 
 
 def test_where_no_round_was_formed_nothing_is_closed_and_that_is_said(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+    job: PluginJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler = create_handler(parameters(etcd_server, job_id, "1"))
+    handler = job.handler()
     with caplog.at_level(logging.WARNING, "rdzv_etcd"):
         handler.set_closed()
     assert "not closed: no round was formed" in caplog.text
     assert not handler.is_closed()
     assert not handler.shutdown()
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()
 
 
-def test_after_shutdown_closing_does_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "1:2", 2) as (going, staying):
+def test_after_shutdown_closing_does_nothing(job: PluginJob) -> None:
+    with job.handlers(2, "1:2") as (going, staying):
         join_all([going, staying])
         leave(going)
         going.set_closed()

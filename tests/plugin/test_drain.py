@@ -12,11 +12,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousGracefulExitError
 
 import rdzv_etcd
-from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
+from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
 from tests.library.nodes import at_once, wait_until
-from tests.plugin.handlers import handlers, join_all, leave, parameters
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.plugin.handlers import PluginJob, handlers, join_all, leave
 
 LONG_S = 600
 
@@ -36,14 +34,12 @@ def stop(handler: EtcdRendezvousHandler) -> None:
 
 
 def test_a_signal_has_the_node_leave_before_its_workers_stop(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+    job: PluginJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And the log says that they had not finished, though the exit code will be 0."""
-    with handlers(etcd_server, job_id, "1:2", 1, lease_ttl=LONG_S) as (one,):
+    with job.handlers(1, "1:2", lease_ttl=LONG_S) as (one,):
         # One made in another thread does not get the signal.
-        (two,) = at_once(
-            [lambda: create_handler(parameters(etcd_server, job_id, "1:2", lease_ttl=LONG_S))]
-        )
+        (two,) = at_once([lambda: job.handler("1:2", lease_ttl=LONG_S)])
         at_once([one.next_rendezvous, two.next_rendezvous])
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
@@ -79,11 +75,9 @@ def _shut_down_in(handler: EtcdRendezvousHandler, fail: object) -> None:
         handler.shutdown()
 
 
-def test_workers_that_fail_while_the_node_leaves_do_not_fail_the_job(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_workers_that_fail_while_the_node_leaves_do_not_fail_the_job(job: PluginJob) -> None:
     """Those of the others have stopped before; no restart is left."""
-    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=LONG_S) as (one, two):
+    with job.handlers(2, "1:2", lease_ttl=LONG_S) as (one, two):
         join_all([one, two])
         one._group.drain("SIGUSR1")
         wait_until("the other is told", lambda: one.num_nodes_waiting() or two.num_nodes_waiting())
@@ -93,11 +87,9 @@ def test_workers_that_fail_while_the_node_leaves_do_not_fail_the_job(
         assert not two.is_closed()
 
 
-def test_workers_that_the_signal_ended_before_their_agent_looked(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_workers_that_the_signal_ended_before_their_agent_looked(job: PluginJob) -> None:
     """As where a scheduler sends it to all processes."""
-    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=LONG_S) as (one, two):
+    with job.handlers(2, "1:2", lease_ttl=LONG_S) as (one, two):
         join_all([one, two])
         one._group.drain("SIGUSR1")
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
@@ -108,10 +100,8 @@ def test_workers_that_the_signal_ended_before_their_agent_looked(
         assert not two.is_closed()
 
 
-def test_a_drained_node_whose_workers_have_finished_finishes_the_job(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "1", 1, lease_ttl=LONG_S) as (one,):
+def test_a_drained_node_whose_workers_have_finished_finishes_the_job(job: PluginJob) -> None:
+    with job.handlers(1, lease_ttl=LONG_S) as (one,):
         one.next_rendezvous()
         one._group.drain("SIGUSR1")
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
@@ -119,26 +109,19 @@ def test_a_drained_node_whose_workers_have_finished_finishes_the_job(
         assert one.is_closed()
 
 
-def test_a_signal_that_somebody_handles_or_ignores_stays_theirs(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_signal_that_somebody_handles_or_ignores_stays_theirs(job: PluginJob) -> None:
     def theirs(number: int, frame: FrameType | None) -> None: ...
 
     for before in (theirs, signal.SIG_IGN):
         signal.signal(signal.SIGUSR1, before)
-        with handlers(etcd_server, f"{job_id}-{before}", "1", 1) as (one,):
+        with handlers(job.server, f"{job.id}-{before}", "1", 1) as (one,):
             one.next_rendezvous()
             assert signal.getsignal(signal.SIGUSR1) == before
         assert signal.getsignal(signal.SIGUSR1) == before
 
 
-def test_the_end_of_one_node_leaves_the_others_of_its_process_to_the_signal(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with (
-        handlers(etcd_server, job_id, "1", 1) as (one,),
-        handlers(etcd_server, f"{job_id}-2", "1", 1) as (other,),
-    ):
+def test_the_end_of_one_node_leaves_the_others_of_its_process_to_the_signal(job: PluginJob) -> None:
+    with job.handlers(1) as (one,), handlers(job.server, f"{job.id}-2", "1", 1) as (other,):
         one.next_rendezvous()
         other.next_rendezvous()
         leave(one)
@@ -149,25 +132,23 @@ def test_the_end_of_one_node_leaves_the_others_of_its_process_to_the_signal(
 
 
 def test_a_node_that_an_interrupted_launch_left_behind_keeps_no_other_from_the_signal(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
+    job: PluginJob,
 ) -> None:
     """torch does not call ``shutdown()`` then."""
-    left_behind = create_handler(parameters(etcd_server, job_id, "1"))
+    left_behind = job.handler()
     left_behind.next_rendezvous()
     rdzv_etcd.leave_all()
-    with handlers(etcd_server, job_id, "1", 1) as (one,):
+    with job.handlers(1) as (one,):
         one.next_rendezvous()
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until("the node has heard of it", lambda: one._group.drain_reason)
         assert left_behind._group.has_left
 
 
-def test_who_takes_the_signal_afterwards_keeps_it(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_who_takes_the_signal_afterwards_keeps_it(job: PluginJob) -> None:
     def theirs(number: int, frame: FrameType | None) -> None: ...
 
-    with handlers(etcd_server, job_id, "1", 1) as (one,):
+    with job.handlers(1) as (one,):
         one.next_rendezvous()
         assert signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, theirs)
         signal.signal(signal.SIGUSR1, theirs)
@@ -175,11 +156,9 @@ def test_who_takes_the_signal_afterwards_keeps_it(
         assert signal.getsignal(signal.SIGUSR1) is theirs
 
 
-def test_a_gate_that_fails_is_a_rendezvous_error_that_says_why(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_gate_that_fails_is_a_rendezvous_error_that_says_why(job: PluginJob) -> None:
     config = {"gate_command": "sh -c 'echo no GPU; exit 3'"}
-    handler = create_handler(parameters(etcd_server, job_id, "1", **config))
+    handler = job.handler(**config)
     try:
         with pytest.raises(RendezvousError, match=r"its gate .* ended with exit code 3: no GPU"):
             handler.next_rendezvous()

@@ -18,13 +18,10 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S
-from tests.plugin.handlers import leave, parameters
-from tests.support.leaks import LeakCheck
+from tests.plugin.handlers import PluginJob, leave
 from tests.support.markdown import ROOT, Document
 from tests.support.processes import free_port
-from tests.support.servers import EtcdServer
 
 DESTINATION = "dynamic_rendezvous"
 
@@ -89,12 +86,10 @@ def live(handler: RendezvousHandler) -> None:
 
 
 @pytest.mark.slow
-def test_a_handlers_events_are_those_of_c10d(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, recorded: Recorded
-) -> None:
-    live(create_handler(parameters(etcd_server, job_id, "1")))
-    ours = recorded.of_handler(job_id)
-    theirs_id = f"{job_id}-c10d"
+def test_a_handlers_events_are_those_of_c10d(job: PluginJob, recorded: Recorded) -> None:
+    live(job.handler())
+    ours = recorded.of_handler(job.id)
+    theirs_id = f"{job.id}-c10d"
     live(
         get_rendezvous_handler(
             RendezvousParameters(
@@ -103,7 +98,7 @@ def test_a_handlers_events_are_those_of_c10d(
         )
     )
     theirs = [
-        (state, message.replace(theirs_id, job_id), rank)
+        (state, message.replace(theirs_id, job.id), rank)
         for state, message, rank in recorded.of_handler(theirs_id)
     ]
     # c10d counts its rounds from 0, and the second one of a node alone begins with its exit.
@@ -111,17 +106,15 @@ def test_a_handlers_events_are_those_of_c10d(
         (state, re.sub(r"round \d+", "round", text), rank) for state, text, rank in theirs
     ]
     assert len(ours) == 5
-    first = next(event for event in recorded.events if event.run_id == job_id)
+    first = next(event for event in recorded.events if event.run_id == job.id)
     assert (first.hostname, first.error_trace) == ("127.0.0.1", "")
     assert first.pid
 
 
-def test_what_fails_is_an_event_with_its_traceback(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, recorded: Recorded
-) -> None:
+def test_what_fails_is_an_event_with_its_traceback(job: PluginJob, recorded: Recorded) -> None:
     with pytest.raises(ValueError, match="lease_ttl"):
-        create_handler(parameters(etcd_server, job_id, "1", lease_ttl="soon"))
-    handler = create_handler(parameters(etcd_server, job_id, "2", join_timeout=1))
+        job.handler(lease_ttl="soon")
+    handler = job.handler("2", join_timeout=1)
     with pytest.raises(Exception, match="was not formed within 1 s"):
         handler.next_rendezvous()
     leave(handler)
@@ -141,29 +134,22 @@ class Broken(logging.Handler):
 
 
 def test_a_users_handler_that_raises_disturbs_no_job(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGLEVEL", "INFO")
     with listening(Broken()):
-        live(create_handler(parameters(etcd_server, job_id, "1")))
+        live(job.handler())
 
 
 def test_the_document_s_example_shows_them(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    recorded: Recorded,
-    capfd: pytest.CaptureFixture[str],
+    job: PluginJob, recorded: Recorded, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = Document(ROOT / "docs/metrics.md").code("python")
     exec(compile(code, "docs/metrics.md", "exec"), {})
     shows = handlers._log_handlers[DESTINATION]
     assert shows is not recorded
     with listening(shows):
-        live(create_handler(parameters(etcd_server, job_id, "1")))
+        live(job.handler())
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     assert len([RdzvEvent.deserialize(line) for line in lines]) == 5
 
@@ -181,9 +167,7 @@ def _work() -> str:
 
 
 @pytest.mark.slow
-def test_torchs_metrics_measure_the_rendezvous(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_torchs_metrics_measure_the_rendezvous(job: PluginJob) -> None:
     measured, before = Measured(), dict(metrics._metrics_map)
     metrics.configure(measured, group="torchelastic")
     try:
@@ -191,9 +175,9 @@ def test_torchs_metrics_measure_the_rendezvous(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=1,
-            run_id=job_id,
+            run_id=job.id,
             rdzv_backend="etcd3",
-            rdzv_endpoint=etcd_server.endpoint,
+            rdzv_endpoint=job.server.endpoint,
             rdzv_configs={"closed_ttl": 1, "ended_ttl": 1, "lease_ttl": 3, "timeout": LIMIT_S},
             local_addr="127.0.0.1",
             max_restarts=0,

@@ -9,9 +9,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
-from tests.plugin.handlers import leave, parameters
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.plugin.handlers import PluginJob, leave
 
 _IMPORT = """
 import sys
@@ -24,14 +22,12 @@ print(sorted(name for name in sys.modules if name.startswith(heavy)))
 """
 
 
-def test_torchs_registry_makes_our_handler(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    handler = get_rendezvous_handler(parameters(etcd_server, job_id, "1"))
+def test_torchs_registry_makes_our_handler(job: PluginJob) -> None:
+    handler = get_rendezvous_handler(job.parameters())
     try:
         assert isinstance(handler, EtcdRendezvousHandler)
         assert handler.get_backend() == "etcd3"
-        assert handler.get_run_id() == job_id
+        assert handler.get_run_id() == job.id
         assert handler.use_agent_store
     finally:
         assert isinstance(handler, EtcdRendezvousHandler)

@@ -16,7 +16,7 @@ from rdzv_etcd.torch_plugin import environment
 from rdzv_etcd.torch_plugin.environment import Launch, WorkerEnvironment, full_environment
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, wait_until
-from tests.plugin.handlers import QUICK, handlers, leave, parameters
+from tests.plugin.handlers import QUICK, PluginJob, handlers, leave, parameters
 from tests.support.leaks import LeakCheck
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -56,10 +56,7 @@ def test_workers_do_not_inherit_the_password(
 
 
 def test_the_agent_itself_goes_on_with_the_password(
-    leak_check: LeakCheck,
-    auth_etcd: EtcdServer,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a next round, beyond a token's life, and with a handler made while it is withheld."""
     monkeypatch.setenv("RDZV_ETCD_USER", USER)
@@ -77,15 +74,15 @@ def test_the_agent_itself_goes_on_with_the_password(
 
 
 def test_an_epoch_is_for_the_workers_and_not_for_the_next_job_of_the_process(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A notebook's environment is as it was when a launch is over: with what its user gave."""
     monkeypatch.setenv("RDZV_ETCD_EPOCH", "4000000")
-    first = create_handler(parameters(etcd_server, job_id, "1"))
+    first = job.handler()
     first.next_rendezvous()
     epoch = int(os.environ["RDZV_ETCD_EPOCH"])
     assert epoch > 4_000_000
-    second = create_handler(parameters(etcd_server, f"{job_id}-2", "1"))
+    second = create_handler(parameters(job.server, f"{job.id}-2", "1"))
     assert second._settings.epoch_floor == 4_000_000
     assert first.shutdown()
     assert os.environ["RDZV_ETCD_EPOCH"] == "4000000"
@@ -96,10 +93,10 @@ def test_an_epoch_is_for_the_workers_and_not_for_the_next_job_of_the_process(
 
 
 def test_no_epoch_is_left_in_the_environment_where_none_was(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RDZV_ETCD_EPOCH", raising=False)
-    handler = create_handler(parameters(etcd_server, job_id, "1"))
+    handler = job.handler()
     handler.next_rendezvous()
     assert int(os.environ["RDZV_ETCD_EPOCH"]) > 0
     assert handler.shutdown()
@@ -107,17 +104,11 @@ def test_no_epoch_is_left_in_the_environment_where_none_was(
 
 
 def test_two_launches_in_one_process_start_their_workers_with_what_is_theirs(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch asks for the run id just before it starts a worker."""
     monkeypatch.delenv("RDZV_ETCD_EPOCH", raising=False)
-    with (
-        handlers(etcd_server, job_id, "1", 1) as (first,),
-        handlers(etcd_server, f"{job_id}-2", "1", 1) as (second,),
-    ):
+    with job.handlers(1) as (first,), handlers(job.server, f"{job.id}-2", "1", 1) as (second,):
         found = {}
         for handler in (first, second):
             handler.next_rendezvous()
@@ -135,10 +126,7 @@ def test_two_launches_in_one_process_start_their_workers_with_what_is_theirs(
 
 
 def test_what_an_interrupted_launch_took_is_given_back_when_its_node_leaves(
-    leak_check: LeakCheck,
-    auth_etcd: EtcdServer,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
+    leak_check: LeakCheck, auth_etcd: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch does not call ``shutdown()`` then; the next cell of the notebook uses the library."""
     monkeypatch.setenv("RDZV_ETCD_USER", USER)
@@ -257,14 +245,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_runs_is_told_of(
-    etcd_server: EtcdServer, job_id: str, tmp_path: Path
-) -> None:
+def test_a_fork_server_that_runs_is_told_of(job: PluginJob, tmp_path: Path) -> None:
     """It gives workers the environment of its own start, whatever round they are of."""
     program = tmp_path / "launch.py"
     program.write_text(_FORK_SERVER)
     done = subprocess.run(
-        [sys.executable, program, etcd_server.endpoint, job_id],
+        [sys.executable, program, job.server.endpoint, job.id],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
         capture_output=True,

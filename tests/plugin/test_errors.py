@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous import (
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import ALONE
-from tests.plugin.handlers import handlers, join_all, parameters
+from tests.plugin.handlers import PluginJob, handlers, join_all, parameters
 from tests.support.certificates import Certificates
-from tests.support.leaks import LeakCheck, job_root
+from tests.support.leaks import LeakCheck
 from tests.support.processes import free_port
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -87,61 +87,47 @@ def test_a_client_certificate(
     [b"", b"\x80\x04\x95", b"not JSON", b"[]", b'{"v": 99}', b'{"v": 1}', b"null"],
     ids=["empty", "pickle", "text", "list", "future", "incomplete", "null"],
 )
-def test_a_foreign_value_at_the_start(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, value: bytes
-) -> None:
+def test_a_foreign_value_at_the_start(job: PluginJob, value: bytes) -> None:
     """The error names the key, and nothing is left of the attempt."""
-    key = job_root(job_id) + b"ctl/round"
-    etcd_server.gateway.put(key, value)
+    key = job.root + b"ctl/round"
+    job.server.gateway.put(key, value)
     try:
         with pytest.raises(RendezvousStateError, match=key.decode()):
-            create_handler(parameters(etcd_server, job_id, "1", lease_ttl=600))
-        assert list(etcd_server.keys(job_root(job_id))) == [key]
+            job.handler(lease_ttl=600)
+        assert list(job.keys()) == [key]
     finally:
-        etcd_server.gateway.delete_prefix(key)
+        job.server.gateway.delete_prefix(key)
 
 
-def test_a_foreign_value_during_the_run(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_foreign_value_during_the_run(job: PluginJob) -> None:
     """Training goes on; who joins next is told, and once it is gone all works again."""
-    key = job_root(job_id) + b"ctl/round"
+    key = job.root + b"ctl/round"
     # What hung on the overwritten record goes with its lease.
-    with handlers(etcd_server, job_id, "1", 1, job_lease_ttl=5) as (handler,):
+    with job.handlers(1, job_lease_ttl=5) as (handler,):
         handler.next_rendezvous()
-        etcd_server.gateway.put(key, b"not JSON")
+        job.server.gateway.put(key, b"not JSON")
         assert handler.num_nodes_waiting() == 0
         with pytest.raises(RendezvousStateError, match=key.decode()):
             handler.next_rendezvous()
-        etcd_server.gateway.delete_prefix(key)
+        job.server.gateway.delete_prefix(key)
         assert handler.next_rendezvous().world_size == 1
 
 
-def test_a_foreign_key_among_the_nodes(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_foreign_key_among_the_nodes(job: PluginJob, caplog: pytest.LogCaptureFixture) -> None:
     """It is a stranger: told once, and no node waits for it or fails because of it."""
-    key = job_root(job_id) + b"nodes/somebody"
-    etcd_server.gateway.put(key, b"who?\x1b[2J")
-    with handlers(etcd_server, job_id, "1", 1) as (handler,), caplog.at_level("WARNING"):
+    key = job.root + b"nodes/somebody"
+    job.server.gateway.put(key, b"who?\x1b[2J")
+    with job.handlers(1) as (handler,), caplog.at_level("WARNING"):
         assert handler.next_rendezvous().world_size == 1
         assert handler.next_rendezvous().world_size == 1
         # Where it is, nobody can know that he is the last to leave.
-        etcd_server.gateway.delete_prefix(key)
+        job.server.gateway.delete_prefix(key)
     (told,) = [text for text in caplog.messages if key.decode() in text]
     assert "without a lease" in told
 
 
-def test_other_numbers_of_nodes(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with (
-        handlers(etcd_server, job_id, "1:2", 1, **ALONE) as (member,),
-        handlers(etcd_server, job_id, "2:3", 1) as (stranger,),
-    ):
+def test_other_numbers_of_nodes(job: PluginJob) -> None:
+    with job.handlers(1, "1:2", **ALONE) as (member,), job.handlers(1, "2:3") as (stranger,):
         member.next_rendezvous()
         with pytest.raises(RendezvousError) as caught:
             stranger.next_rendezvous()
@@ -150,18 +136,18 @@ def test_other_numbers_of_nodes(
         assert member.num_nodes_waiting() == 0
 
 
-def test_a_closed_job(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    with handlers(etcd_server, job_id, "1", 1) as (handler,):
+def test_a_closed_job(job: PluginJob) -> None:
+    with job.handlers(1) as (handler,):
         handler.next_rendezvous()
         handler.set_closed()
-        with pytest.raises(RendezvousClosedError, match=f"{job_id}.*closed by .* s ago"):
+        with pytest.raises(RendezvousClosedError, match=f"{job.id}.*closed by .* s ago"):
             handler.next_rendezvous()
 
 
-def test_a_time_limit(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_a_time_limit(job: PluginJob) -> None:
     """It names who arrived."""
     options = {"join_timeout": 1, "last_call_timeout": 1}
-    with handlers(etcd_server, job_id, "3", 1, **options) as (handler,):
+    with job.handlers(1, "3", **options) as (handler,):
         host = handler._group.node_id.split("~")[0]
         with pytest.raises(RendezvousTimeoutError, match=rf"1 of at least 3 nodes.*{host}"):
             handler.next_rendezvous()

@@ -7,6 +7,7 @@ import json
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -15,12 +16,10 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.utils import store as store_util
 
 from tests.library.nodes import LIMIT_S, at_once, wait_until
-from tests.plugin.handlers import handlers, join_all, leave
+from tests.plugin.handlers import PluginJob, join_all, leave
 from tests.plugin.test_shutdown import child_failure, shut_down_after
-from tests.support.leaks import LeakCheck, job_root
-from tests.support.servers import EtcdServer
 
-FOREVER = {"rejoin_timeout": 100_000}
+FOREVER: dict[str, Any] = {"rejoin_timeout": 100_000}
 """Whoever waits for a finished member waits longer than a test."""
 
 
@@ -29,33 +28,26 @@ def exit_barrier(info: RendezvousInfo, limit_s: float = LIMIT_S) -> None:
     store_util.barrier(info.store, info.world_size, _TERMINAL_STATE_SYNC_ID, limit_s)
 
 
-def finished(server: EtcdServer, job_id: str) -> int:
+def finished(job: PluginJob) -> int:
     """How many nodes have told the others that they have finished."""
-    presences = server.keys(job_root(job_id) + b"nodes/").values()
+    presences = job.keys(b"nodes/").values()
     return sum(json.loads(value).get("finished", False) for value in presences)
 
 
-def test_who_finish_together_wait_for_nobody_and_write_nothing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "3", 3) as made:
+def test_who_finish_together_wait_for_nobody_and_write_nothing(job: PluginJob) -> None:
+    with job.handlers(3) as made:
         at_once([partial(exit_barrier, info) for info in join_all(made)])
         assert at_once([handler.shutdown for handler in made]) == [True] * 3
 
 
-def test_the_others_form_a_world_without_a_member_that_has_finished(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_the_others_form_a_world_without_a_member_that_has_finished(job: PluginJob) -> None:
     """At once when they are back; it waits for them, and ends when the job does."""
-    with (
-        handlers(etcd_server, job_id, "1:3", 3, **FOREVER) as made,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with job.handlers(3, "1:3", **FOREVER) as made, ThreadPoolExecutor(1) as pool:
         infos = join_all(made)
         first = next(one for one in range(3) if infos[one].rank == 0)
         done, others = made[first], [each for each in made if each is not made[first]]
         waiting = pool.submit(exit_barrier, infos[first])
-        wait_until("the others know", lambda: finished(etcd_server, job_id) == 1)
+        wait_until("the others know", lambda: finished(job) == 1)
         assert [other.num_nodes_waiting() for other in others] == [0, 0]
         for _ in range(2):
             again = join_all(others)
@@ -68,10 +60,8 @@ def test_the_others_form_a_world_without_a_member_that_has_finished(
         assert done.shutdown()
 
 
-def test_a_finished_member_hears_that_the_job_has_failed(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as (done, failing), ThreadPoolExecutor(2) as pool:
+def test_a_finished_member_hears_that_the_job_has_failed(job: PluginJob) -> None:
+    with job.handlers(2) as (done, failing), ThreadPoolExecutor(2) as pool:
         info, other = join_all([done, failing])
         waiting = pool.submit(exit_barrier, info)
         also = pool.submit(other.store.get, "what nobody sets")
@@ -85,9 +75,9 @@ def test_a_finished_member_hears_that_the_job_has_failed(
 
 @pytest.mark.parametrize("succeeds", [True, False], ids=["it finishes", "it fails"])
 def test_whatever_waits_in_the_agents_store_ends_with_the_job(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, succeeds: bool
+    job: PluginJob, succeeds: bool
 ) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as (waits, ends), ThreadPoolExecutor(2) as pool:
+    with job.handlers(2) as (waits, ends), ThreadPoolExecutor(2) as pool:
         info, _ = join_all([waits, ends])
         waiting: list[Future[object]] = [
             pool.submit(info.store.get, "nobody sets"),
@@ -100,15 +90,15 @@ def test_whatever_waits_in_the_agents_store_ends_with_the_job(
 
 
 def test_a_finished_member_waits_no_longer_than_torch_wants(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+    job: PluginJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In its own world that is an error, as in any store. Once the others are in another one it is
     none, and its end is not the job's."""
-    with handlers(etcd_server, job_id, "1:2", 2, **FOREVER) as (done, working):
+    with job.handlers(2, "1:2", **FOREVER) as (done, working):
         info, _ = join_all([done, working])
         with pytest.raises(dist.DistStoreError, match="terminal_state/last_member"):
             exit_barrier(info, 0.5)
-        wait_until("the other knows", lambda: finished(etcd_server, job_id) == 1)
+        wait_until("the other knows", lambda: finished(job) == 1)
         assert working.next_rendezvous().world_size == 1
         caplog.set_level(logging.WARNING, "rdzv_etcd")
         with store_util.store_timeout(info.store, 0.5):
@@ -120,30 +110,28 @@ def test_a_finished_member_waits_no_longer_than_torch_wants(
         assert working.shutdown()
 
 
-def test_who_has_finished_and_joins_again_takes_part_again(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_who_has_finished_and_joins_again_takes_part_again(job: PluginJob) -> None:
     """torch's agents do not, but a launcher may."""
-    with handlers(etcd_server, job_id, "2", 2, **FOREVER) as made, ThreadPoolExecutor(1) as pool:
+    with job.handlers(2, **FOREVER) as made, ThreadPoolExecutor(1) as pool:
         info, _ = join_all(made)
         waiting = pool.submit(exit_barrier, info, 3.0)
-        wait_until("the other knows", lambda: finished(etcd_server, job_id) == 1)
+        wait_until("the other knows", lambda: finished(job) == 1)
         with pytest.raises(dist.DistStoreError):
             waiting.result(LIMIT_S)
         assert {again.world_size for again in join_all(made)} == {2}
-        assert finished(etcd_server, job_id) == 0
+        assert finished(job) == 0
         for handler in made:
             leave(handler)
 
 
 @pytest.mark.parametrize("arrived", [0, 1, 2])
 def test_a_loss_of_the_store_neither_opens_nor_blocks_the_exit_barrier(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, arrived: int
+    job: PluginJob, arrived: int
 ) -> None:
     """So many of three have arrived when the job lease runs out, and with it who was counted."""
-    with handlers(etcd_server, job_id, "3", 3) as made, ThreadPoolExecutor(3) as pool:
+    with job.handlers(3) as made, ThreadPoolExecutor(3) as pool:
         infos = join_all(made)
-        root = job_root(job_id)
+        root = job.root
         waiting = [pool.submit(exit_barrier, info) for info in infos[:arrived]]
         counted = "terminal_state/num_members"
         wait_until(
@@ -151,14 +139,14 @@ def test_a_loss_of_the_store_neither_opens_nor_blocks_the_exit_barrier(
             lambda: (
                 sum(
                     kv.version
-                    for key, kv in etcd_server.gateway.keys(root + b"store/").items()
+                    for key, kv in job.server.gateway.keys(root + b"store/").items()
                     if key.endswith(counted.encode())
                 )
                 == arrived
             ),
         )
-        record = etcd_server.gateway.keys(root)[root + b"ctl/round"]
-        etcd_server.gateway.revoke(record.lease_id)
+        record = job.server.gateway.keys(root)[root + b"ctl/round"]
+        job.server.gateway.revoke(record.lease_id)
         waiting += [pool.submit(exit_barrier, info) for info in infos[arrived:-1]]
         with pytest.raises(dist.DistStoreError, match="the store of this world has lost data"):
             infos[-1].store.set("anything else", "")

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.library.nodes import LIMIT_S, wait_until
-from tests.plugin.handlers import handlers
-from tests.support.leaks import LeakCheck, job_root
-from tests.support.servers import EtcdServer
+from tests.plugin.handlers import PluginJob
 
 _PROGRAM = """
 import os, signal, sys, threading
@@ -49,13 +47,13 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("traceback", ["kept", "dropped", "kept, then in a thread"])
 def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path, traceback: str
+    job: PluginJob, tmp_path: Path, traceback: str
 ) -> None:
     """Torch does not shut the handler down; who keeps the traceback keeps the handler."""
     program = tmp_path / "launch.py"
     program.write_text(_PROGRAM)
     done = subprocess.run(
-        [sys.executable, program, etcd_server.endpoint, job_id, traceback],
+        [sys.executable, program, job.server.endpoint, job.id, traceback],
         check=False,
         capture_output=True,
         text=True,
@@ -63,7 +61,7 @@ def test_an_interrupted_launch_can_be_run_again_with_the_same_id(
     )
     assert (done.returncode, done.stdout) == (0, "{0: 'done'}\n"), done.stderr
     assert ("was interrupted: its node" in done.stderr) == (traceback != "dropped"), done.stderr
-    assert not etcd_server.keys(job_root(job_id) + b"nodes/")
+    assert not job.keys(b"nodes/")
 
 
 _SPARE = """
@@ -89,21 +87,21 @@ print("goes on")
 @pytest.mark.slow
 @pytest.mark.parametrize("has_to_do", ["more", "nothing"])
 def test_a_program_whose_launch_was_a_spare_goes_on_or_ends_well(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path, has_to_do: str
+    job: PluginJob, tmp_path: Path, has_to_do: str
 ) -> None:
     """If it catches what it is told, or not."""
     program = tmp_path / "launch.py"
     program.write_text(_SPARE)
-    with handlers(etcd_server, job_id, "1", 1) as (member,):
+    with job.handlers(1) as (member,):
         member.next_rendezvous()
         spare = subprocess.Popen(
-            [sys.executable, program, etcd_server.endpoint, job_id, has_to_do],
+            [sys.executable, program, job.server.endpoint, job.id, has_to_do],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        nodes = job_root(job_id) + b"nodes/"
-        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        nodes = job.root + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
         assert member.shutdown()
         printed, errors = spare.communicate(timeout=LIMIT_S)
     assert spare.returncode == 0, errors

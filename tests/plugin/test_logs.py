@@ -8,16 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 
 from rdzv_etcd.torch_plugin.handler import create_handler
-from tests.library.nodes import LIMIT_S, RemoteNode, node_options
-from tests.plugin.handlers import leave, parameters
-from tests.support.leaks import LeakCheck
+from tests.library.nodes import LIMIT_S, RemoteNode
+from tests.plugin.handlers import PluginJob, leave, parameters
 from tests.support.processes import free_port
-from tests.support.servers import EtcdServer
 
 _AGENT = """
 import sys, time
@@ -37,10 +36,10 @@ handler.shutdown()
 
 
 @pytest.mark.slow
-def test_an_agents_lines(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
+def test_an_agents_lines(job: PluginJob) -> None:
     """A round, a newcomer, a loss, the end: each is told, in one line, by our logger only."""
     with subprocess.Popen(
-        [sys.executable, "-c", _AGENT, etcd_server.endpoint, job_id],
+        [sys.executable, "-c", _AGENT, job.server.endpoint, job.id],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,7 +49,7 @@ def test_an_agents_lines(leak_check: LeakCheck, etcd_server: EtcdServer, job_id:
         assert agent.stdin is not None
         assert agent.stdout is not None
         assert agent.stdout.readline() == "size 1\n"
-        with RemoteNode(node_options(etcd_server, job_id, "1:2")) as newcomer:
+        with job.remote("1:2") as newcomer:
             assert newcomer.node_id
             _send(newcomer, "join")
             # The agent is told; it re-joins when its newcomer is there.
@@ -72,7 +71,7 @@ def test_an_agents_lines(leak_check: LeakCheck, etcd_server: EtcdServer, job_id:
         "round 3 formed in",
         "closed the job: the workers have finished",
     ):
-        assert any(words in line and job_id in line for line in lines), (words, errors)
+        assert any(words in line and job.id in line for line in lines), (words, errors)
     assert "grpc" not in errors.lower()
     assert "Traceback" not in errors
     assert len(lines) < 40, errors
@@ -106,26 +105,21 @@ def test_a_wrong_endpoint_is_one_error_and_no_noise(job_id: str) -> None:
     assert [line for line in noise if "grpc" in line.lower() or ".cc:" in line] == []
 
 
-def test_the_default_id_gets_a_warning(
-    leak_check: LeakCheck, etcd_server: EtcdServer, caplog: pytest.LogCaptureFixture, job_id: str
-) -> None:
+def test_the_default_id_gets_a_warning(job: PluginJob, caplog: pytest.LogCaptureFixture) -> None:
     """torchrun's default is "none": two users would share a job."""
     with caplog.at_level(logging.WARNING, "rdzv_etcd"):
-        leave(create_handler(parameters(etcd_server, "none", "1")))
+        leave(create_handler(parameters(job.server, "none", "1")))
         assert "--rdzv-id" in caplog.text
         caplog.clear()
-        leave(create_handler(parameters(etcd_server, job_id, "1")))
+        leave(job.handler())
         assert "--rdzv-id" not in caplog.text
 
 
 def test_options_of_c10d_are_told_to_mean_nothing_here(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    caplog: pytest.LogCaptureFixture,
+    job: PluginJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"is_host": 1, "store_type": "file"}
-    leave(create_handler(parameters(etcd_server, job_id, "1", **options)))
+    options: dict[str, Any] = {"is_host": 1, "store_type": "file"}
+    leave(job.handler(**options))
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     for option in options:
         assert sum(text.startswith(f"{option}= has no effect here") for text in told) == 1
@@ -151,11 +145,9 @@ with connect(endpoint, **how, log=log) as group, ThreadPoolExecutor(1) as pool:
 
 
 @pytest.mark.parametrize("log", ["info", "warning", "json", "loglevel"])
-def test_lines_are_shown_as_the_option_says(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, log: str
-) -> None:
+def test_lines_are_shown_as_the_option_says(job: PluginJob, log: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _SHOWN, etcd_server.endpoint, job_id, log],
+        [sys.executable, "-c", _SHOWN, job.server.endpoint, job.id, log],
         capture_output=True,
         text=True,
         check=True,
@@ -164,7 +156,7 @@ def test_lines_are_shown_as_the_option_says(
     if log == "json":
         told = [json.loads(line) for line in lines]
         by_nodes = [one for one in told if "node" in one]
-        assert {one["job"] for one in by_nodes} == {job_id}
+        assert {one["job"] for one in by_nodes} == {job.id}
         assert {one["level"] for one in told} == {"INFO", "WARNING"}
         assert any(one["message"] == "closed the job: all done" for one in told)
         assert all(one["time"].endswith("+00:00") for one in told)
@@ -205,17 +197,15 @@ handler.shutdown()
 
 
 @pytest.mark.slow
-def test_an_agents_lines_are_shown_once_as_the_option_says(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_an_agents_lines_are_shown_once_as_the_option_says(job: PluginJob) -> None:
     """And not as torch's own as well."""
     done = subprocess.run(
-        [sys.executable, "-c", _JSON, etcd_server.endpoint, job_id],
+        [sys.executable, "-c", _JSON, job.server.endpoint, job.id],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "LOGLEVEL": "INFO"},
     )
-    lines = [line for line in done.stderr.splitlines() if job_id in line]
+    lines = [line for line in done.stderr.splitlines() if job.id in line]
     told = [json.loads(line)["message"] for line in lines]
     assert sum(message.startswith("round 1 formed in") for message in told) == 1

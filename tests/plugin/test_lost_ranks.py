@@ -8,23 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.library.nodes import LIMIT_S, wait_until
-from tests.plugin.handlers import handlers, join_all
-from tests.support.leaks import LeakCheck, job_root
-from tests.support.servers import EtcdServer
+from tests.plugin.handlers import PluginJob, join_all
 
 ROLES = [f"torchelastic/role_info/{rank}" for rank in range(2)]
 
 
 def test_agents_whose_ranks_are_lost_join_again(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, caplog: pytest.LogCaptureFixture
+    job: PluginJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = job_root(job_id)
-    with handlers(etcd_server, job_id, "2", 2) as made, ThreadPoolExecutor(1) as pool:
+    root = job.root
+    with job.handlers(2) as made, ThreadPoolExecutor(1) as pool:
         by_rank = {info.rank: info.store for info in join_all(made)}
         by_rank[0].set(ROLES[0], json.dumps({"rank": 0, "local_world_size": 2}))
         reading = pool.submit(by_rank[0].multi_get, ROLES)
-        record = etcd_server.gateway.keys(root)[root + b"ctl/round"]
-        etcd_server.gateway.revoke(record.lease_id)
+        record = job.server.gateway.keys(root)[root + b"ctl/round"]
+        job.server.gateway.revoke(record.lease_id)
         by_rank[1].set(ROLES[1], json.dumps({"rank": 1, "local_world_size": 2}))
         assert len(reading.result(LIMIT_S)) == 2
         by_rank[0].multi_set(  # type: ignore[attr-defined] # torch's stubs lack it

@@ -16,10 +16,8 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.utils import store as store_util
 
 from rdzv_etcd.settings.parse import EPOCH_VARIABLE
-from tests.library.nodes import LIMIT_S, RemoteNode, at_once, node_options
-from tests.plugin.handlers import handlers, join_all
-from tests.support.leaks import LeakCheck
-from tests.support.servers import EtcdServer
+from tests.library.nodes import LIMIT_S, RemoteNode, at_once
+from tests.plugin.handlers import PluginJob, join_all
 
 _CLIENT = """
 import sys
@@ -49,8 +47,8 @@ def _master(info: RendezvousInfo) -> tuple[str, int]:
     return where.master_addr, where.master_port
 
 
-def test_three_handlers_agree(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    with handlers(etcd_server, job_id, "3", 3) as made:
+def test_three_handlers_agree(job: PluginJob) -> None:
+    with job.handlers(3) as made:
         infos = join_all(made)
         assert sorted(info.rank for info in infos) == [0, 1, 2]
         assert {info.world_size for info in infos} == {3}
@@ -62,10 +60,8 @@ def test_three_handlers_agree(leak_check: LeakCheck, etcd_server: EtcdServer, jo
 
 
 @pytest.mark.slow
-def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as made:
+def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(job: PluginJob) -> None:
+    with job.handlers(2) as made:
         seen = []
         for _ in range(2):
             info = join_all(made)[0]
@@ -77,18 +73,13 @@ def test_workers_in_other_processes_get_a_fresh_tcp_store_in_every_round(
 
 @pytest.mark.parametrize(("wish", "shared"), [("1", False), ("0", True), (None, True)])
 def test_workers_serve_their_own_store_if_torchs_variable_says_so(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-    wish: str | None,
-    shared: bool,
+    job: PluginJob, monkeypatch: pytest.MonkeyPatch, wish: str | None, shared: bool
 ) -> None:
     """``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``: the master's port is then free for the worker."""
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
     if wish is not None:
         monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", wish)
-    with handlers(etcd_server, job_id, "1", 1) as (handler,):
+    with job.handlers(1) as (handler,):
         assert handler.use_agent_store is shared
         address, port = _master(handler.next_rendezvous())
         if shared:
@@ -98,15 +89,10 @@ def test_workers_serve_their_own_store_if_torchs_variable_says_so(
             assert own.num_keys() == 0
 
 
-def test_a_rank_0_elsewhere_serves_nothing_here(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_rank_0_elsewhere_serves_nothing_here(job: PluginJob) -> None:
     """A library node and a handler form one round: the protocol is the same."""
-    options = node_options(etcd_server, job_id, "2", rank_key="1")
-    with (
-        RemoteNode(options) as remote,
-        handlers(etcd_server, job_id, "2", 1, rank_key="2") as (handler,),
-    ):
+    options = job.options("2", rank_key="1")
+    with RemoteNode(options) as remote, job.handlers(1, "2", rank_key="2") as (handler,):
         assert remote.node_id
         world, info = at_once([lambda: remote.call("join"), handler.next_rendezvous])
         assert (world["rank"], info.rank) == (0, 1)
@@ -114,10 +100,8 @@ def test_a_rank_0_elsewhere_serves_nothing_here(
         remote.finish()
 
 
-def test_the_agents_store_is_shared_and_fresh_in_every_round(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as made:
+def test_the_agents_store_is_shared_and_fresh_in_every_round(job: PluginJob) -> None:
+    with job.handlers(2) as made:
         for _ in range(2):
             one, two = join_all(made)
             assert not one.store.check(["greeting"])
@@ -126,10 +110,8 @@ def test_the_agents_store_is_shared_and_fresh_in_every_round(
             assert two.store.get("greeting") == b"hello"
 
 
-def test_the_agents_exit_barrier_over_the_store(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "3", 3) as made:
+def test_the_agents_exit_barrier_over_the_store(job: PluginJob) -> None:
+    with job.handlers(3) as made:
         infos = join_all(made)
         at_once(
             [
@@ -139,20 +121,16 @@ def test_the_agents_exit_barrier_over_the_store(
         )
 
 
-def test_the_epoch_is_in_the_environment_and_grows(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_the_epoch_is_in_the_environment_and_grows(job: PluginJob) -> None:
     epochs = []
-    with handlers(etcd_server, job_id, "2", 2) as made:
+    with job.handlers(2) as made:
         for _ in range(3):
             join_all(made)
             epochs.append(int(os.environ[EPOCH_VARIABLE]))
     assert epochs == sorted(set(epochs))
 
 
-def test_rounds_may_be_joined_from_any_thread(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_rounds_may_be_joined_from_any_thread(job: PluginJob) -> None:
     """Made in one thread, joined in another, watched from a third."""
     stop = threading.Event()
     seen: set[int] = set()
@@ -161,7 +139,7 @@ def test_rounds_may_be_joined_from_any_thread(
         while not stop.wait(0.01):
             seen.add(made[0].num_nodes_waiting())
 
-    with handlers(etcd_server, job_id, "2", 2) as made, ThreadPoolExecutor(1) as pool:
+    with job.handlers(2) as made, ThreadPoolExecutor(1) as pool:
         watching = pool.submit(watch)
         try:
             for _ in range(3):

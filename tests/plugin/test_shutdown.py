@@ -16,10 +16,10 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler, create_handler
+from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
 from tests.library.nodes import LIMIT_S, at_once, wait_until
-from tests.plugin.handlers import handlers, join_all, leave, parameters
-from tests.support.leaks import LeakCheck, job_root, left_of_job
+from tests.plugin.handlers import PluginJob, handlers, join_all, leave
+from tests.support.leaks import LeakCheck
 from tests.support.servers import EtcdServer
 
 
@@ -39,9 +39,9 @@ def _end_with(handler: EtcdRendezvousHandler, error: BaseException) -> None:
         handler.shutdown()
 
 
-def closed_marker(server: EtcdServer, job_id: str) -> dict[str, object] | None:
+def closed_marker(job: PluginJob) -> dict[str, object] | None:
     """The closed marker as etcd holds it."""
-    value = server.keys(job_root(job_id) + b"ctl/round").get(job_root(job_id) + b"ctl/round")
+    value = job.keys(b"ctl/round").get(job.root + b"ctl/round")
     if value is None:
         return None
     closed: dict[str, object] | None = json.loads(value).get("closed")
@@ -53,15 +53,13 @@ def child_failure() -> ChildFailedError:
     return ChildFailedError("train.py", {3: failure})
 
 
-def test_success_closes_the_job_and_leaves(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_success_closes_the_job_and_leaves(job: PluginJob) -> None:
     """All agents finish at about the same time; each is told that etcd knows."""
-    with handlers(etcd_server, job_id, "3", 3) as made:
+    with job.handlers(3) as made:
         join_all(made)
         done = at_once([partial(shut_down_after, h, None) for h in made])
         assert done == [True] * 3
-        closed = closed_marker(etcd_server, job_id)
+        closed = closed_marker(job)
         assert closed is not None
         assert closed["succeeded"] is True
         assert all(handler.is_closed() for handler in made)
@@ -69,10 +67,8 @@ def test_success_closes_the_job_and_leaves(
         assert all(handler.shutdown() for handler in made)  # again: nothing happens
 
 
-def test_failed_workers_close_the_job_for_everybody(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as (failing, other):
+def test_failed_workers_close_the_job_for_everybody(job: PluginJob) -> None:
+    with job.handlers(2) as (failing, other):
         join_all([failing, other])
         assert shut_down_after(failing, child_failure())
         wait_until("the other to see it", lambda: other.num_nodes_waiting() > 0)
@@ -92,10 +88,8 @@ def test_failed_workers_close_the_job_for_everybody(
     ],
     ids=["rendezvous-error", "SIGTERM", "ctrl-c", "no-program", "agent-failed"],
 )
-def test_who_could_not_go_on_leaves_without_closing(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, error: BaseException
-) -> None:
-    with handlers(etcd_server, job_id, "1:2", 2, lease_ttl=600) as (going, staying):
+def test_who_could_not_go_on_leaves_without_closing(job: PluginJob, error: BaseException) -> None:
+    with job.handlers(2, "1:2", lease_ttl=600) as (going, staying):
         join_all([going, staying])
         shut_down_after(going, error)
         wait_until("its leaving", lambda: staying.num_nodes_waiting() > 0)
@@ -103,46 +97,40 @@ def test_who_could_not_go_on_leaves_without_closing(
         assert staying.next_rendezvous().world_size == 1
 
 
-def test_an_error_handled_around_the_launch_is_not_how_the_job_ended(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_an_error_handled_around_the_launch_is_not_how_the_job_ended(job: PluginJob) -> None:
     """torchrun called in an ``except`` block: a first attempt failed, this one succeeds."""
     try:
         raise ValueError("the attempt before")
     except ValueError:
-        handler = create_handler(parameters(etcd_server, job_id, "1"))
+        handler = job.handler()
         handler.next_rendezvous()
         assert handler.shutdown()
         assert handler.shutdown()
-    closed = closed_marker(etcd_server, job_id)
+    closed = closed_marker(job)
     assert closed is not None
     assert closed["succeeded"] is True
 
 
-def test_a_failure_in_a_launch_within_an_except_block_is_one(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_failure_in_a_launch_within_an_except_block_is_one(job: PluginJob) -> None:
     try:
         raise ValueError("the attempt before")
     except ValueError:
-        handler = create_handler(parameters(etcd_server, job_id, "1"))
+        handler = job.handler()
         handler.next_rendezvous()
         assert shut_down_after(handler, child_failure())
-    closed = closed_marker(etcd_server, job_id)
+    closed = closed_marker(job)
     assert closed is not None
     assert closed["succeeded"] is False
 
 
-def test_a_spare_whose_job_is_done_is_told_so_where_torch_fails(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_spare_whose_job_is_done_is_told_so_where_torch_fails(job: PluginJob) -> None:
     """Torch's agent returns None then, and its caller fails on it: exactly that is mended. Who does
     not catch it, as torchrun, ends with code 0."""
-    with handlers(etcd_server, job_id, "1", 2) as (member, spare), ThreadPoolExecutor(1) as pool:
+    with job.handlers(2, "1") as (member, spare), ThreadPoolExecutor(1) as pool:
         member.next_rendezvous()
         waiting = pool.submit(spare.next_rendezvous)
-        nodes = job_root(job_id) + b"nodes/"
-        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        nodes = job.root + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
         assert shut_down_after(member, None)
         with pytest.raises(RendezvousGracefulExitError, match="the workers have finished"):
             waiting.result(LIMIT_S)
@@ -153,10 +141,8 @@ def test_a_spare_whose_job_is_done_is_told_so_where_torch_fails(
 
 
 @pytest.mark.parametrize("graceful", [False, True], ids=["no-graceful-exit", "another-error"])
-def test_no_other_error_becomes_a_graceful_exit(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, graceful: bool
-) -> None:
-    handler = create_handler(parameters(etcd_server, job_id, "1"))
+def test_no_other_error_becomes_a_graceful_exit(job: PluginJob, graceful: bool) -> None:
+    handler = job.handler()
     handler.next_rendezvous()
     handler._graceful_exit = RendezvousGracefulExitError("done") if graceful else None
     fail = _fail_otherwise if graceful else _fail_as_torch_does
@@ -180,28 +166,21 @@ def _fail_otherwise(handler: EtcdRendezvousHandler) -> None:
         handler.shutdown()
 
 
-def test_a_handler_that_never_joined_just_leaves(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    handler = create_handler(parameters(etcd_server, job_id, "2", lease_ttl=600))
+def test_a_handler_that_never_joined_just_leaves(job: PluginJob) -> None:
+    handler = job.handler("2", lease_ttl=600)
     assert not shut_down_after(handler, None)  # nothing was closed
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()
 
 
 @pytest.mark.parametrize("error", [None, child_failure()], ids=["success", "failure"])
-def test_the_same_id_works_again(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    error: BaseException | None,
-) -> None:
+def test_the_same_id_works_again(job: PluginJob, error: BaseException | None) -> None:
     """At once, while the marker of the run before still stands."""
     for _ in range(2):
-        with handlers(etcd_server, job_id, "2", 2) as made:
+        with job.handlers(2) as made:
             assert {info.world_size for info in join_all(made)} == {2}
             assert not any(handler.is_closed() for handler in made)
             at_once([partial(shut_down_after, h, error) for h in made])
-    assert closed_marker(etcd_server, job_id) is not None
+    assert closed_marker(job) is not None
 
 
 @pytest.mark.parametrize(
@@ -209,17 +188,13 @@ def test_the_same_id_works_again(
     [("finish", RendezvousGracefulExitError), ("refuse", RendezvousClosedError)],
 )
 def test_a_node_started_after_the_end_ends_as_it_was_told_to(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    after_end: str,
-    error: type[Exception],
+    job: PluginJob, after_end: str, error: type[Exception]
 ) -> None:
-    with handlers(etcd_server, job_id, "1", 1, closed_ttl=60) as (handler,):
+    with job.handlers(1, closed_ttl=60) as (handler,):
         handler.next_rendezvous()
         assert shut_down_after(handler, None)
     with (
-        handlers(etcd_server, job_id, "1", 1, after_end=after_end) as (late,),
+        job.handlers(1, after_end=after_end) as (late,),
         pytest.raises(error, match="the workers have finished"),
     ):
         late.next_rendezvous()
@@ -236,8 +211,8 @@ def test_the_marker_vanishes_after_closed_ttl(
     wait_until("an empty etcd", lambda: not server.keys() and not server.leases())
 
 
-def test_leave_is_enough(leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str) -> None:
-    handler = create_handler(parameters(etcd_server, job_id, "1", lease_ttl=600))
+def test_leave_is_enough(job: PluginJob) -> None:
+    handler = job.handler(lease_ttl=600)
     handler.next_rendezvous()
     leave(handler)
-    assert not left_of_job(etcd_server.gateway, job_id)
+    assert not job.left()

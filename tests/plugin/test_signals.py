@@ -18,10 +18,8 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from rdzv_etcd.process import has_default_action
 from rdzv_etcd.torch_plugin.handler import create_handler
 from tests.library.nodes import LIMIT_S, at_once
-from tests.plugin.handlers import handlers, leave, parameters
-from tests.support.leaks import LeakCheck, job_root
+from tests.plugin.handlers import PluginJob, handlers, leave, parameters
 from tests.support.processes import free_port
-from tests.support.servers import EtcdServer
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -38,12 +36,10 @@ def handled_here() -> list[signal.Signals]:
     return [number for number in HANDLED if not has_default_action(number)]
 
 
-def test_they_are_handled_while_there_is_a_handler(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "1", 1) as (one,):
+def test_they_are_handled_while_there_is_a_handler(job: PluginJob) -> None:
+    with job.handlers(1) as (one,):
         assert handled_here() == [*HANDLED]
-        with handlers(etcd_server, f"{job_id}-2", "1", 1):
+        with handlers(job.server, f"{job.id}-2", "1", 1):
             one.next_rendezvous()
         assert handled_here() == [*HANDLED]
         leave(one)
@@ -56,12 +52,10 @@ def test_a_handler_that_cannot_be_made_leaves_them() -> None:
     assert not handled_here()
 
 
-def test_only_the_main_thread_can_handle_them(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_only_the_main_thread_can_handle_them(job: PluginJob) -> None:
     def take_part() -> None:
         assert threading.current_thread() is not threading.main_thread()
-        with handlers(etcd_server, job_id, "1", 1) as (one,):
+        with job.handlers(1) as (one,):
             one.next_rendezvous()
             assert not handled_here()
 
@@ -70,14 +64,14 @@ def test_only_the_main_thread_can_handle_them(
 
 @pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
 def test_who_handles_or_ignores_one_before_or_afterwards_keeps_it(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, number: signal.Signals
+    job: PluginJob, number: signal.Signals
 ) -> None:
     def theirs(number: int, frame: FrameType | None) -> None: ...
 
     for theirs_is in (theirs, signal.SIG_IGN):
         for before in (True, False):
             signal.signal(number, theirs_is if before else signal.SIG_DFL)
-            with handlers(etcd_server, f"{job_id}-{theirs_is}-{before}", "1", 1) as (one,):
+            with handlers(job.server, f"{job.id}-{theirs_is}-{before}", "1", 1) as (one,):
                 one.next_rendezvous()
                 if not before:
                     signal.signal(number, theirs_is)
@@ -112,11 +106,9 @@ print("goes on")
 
 @pytest.mark.parametrize("when", ["before", "while"])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
-def test_so_does_a_handler_in_c(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, number: signal.Signals, when: str
-) -> None:
+def test_so_does_a_handler_in_c(job: PluginJob, number: signal.Signals, when: str) -> None:
     """Python knows nothing of it: ``signal.getsignal`` says that nobody handles the signal."""
-    program = [sys.executable, "-c", _C_HANDLER, etcd_server.endpoint, job_id, number.name, when]
+    program = [sys.executable, "-c", _C_HANDLER, job.server.endpoint, job.id, number.name, when]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (0, "0 None\ngoes on\n"), done.stderr
     assert done.stderr.count("most recent call first") >= 2  # the stacks, both times
@@ -143,10 +135,8 @@ except RendezvousGracefulExitError as error:
 """
 
 
-def test_a_node_that_is_drained_before_it_is_there_leaves_when_it_is(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    program = [sys.executable, "-c", _DRAINED_EARLY, etcd_server.endpoint, job_id]
+def test_a_node_that_is_drained_before_it_is_there_leaves_when_it_is(job: PluginJob) -> None:
+    program = [sys.executable, "-c", _DRAINED_EARLY, job.server.endpoint, job.id]
     done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=LIMIT_S)
     assert "drained: SIGUSR1" in done.stdout, done.stderr
-    assert not etcd_server.keys(job_root(job_id) + b"nodes/")
+    assert not job.keys(b"nodes/")

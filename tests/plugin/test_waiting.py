@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 import rdzv_etcd
 from rdzv_etcd import NodeLeft, Snapshot
 from rdzv_etcd.torch_plugin.handler import EtcdRendezvousHandler
-from tests.library.nodes import ALONE, LIMIT_S, RemoteNode, at_once, node_options, wait_until
-from tests.plugin.handlers import handlers, join_all, leave
+from tests.library.nodes import ALONE, LIMIT_S, at_once, wait_until
+from tests.plugin.handlers import PluginJob, handlers, join_all, leave
 from tests.support.leaks import LeakCheck, job_root
 from tests.support.servers import EtcdServer
 from tests.support.signals import handling
@@ -29,13 +29,8 @@ FROM_MEMORY_S = 3.0
 for would take the five seconds of ``read_timeout``."""
 
 
-def test_a_waiter_is_counted_until_it_is_taken_in(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with (
-        handlers(etcd_server, job_id, "1:2", 2, **ALONE) as (early, late),
-        ThreadPoolExecutor(1) as pool,
-    ):
+def test_a_waiter_is_counted_until_it_is_taken_in(job: PluginJob) -> None:
+    with job.handlers(2, "1:2", **ALONE) as (early, late), ThreadPoolExecutor(1) as pool:
         assert early.num_nodes_waiting() == 0
         assert early.next_rendezvous().world_size == 1
         joining = pool.submit(late.next_rendezvous)
@@ -46,21 +41,19 @@ def test_a_waiter_is_counted_until_it_is_taken_in(
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["it waits", "it works"])
-def test_the_others_are_told_which_signal_stopped_an_agent(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, waits: bool
-) -> None:
+def test_the_others_are_told_which_signal_stopped_an_agent(job: PluginJob, waits: bool) -> None:
     """torch's handler raises in the main thread, wherever that is, and its agent shuts down."""
     reason = "was interrupted in its join: SIGTERM" if waits else "was told to stop (SIGTERM)"
     with (
-        handlers(etcd_server, job_id, "2" if waits else "1", 1) as (handler,),
-        rdzv_etcd.observe(etcd_server.endpoint, job=job_id) as observer,
+        job.handlers(1, "2" if waits else "1") as (handler,),
+        rdzv_etcd.observe(job.server.endpoint, job=job.id) as observer,
         observer.events() as events,
         ThreadPoolExecutor(1) as pool,
         handling(signal.SIGTERM, _terminate_process_handler),
     ):
         assert isinstance(events.next(LIMIT_S), Snapshot)
         if waits:
-            pool.submit(_terminate_when_there, etcd_server, job_id)
+            pool.submit(_terminate_when_there, job)
         with pytest.raises(SignalException):
             _be_an_agent(handler)
         while not isinstance(event := events.next(LIMIT_S), NodeLeft):
@@ -76,31 +69,24 @@ def _be_an_agent(handler: EtcdRendezvousHandler) -> None:
         handler.shutdown()
 
 
-def _terminate_when_there(server: EtcdServer, job_id: str) -> None:
-    wait_until("its arrival", lambda: server.keys(job_root(job_id) + b"nodes/"))
+def _terminate_when_there(job: PluginJob) -> None:
+    wait_until("its arrival", lambda: job.keys(b"nodes/"))
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
-def test_a_spare_is_not_counted(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "1", 2) as (member, spare), ThreadPoolExecutor(1) as pool:
+def test_a_spare_is_not_counted(job: PluginJob) -> None:
+    with job.handlers(2, "1") as (member, spare), ThreadPoolExecutor(1) as pool:
         member.next_rendezvous()
         waiting = pool.submit(spare.next_rendezvous)
-        nodes = job_root(job_id) + b"nodes/"
-        wait_until("the spare's arrival", lambda: len(etcd_server.keys(nodes)) == 2)
+        nodes = job.root + b"nodes/"
+        wait_until("the spare's arrival", lambda: len(job.server.keys(nodes)) == 2)
         assert member.num_nodes_waiting() == 0
         leave(member)
         assert waiting.result(LIMIT_S).rank == 0
 
 
-def test_a_killed_member_is_counted(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with (
-        RemoteNode(node_options(etcd_server, job_id, "1:2")) as victim,
-        handlers(etcd_server, job_id, "1:2", 1) as (handler,),
-    ):
+def test_a_killed_member_is_counted(job: PluginJob) -> None:
+    with job.remote("1:2") as victim, job.handlers(1, "1:2") as (handler,):
         assert victim.node_id
         at_once([lambda: victim.call("join"), handler.next_rendezvous])
         victim.process.kill()
@@ -154,10 +140,8 @@ def test_a_handler_whose_etcd_is_gone_for_good_shuts_down_soon(
     check.check()
 
 
-def test_set_closed_is_seen_by_all(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with handlers(etcd_server, job_id, "2", 2) as (one, two):
+def test_set_closed_is_seen_by_all(job: PluginJob) -> None:
+    with job.handlers(2) as (one, two):
         join_all([one, two])
         assert not one.is_closed()
         one.set_closed()
@@ -169,13 +153,8 @@ def test_set_closed_is_seen_by_all(
         one.set_closed()  # again: nothing happens
 
 
-def test_a_paused_member_comes_back_as_a_newcomer(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    with (
-        RemoteNode(node_options(etcd_server, job_id, "1:2")) as paused,
-        handlers(etcd_server, job_id, "1:2", 1) as (handler,),
-    ):
+def test_a_paused_member_comes_back_as_a_newcomer(job: PluginJob) -> None:
+    with job.remote("1:2") as paused, job.handlers(1, "1:2") as (handler,):
         assert paused.node_id
         at_once([lambda: paused.call("join"), handler.next_rendezvous])
         paused.process.send_signal(signal.SIGSTOP)
