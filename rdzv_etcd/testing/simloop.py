@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from rdzv_etcd.clock import wait_for
 
 T = TypeVar("T")
+L = TypeVar("L", bound="SimLoop")
 
 WALL_EPOCH_S = 1_700_000_000.0
 """The wall-clock time at which a simulation begins."""
@@ -45,10 +46,6 @@ class DeadlockError(SimulationError):
 
 class SimulationTimeoutError(SimulationError):
     """The simulated time, or the number of steps, that was allowed has passed."""
-
-
-class _CrashedError(asyncio.CancelledError):
-    """Ends code of a node that crashed while it was stalled."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -77,10 +74,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._batch: deque[tuple[str, asyncio.Handle]] = deque()
         """What is being run, in this order."""
         self._stopped: set[str] = set()
-        self._asleep: dict[str, tuple[float, list[_Timer]]] = {}
-        """Since when a machine has been suspended, and its timers."""
-        self._crashed: set[str] = set()
-        self._stalled: set[str] = set()
         self._held: defaultdict[str, list[tuple[str, asyncio.Handle]]] = defaultdict(list)
         self._task_numbers: weakref.WeakKeyDictionary[asyncio.Task[Any], int]
         self._task_numbers = weakref.WeakKeyDictionary()
@@ -103,66 +96,21 @@ class SimLoop(asyncio.BaseEventLoop):
         self._stopped.add(name)
 
     def resume(self, name: str) -> None:
-        """Continue a paused node; what became due meanwhile runs now. A suspended one must be
-        woken."""
-        if name in self._asleep:
-            return
+        """Continue a paused node; what became due meanwhile runs now."""
         self._stopped.discard(name)
-        if name not in self._stalled:
+        if name not in self._halted():
             self._ready_now += self._held.pop(name, [])
-
-    def suspend(self, name: str) -> None:
-        """Suspend a node's machine: nothing of it runs, and its timers stand still."""
-        if name in self._asleep:
-            return
-        self.pause(name)
-        theirs = [entry for entry in self._timers if entry[2] == name]
-        self._timers = [entry for entry in self._timers if entry[2] != name]
-        heapq.heapify(self._timers)
-        self._asleep[name] = (self._now_s, theirs)
-
-    def wake(self, name: str) -> float:
-        """Wake a node's machine up; return for how many seconds it was suspended. Its timers have
-        as long left as they had then."""
-        since_s, theirs = self._asleep.pop(name, (self._now_s, []))
-        slept_s = self._now_s - since_s
-        for when_s, serial, node, timer in theirs:
-            heapq.heappush(self._timers, (when_s + slept_s, serial, node, timer))
-        self.resume(name)
-        return slept_s
 
     def crash(self, name: str) -> None:
         """Stop a node for good: not even its ``finally`` blocks run before the simulation ends.
 
         Its messages under way are another matter: cut its link as well.
         """
-        self._crashed.add(name)
         self.pause(name)
 
-    def stall(self, duration_s: float) -> None:
-        """Stop the running node between two lines of its code, while all others continue.
-
-        If several are stalled at a time, they continue in reverse order, some later than asked.
-        """
-        node, task = _NODE.get(), asyncio.current_task(self)
-        ends_s = self._now_s + duration_s
-        self.call_at(ends_s, lambda: None, context=contextvars.Context())
-        self._stalled.add(node)
-        if task is not None:
-            asyncio.tasks._leave_task(self, task)
-        try:
-            while not self._stopping and (  # type: ignore[attr-defined]
-                self._now_s < ends_s or (node in self._stopped and node not in self._crashed)
-            ):
-                self._run_once()
-        finally:
-            if task is not None:
-                asyncio.tasks._enter_task(self, task)
-            self._stalled.discard(node)
-        if node in self._crashed:
-            raise _CrashedError(f"{node} crashed while it was stalled")
-        if node not in self._stopped:
-            self._ready_now += self._held.pop(node, [])
+    def _halted(self) -> set[str]:
+        """Return the nodes that do not run now."""
+        return self._stopped
 
     # -- what asyncio calls -----------------------------------------------------------------------
 
@@ -218,8 +166,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), _CrashedError):
-            self.unhandled.append(context)
+        self.unhandled.append(context)
 
     def _note_failure(self, task: asyncio.Task[Any]) -> None:
         # Cycles keep failed tasks from being reported by their destructor at once (3.12 and later).
@@ -252,27 +199,24 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def release(self) -> None:
         """Continue every paused and crashed node, so that its tasks can be ended."""
-        for name in list(self._asleep):
-            self.wake(name)
         self._stopped.clear()
-        self._crashed.clear()
         for name in list(self._held):
             self.resume(name)
 
     def _run_once(self) -> None:
-        if not self._batch:  # else this was called by a stalled node
+        if not self._batch:
             self._next_batch()
         while self._batch:
             node, handle = self._batch.popleft()
-            if node in self._stopped or node in self._stalled:
+            if node in self._halted():
                 self._held[node].append((node, handle))
             elif not handle.cancelled():
                 self.steps += 1
                 handle._run()
 
     def _next_batch(self) -> None:
-        if self._stopped or self._stalled:
-            self._hold_stopped()
+        if self._halted():
+            self._hold_halted()
         if not self._ready_now:
             self._jump()
         self._take_due_timers()
@@ -281,11 +225,11 @@ class SimLoop(asyncio.BaseEventLoop):
             self._schedule_rng.shuffle(batch)
         self._batch.extend(batch)
 
-    def _hold_stopped(self) -> None:
+    def _hold_halted(self) -> None:
+        halted = self._halted()
         ready, self._ready_now = self._ready_now, []
         for entry in ready:
-            held = entry[0] in self._stopped or entry[0] in self._stalled
-            (self._held[entry[0]] if held else self._ready_now).append(entry)
+            (self._held[entry[0]] if entry[0] in halted else self._ready_now).append(entry)
 
     def _jump(self) -> None:
         """Advance time to the next timer."""
@@ -330,9 +274,7 @@ class SimClock:
     """One node's clock in a simulation; implements :class:`rdzv_etcd.clock.Clock`.
 
     ``offset_s`` shifts the monotonic clock (its zero has no meaning anyway; see :meth:`jump`);
-    ``wall_skew_s`` is how far the wall clock is off, and may be changed at any time. The clock
-    counts the time for which its machine was suspended, as Linux's ``CLOCK_BOOTTIME``; without
-    ``counts_suspension`` it stands still meanwhile, as ``CLOCK_MONOTONIC`` (see :meth:`woke`).
+    ``wall_skew_s`` is how far the wall clock is off, and may be changed at any time.
     """
 
     def __init__(
@@ -342,26 +284,13 @@ class SimClock:
         offset_s: float = 0.0,
         wall_skew_s: float = 0.0,
         seed: object = 0,
-        counts_suspension: bool = True,
     ) -> None:
         self.wall_skew_s = wall_skew_s
-        self.counts_suspension = counts_suspension
         self._loop = loop
         self._offset_s = offset_s
         self._random = random.Random(f"clock {loop.seed} {seed}")
-        self._stall: tuple[int, float] | None = None
-
-    def stall(self, at_reading: int, for_s: float) -> None:
-        """Stall the node for ``for_s`` seconds just before its ``at_reading``-th look at this clock
-        from now, counted from 1: a process may be stopped anywhere, also during a decision."""
-        self._stall = (at_reading, for_s)
 
     def now_s(self) -> float:
-        if self._stall is not None and _NODE.get():
-            readings, for_s = self._stall
-            self._stall = (readings - 1, for_s) if readings > 1 else None
-            if self._stall is None:
-                self._loop.stall(for_s)
         return self._loop.time() + self._offset_s
 
     def wall_s(self) -> float:
@@ -375,11 +304,6 @@ class SimClock:
         if ahead_s < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-ahead_s} s")
         self._offset_s += ahead_s
-
-    def woke(self, slept_s: float) -> None:
-        """Tell the clock for how long its machine was suspended (see :meth:`SimLoop.wake`)."""
-        if not self.counts_suspension:
-            self._offset_s -= slept_s
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(max(0.0, delay_s))
@@ -401,7 +325,11 @@ def run_simulation(
     the scenario's exception; :class:`DeadlockError`, :class:`SimulationTimeoutError` after
     ``limit_s`` simulated seconds; :class:`SimulationError` if a task's failure was not retrieved.
     """
-    loop = SimLoop(seed, shuffle=shuffle)
+    return run_on(SimLoop(seed, shuffle=shuffle), scenario, limit_s)
+
+
+def run_on(loop: L, scenario: Callable[[L], Coroutine[Any, Any, T]], limit_s: float) -> T:
+    """Do what :func:`run_simulation` does on a loop of the caller's, and close it."""
     try:
         loop.limit(limit_s)
         try:

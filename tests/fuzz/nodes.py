@@ -10,10 +10,11 @@ import random
 
 from rdzv_etcd.errors import RdzvEtcdError, StateCorruptError
 from rdzv_etcd.etcd.port import Delete, KeyValue, Put, Txn
-from rdzv_etcd.testing import MemoryEtcd, SimClock, SimLoop, run_simulation
+from rdzv_etcd.testing import MemoryEtcd, SimClock
 from tests.fuzz.mutate import nasty_bytes, nasty_json
 from tests.sim.commits import FOREIGN, OPERATOR
 from tests.sim.world import REQUEST_TIMEOUT_S, TTL_S, SimJob
+from tests.support.machines import MachineLoop, run_on_machines
 
 NAMES = "abc"
 STANDS_S = 3 * TTL_S
@@ -34,10 +35,10 @@ def hostile(rng: random.Random, victim: KeyValue) -> bytes:
 
 def nodes(rng: random.Random) -> None:
     """One job of three nodes that meets one hostile value."""
-    run_simulation(lambda loop: _meet(loop, rng), rng.randrange(2**32), limit_s=5_000.0)
+    run_on_machines(lambda loop: _meet(loop, rng), rng.randrange(2**32), limit_s=5_000.0)
 
 
-async def _meet(loop: SimLoop, rng: random.Random) -> None:
+async def _meet(loop: MachineLoop, rng: random.Random) -> None:
     clock = SimClock(loop)
     async with MemoryEtcd(clock, seed=loop.seed, request_timeout_s=REQUEST_TIMEOUT_S) as server:
         job = SimJob(loop, server, min_nodes=2, max_nodes=3, works=True, slice_nodes=2)

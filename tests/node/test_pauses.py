@@ -11,9 +11,10 @@ from functools import partial
 
 import pytest
 
-from rdzv_etcd.testing import Applied, SimClock
+from rdzv_etcd.testing import Applied
 from tests.sim import world
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate
+from tests.support.machines import MachineClock
 
 READINGS = range(1, 25)
 """A node is stopped just before it looks at its clock for that time, once it has something to do.
@@ -24,7 +25,7 @@ ROOM_S = 3.0
 
 def stall(node: SimNode, at_reading: int, for_s: float) -> None:
     clock = node.node.context.clock
-    assert isinstance(clock, SimClock)
+    assert isinstance(clock, MachineClock)
     clock.stall(at_reading, for_s)
 
 

@@ -12,12 +12,12 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
 )
 from rdzv_etcd.protocol.member import Phase
-from rdzv_etcd.testing import SimClock
 from rdzv_etcd.testing.model import Request
 from rdzv_etcd.testing.network import Match
 from tests.sim.matching import touches
 from tests.sim.stage import SLOWEST_STOP_S, Part
 from tests.sim.world import SimNode
+from tests.support.machines import MachineClock
 
 
 class NodeFaults(Part):
@@ -83,7 +83,7 @@ class NodeFaults(Part):
         self._job.history.clocks_are_wrong = True
         for node in self._stage.some():
             clock = node.node.context.clock
-            assert isinstance(clock, SimClock)
+            assert isinstance(clock, MachineClock)
             clock.wall_skew_s = self._rng.uniform(-3600, 3600)
             if self._rng.random() < 0.5:
                 ahead_s = self._rng.choice([1.0, self._plan.ttl_s, 100.0])
@@ -102,7 +102,7 @@ class NodeFaults(Part):
         """Stopped between two lines of its code, be it between a view and the decision on it."""
         for node in self._stage.some():
             clock = node.node.context.clock
-            assert isinstance(clock, SimClock)
+            assert isinstance(clock, MachineClock)
             clock.stall(self._rng.randint(1, 100), self._rng.uniform(0, 3 * self._plan.ttl_s))
 
     async def _frozen(self, node: SimNode) -> None:

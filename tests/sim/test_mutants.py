@@ -32,7 +32,6 @@ from rdzv_etcd.protocol.steps import Recovery
 from rdzv_etcd.runtime import lifecycle
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.settings.options import AfterEnd
-from rdzv_etcd.testing import SimClock
 from rdzv_etcd.world import collectives
 from rdzv_etcd.world_change import Loss
 from tests.node import test_epochs as epochs
@@ -52,12 +51,13 @@ from tests.sim.mutants import (
     without_guard,
 )
 from tests.sim.world import NotReachedError, SimJob, simulate
+from tests.support.machines import MachineClock
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def stands_still(_original: Callable[..., None], clock: SimClock, slept_s: float) -> None:
+def stands_still(_original: Callable[..., None], clock: MachineClock, slept_s: float) -> None:
     clock.counts_suspension = False
     _original(clock, slept_s)
 
@@ -272,7 +272,7 @@ MUTANTS = [
            lambda p: p.closes_midway, noticed_by=110),
     Mutant("a living member is declared lost", leading, "decide_change", always_lost,
            (I.UNDISTURBED, I.CONVERGENCE, I.CALM), two_or_more),
-    Mutant("a clock that stands still while its machine is suspended", SimClock, "woke",
+    Mutant("a clock that stands still while its machine is suspended", MachineClock, "woke",
            stands_still, (I.UNDISTURBED,), two_or_more, noticed_by=910025,
            kinds=("suspend", "suspend_together")),
     Mutant("who works on is seated", closing, "take_census", seats_the_absent, (I.SEATS,)),

@@ -29,7 +29,7 @@ from rdzv_etcd.runtime.loop_thread import LoopHold
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from rdzv_etcd.settings.options import AfterEnd
-from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
+from rdzv_etcd.testing import MemoryConnection, MemoryEtcd
 from rdzv_etcd.testing.model import Model, Revoke
 from tests.sim.commits import OPERATOR, Saved
 from tests.sim.history import History
@@ -37,6 +37,7 @@ from tests.sim.interruptions import INTERRUPTED_AFTER_S
 from tests.sim.invariants import Invariant
 from tests.sim.peers import MemoryPeer, PeerSwitch
 from tests.sim.work import EXIT_LIMIT_S, Work
+from tests.support.machines import MachineClock, MachineLoop, run_on_machines
 
 TTL_S = 10
 TICK_S = 0.5
@@ -78,7 +79,7 @@ class SimNode:
     name: str
     node: Node
     connection: MemoryConnection
-    loop: SimLoop
+    loop: MachineLoop
     history: History
     port: int
     join_timeout_s: float
@@ -201,7 +202,7 @@ class SimJob:
 
     def __init__(
         self,
-        loop: SimLoop,
+        loop: MachineLoop,
         server: MemoryEtcd,
         *,
         job_id: str = "job",
@@ -261,7 +262,7 @@ class SimJob:
         self._incarnations += 1
         serial = self._incarnations
         unique = f"{name}~{serial}~x"
-        clock = SimClock(
+        clock = MachineClock(
             self.loop,
             offset_s=1000.0 * serial,
             wall_skew_s=100.0 * serial + clock_ahead_s,
@@ -390,7 +391,7 @@ class SimJob:
         if not node.crashed:
             slept_s = self.loop.wake(self._place(node))
             clock = node.node.context.clock
-            assert isinstance(clock, SimClock)
+            assert isinstance(clock, MachineClock)
             clock.woke(slept_s)
             self.history.note_woke(node.node_id, slept_s, self.loop.time())
             if node.peer is not None:
@@ -521,7 +522,7 @@ def simulate(
     """Run ``scenario`` under every seed and check the invariants; a failure names its seed."""
     for seed in itertools.islice(seeds, SEEDS_AT_MOST):
         try:
-            run_simulation(lambda loop: _one(loop, scenario, job), seed, limit_s=limit_s)
+            run_on_machines(lambda loop: _one(loop, scenario, job), seed, limit_s=limit_s)
         except BaseException:
             logging.getLogger("tests.sim").error("failed with seed %d", seed)
             raise
@@ -548,9 +549,9 @@ def simulated(
     return made
 
 
-async def _one(loop: SimLoop, scenario: Scenario, options: dict[str, Any]) -> None:
+async def _one(loop: MachineLoop, scenario: Scenario, options: dict[str, Any]) -> None:
     async with MemoryEtcd(
-        SimClock(loop), seed=loop.seed, request_timeout_s=REQUEST_TIMEOUT_S
+        MachineClock(loop), seed=loop.seed, request_timeout_s=REQUEST_TIMEOUT_S
     ) as server:
         job = SimJob(loop, server, **options)
         await scenario(job)
