@@ -1,4 +1,4 @@
-"""Sorts the nodes that are present by what they are to the next round. Pure."""
+"""Sorts the live nodes by their part in the next round."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from rdzv_etcd.settings import JobSettings
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Who is there, seen from the next round."""
+    """The live nodes, seen from the next round."""
 
     returning: tuple[Presence, ...]
-    """Members of the formed round that have re-arrived, by their rank; before them those of a later
-    one that etcd does not know any more, and those of this one whose ranks are not known."""
+    """Members of the formed round that have arrived again, by rank; before them members of a later
+    round that etcd has lost, and members of this one whose ranks are unknown."""
     newcomers: tuple[Presence, ...]
     """Waiters that are not members, in order of arrival: late nodes and spares."""
     expected: tuple[str, ...]
-    """Live members that have not re-arrived yet: they will, or they will be lost.
+    """Live members that have not arrived again yet: they will, or they will be lost.
 
-    One that came back just as it was declared lost is among them: it hears of the change, too.
+    Includes one that returned just as it was declared lost: it sees the change, too.
     """
     absent: tuple[str, ...]
-    """Members without presence."""
+    """Members without a presence."""
     leaving: Mapping[str, str]
     """Members that said goodbye, and why."""
     strangers: tuple[Presence, ...]
-    """Waiters whose settings differ from the job's; each finds out by itself and goes."""
+    """Waiters whose settings differ from the job's; each notices this itself and leaves."""
     idle: tuple[str, ...]
     """Live non-members that are not waiting (expelled, of a closed run, or unplaced)."""
     unplaced: tuple[str, ...] = ()
-    """Those of the idle that may be members: not all members of the formed round are known."""
+    """Idle nodes that may be members: not all members of the formed round are known."""
     finished: tuple[str, ...] = ()
-    """Nodes whose work is done, members and others: none of them comes to the next round."""
+    """Nodes whose work is done, members and others: none of them joins the next round."""
 
     @property
     def pool(self) -> tuple[Presence, ...]:
-        """Everybody who may get a rank, in order of preference."""
+        """All nodes that may get a rank, in order of preference."""
         return self.returning + self.newcomers
 
 
@@ -72,7 +72,7 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
     unplaced: list[str] = []
     seated = {*members, *done}
     expelled = set() if record is None else set(record.expelled)
-    # Whoever has not asked again may be one of them, at work or on its way back.
+    # A node that has not arrived again may be one of them, at work or about to return.
     some_unknown = (
         formed is not None and formed.slices is not None and any(map(is_unknown, members))
     )
@@ -84,8 +84,8 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
         asks_again = _asks_again(presence, control)
         if some_unknown:
             asks_again = asks_again and presence.mod_revision > control.round_revision
-        # If the record was put back, a spare has asked again since; what has not may be the
-        # presence of a node that has long gone, back with an older snapshot of etcd.
+        # If the record was put back, a spare has arrived again since; a presence that has not may
+        # be that of a dead node, restored with an older snapshot of etcd.
         must_ask = formed is None or formed.epoch_fixed is not None or info.node_id in expelled
         if not asks_again and (must_ask or some_unknown):
             idle.append(info.node_id)
@@ -95,8 +95,8 @@ def take_census(control: Control, nodes: Nodes, settings: JobSettings) -> Census
             strangers.append(presence)
         else:
             newcomers.append(presence)
-    # If etcd went back, its record may not name the members of the latest world, or their slice of
-    # it may be gone: they come first.
+    # If etcd lost data, its record may not name the members of the latest world, or their slice may
+    # be gone: they come first.
     since = math.inf if formed is None else control.epoch + (0 if some_unknown else 1)
     later = [each for each in newcomers if each.info.epoch_trained >= since]
     newcomers = [each for each in newcomers if each.info.epoch_trained < since]
@@ -122,14 +122,14 @@ def _arrival(presence: Presence) -> tuple[int, str]:
 
 
 def _asks_again(presence: Presence, control: Control) -> bool:
-    """Whether the node asks for a seat in the next round of what the record tells.
+    """Whether the node asks for a seat in the round that follows the record.
 
-    After the end of a run only who arrived since does, for a new run of the job: a spare of the run
-    that ended had asked for the same number, and is about to hear of the end. Its members may still
-    be there, too, when the marker has gone.
+    After the end of a run only nodes that arrived since do, for a new run of the job: a spare of
+    the run that ended had asked for the same number, and is about to see the end. Members of that
+    run may still be there, too, when its marker has expired.
     """
     record = control.round
-    if record is None:  # the next round is the first; a higher number is from a run that is over
+    if record is None:  # the next round is the first; a higher number belongs to a run that is over
         return presence.info.arrived_for <= 1 and presence.mod_revision > control.ended_revision
     if record.closure is not None:
         return presence.mod_revision > control.round_revision

@@ -1,4 +1,4 @@
-"""Decides when the next round is closed, and with whom. Pure."""
+"""Decides when the next round is closed, and with which nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Close:
     heirs: tuple[str, ...] = ()
     """See :attr:`~rdzv_etcd.protocol.model.Round.heirs`."""
     finished: tuple[str, ...] = ()
-    """Nodes that are there and have finished."""
+    """Live nodes that have finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +42,31 @@ class RoundLimits:
     """How long a round stays open, and since when (all on the leader's clock)."""
 
     last_call_s: float
-    """For nodes that nobody knows of yet."""
+    """For nodes that have not appeared yet."""
     settle_s: float
     rejoin_s: float
-    """For live members of the previous round, which are on their way back."""
+    """For live members of the previous round, which are about to return."""
     opened_s: float
     """Since when nodes could arrive for this round, as far as this leader knows."""
     give_up_s: float = math.inf
-    """When the leader itself stops waiting: what can be closed then is closed."""
+    """When the leader itself stops waiting: a round that can be closed then is closed."""
     round_trip_s: float = 0.0
-    """How long etcd took to answer last."""
+    """etcd's latency, measured last."""
 
 
 def decide_close(
     control: Control, nodes: Nodes, settings: JobSettings, limits: RoundLimits, now_s: float
 ) -> Close | KeepWaiting:
-    """Say whether to close the next round now; ``settings`` are the job's.
+    """Decide whether to close the next round now; ``settings`` are the job's.
 
-    * all seats taken and nobody else expected: at once;
+    * all seats taken and no other node expected: at once;
     * at least ``min_nodes`` and every live member of the previous round back: after ``settle``;
     * at least ``min_nodes``, but live members are not back yet: after ``rejoin``, and not sooner,
-      because a world without them might begin again what they have got;
-    * at least ``min_nodes``, and no previous round that could tell who is still to come: after
-      ``last_call``;
-    * fewer: wait; so if the number of the round could not be read.
+      because a world without them might lose their work;
+    * at least ``min_nodes``, and no previous round to expect nodes from: after ``last_call``;
+    * fewer: wait; also if the number of the round has no successor.
 
-    Whatever may be closed is closed before the leader gives up.
+    A round that can be closed is closed before the leader gives up.
     """
     stuck = describe.no_successor(control)
     if stuck:
@@ -80,11 +79,11 @@ def decide_close(
     pool = census.pool
     size = min(len(pool), settings.max_nodes) // settings.node_unit * settings.node_unit
     if not pool and control.closure is not None:
-        return KeepWaiting(None, "")  # the job is over; who is still here is on the way out
+        return KeepWaiting(None, "")  # the job is over, and the nodes still here are leaving
     if size < settings.min_nodes or size == 0:
         return KeepWaiting(None, _waits_for(control, nodes, settings, census))
     until_s, why = _closes_at(control, census, size, settings, limits)
-    # Who was accused and lives answers within this time, and would be left out of the world else.
+    # An accused node that lives answers within this time; otherwise it would be left out.
     until_s = max(until_s, may_answer_until_s(nodes, now_s, limits.round_trip_s))
     if limits.give_up_s < until_s:
         until_s, why = limits.give_up_s, describe.GIVES_UP
@@ -100,7 +99,7 @@ def _waits_for(control: Control, nodes: Nodes, settings: JobSettings, census: Ce
 def _closes_at(
     control: Control, census: Census, size: int, settings: JobSettings, limits: RoundLimits
 ) -> tuple[float, str]:
-    """When a round that may be closed with so many nodes is closed, and why then."""
+    """When a round of ``size`` nodes is closed, and why then."""
     pool = census.pool
     enough_s = _enough_since(pool, settings, limits.opened_s)
     if census.expected or census.unplaced:
@@ -116,7 +115,7 @@ def _closes_at(
 
 
 def _enough_since(pool: tuple[Presence, ...], settings: JobSettings, opened_s: float) -> float:
-    """Since when the smallest world that is allowed could have been formed."""
+    """Since when the smallest allowed world could have been formed."""
     unit = settings.node_unit
     least = (settings.min_nodes + unit - 1) // unit * unit
     arrivals = sorted(presence.seen_s for presence in pool)
@@ -131,7 +130,7 @@ def _close(control: Control, census: Census, size: int, reason: str) -> Close:
     )
     heirs = _heirs(control, census)
     here = {node.node_id for node in chosen}
-    # If etcd went back, who trained a later world than its record's does not begin again.
+    # If etcd lost data, a node that trained a later world than the record's keeps its work.
     went_on = any(node.epoch_trained > control.epoch for node in chosen)
     if not heirs and here.isdisjoint(previous) and not went_on:
         heirs = (census.expected + census.unplaced)[:_HEIRS]
@@ -145,10 +144,10 @@ def _close(control: Control, census: Census, size: int, reason: str) -> Close:
 
 
 def _heirs(control: Control, census: Census) -> tuple[str, ...]:
-    """Who of the heirs that the last round left out is still alive.
+    """The heirs that the last round left out and that are still alive.
 
-    If etcd went back, one that has trained a later world has come back since: it was rank 0 then,
-    or got from that what the others had.
+    If etcd lost data, an heir that trained a later world has returned since: it was rank 0 then, or
+    got the state from rank 0.
     """
     formed = control.formed
     if formed is None or not formed.heirs:

@@ -1,8 +1,8 @@
 """Decides who watches whom, and when a node that another one has found to be gone counts as lost.
 
-An accusation stands in the place of the presence, and whoever lives and reaches etcd puts its
-presence back: a wrong one costs one write and no restart. How long that may take depends on how
-certain the accuser is, and on how far away etcd is.
+An accusation replaces the presence, and a node that lives and reaches etcd puts its presence back:
+a wrong accusation costs one write and no restart. How long the node has for this depends on how
+certain the accuser is, and on etcd's latency.
 
 The members of a world are a ring in the order of their ranks, and each watches the next one: one
 link per node, however large the world is, and one node that acts when another dies.
@@ -19,25 +19,25 @@ from rdzv_etcd.protocol.model import Accusation, Change, Nodes, Round
 from rdzv_etcd.world_change import reason_to_leave
 
 ANSWER_GRACE_S = 0.03
-"""For a node whose process is gone, as its host says: only who answers for it can be wrong."""
+"""For a node whose host says that the process is gone: hardly ever wrong."""
 
 ABSENCE_GRACE_S = 0.3
-"""For a node that is silent, or whose presence is just gone: now and then etcd revokes the lease of
-a node that has renewed it, which then puts its presence back (see ``node/recover.py``)."""
+"""For a node that is silent, or whose presence has just gone: now and then etcd revokes the lease
+of a node that has renewed it, which then puts its presence back (see ``node/recover.py``)."""
 
 FEW_AT_ONCE = 2
-"""If more than this many are accused at about the same time, it may be the network that is at
-fault, and all of them get the longer time."""
+"""If more nodes than this are accused at about the same time, the network may be at fault, and all
+of them get the longer time."""
 
 
 ROUND_TRIPS = 4
-"""An answer takes about three round trips to etcd: the node is told, looks, writes, and the leader
-is told. One more in case that something has to be sent again."""
+"""An answer takes about three round trips to etcd: the node gets the event, reads, writes, and the
+leader gets the event. One more for a request that has to be sent again."""
 
 
 def answer_grace_s(round_trip_s: float, accusation: Accusation) -> float:
-    """After how long the accuser looks whether it was answered; ``round_trip_s`` as below. Who is
-    dead as its host says is taken to be that sooner, but not as soon as the leader does."""
+    """After how long the accuser checks for an answer; ``round_trip_s`` as below. Sooner if the
+    accusation is certain, but not as soon as the leader."""
     grace_s = 3 * ANSWER_GRACE_S if accusation.is_certain else ABSENCE_GRACE_S
     return grace_s + ROUND_TRIPS * max(round_trip_s, accusation.round_trip_ms / 1000)
 
@@ -45,12 +45,12 @@ def answer_grace_s(round_trip_s: float, accusation: Accusation) -> float:
 def lost_from_s(
     nodes: Nodes, node_id: str, trust_absence_s: float = 0.0, round_trip_s: float = 0.0
 ) -> float:
-    """From when on (on the leader's clock) a node without presence counts as lost.
+    """From when on (on the leader's clock) a node without a presence counts as lost.
 
-    ``round_trip_s`` is how long etcd takes to answer the leader; the accused may be farther away.
-    Before ``trust_absence_s`` nobody does because it is silent: the leader was cut off itself a
-    moment ago, and others may be coming back. That a process is gone is true all the same, unless
-    it was said before etcd went back: see :func:`doubted`.
+    ``round_trip_s`` is etcd's latency for the leader; the accused may be farther away. Before
+    ``trust_absence_s`` no silent node counts as lost: the leader was cut off itself a moment ago,
+    and others may be returning. A certain accusation holds all the same, unless it is older than a
+    loss of data: see :func:`doubted`.
     """
     accused, far_s = nodes.accused.get(node_id), ROUND_TRIPS * round_trip_s
     if accused is None:
@@ -63,8 +63,8 @@ def lost_from_s(
 
 
 def doubted(nodes: Nodes, up_to: int) -> Nodes:
-    """Return ``nodes`` with nothing certain in what was said up to that revision: etcd has gone
-    back, and who was accused before that may have answered since, or have come back."""
+    """Return ``nodes`` with no certain accusation up to that revision: etcd has lost data, and a
+    node that was accused before may have answered since, or have returned."""
     if not any(one.mod_revision <= up_to for one in nodes.accused.values()):
         return nodes
     accused = {
@@ -77,7 +77,7 @@ def doubted(nodes: Nodes, up_to: int) -> Nodes:
 
 
 def _are_many(nodes: Nodes, seen_s: float) -> bool:
-    """Whether more than a few were accused at about that time."""
+    """Whether more than a few nodes were accused at about that time."""
     beside = (
         other for other in nodes.accused.values() if abs(other.seen_s - seen_s) < ABSENCE_GRACE_S
     )
@@ -85,7 +85,7 @@ def _are_many(nodes: Nodes, seen_s: float) -> bool:
 
 
 def may_answer_until_s(nodes: Nodes, now_s: float, round_trip_s: float = 0.0) -> float:
-    """Until when some node that was accused may still answer; minus infinity if there is none."""
+    """Until when an accused node may still answer; minus infinity if there is none."""
     times_s = (lost_from_s(nodes, node_id, round_trip_s=round_trip_s) for node_id in nodes.accused)
     return min((time_s for time_s in times_s if now_s < time_s), default=-math.inf)
 
@@ -94,13 +94,13 @@ def may_answer_until_s(nodes: Nodes, now_s: float, round_trip_s: float = 0.0) ->
 
 
 QUIET_S = 60.0
-"""A node that has answered an accusation is not accused again for so long by the same one."""
+"""A node that has answered an accusation is not accused again by the same node for this long."""
 MOST_MISTAKES = 3
-"""A node that was wrong this often within that time accuses nobody: it is the one that hears
-badly."""
+"""A node that was wrong this often within that time accuses no other: its own connections are at
+fault."""
 
 LONGEST_ROOM_S = 0.3
-"""By then each member can answer an accusation."""
+"""By then every member can answer an accusation."""
 _ROOM_PER_MEMBER_S = 0.005
 
 
@@ -118,15 +118,14 @@ def ring_in_slice(ranks: Mapping[str, int], node_id: str) -> tuple[str, ...]:
 
 
 def room_for_a_world_s(size: int) -> float:
-    """How long after a world of this size was formed its members begin to look after each other:
-    while many are still being told of it, and while agents exchange their ranks, there are better
-    things to do."""
+    """How long after a world of this size was formed its members begin to watch each other: first
+    the record has to reach all of them, and the agents exchange their ranks."""
     return min(LONGEST_ROOM_S, size * _ROOM_PER_MEMBER_S)
 
 
 @dataclass(slots=True)
 class Mistakes:
-    """Whom this node has accused wrongly, and when."""
+    """The nodes that this one has accused wrongly, and when."""
 
     _answered_s: dict[str, float] = field(default_factory=dict)
 
@@ -136,7 +135,7 @@ class Mistakes:
         self._answered_s = recent | {node_id: now_s}
 
     def quiet_until_s(self, node_id: str, now_s: float) -> float:
-        """Until when this node accuses that one of nothing; in the past if it may."""
+        """Until when this node does not accuse that one; in the past if it may."""
         recent = [at_s for at_s in self._answered_s.values() if now_s < at_s + QUIET_S]
         if len(recent) >= MOST_MISTAKES:
             return min(recent) + QUIET_S

@@ -1,10 +1,9 @@
-"""The nouns of the protocol as frozen values. No behaviour beyond simple look-ups.
+"""The nouns of the protocol as frozen values; no behaviour beyond simple look-ups.
 
 Words (one per idea, in code, keys, logs and docs): a *job* is one rendezvous id; a *node* one agent
 taking part; a *round* one formed world; a *member* belongs to the formed round and has a rank; a
-*waiter* has arrived for the next round; a *spare* is a waiter for whom there is no seat; the
-*leader* closes rounds and publishes changes; a *change* says why the formed round must be formed
-again.
+*waiter* has arrived for the next round; a *spare* is a waiter without a seat; the *leader* closes
+rounds and publishes changes; a *change* says why the formed round is over.
 """
 
 from __future__ import annotations
@@ -34,43 +33,43 @@ class NodeInfo:
     leaving: str | None = None
     """Set just before the session is revoked: why."""
     epoch_seen: int = 0
-    """The highest epoch this node knows of, so that epochs grow even when the record was lost."""
+    """The highest epoch this node knows of, so that epochs grow even if the record is lost."""
     epoch_trained: int = 0
-    """That of the last world it was a member of: whoever trained the latest has the best claim to
-    rank 0, whatever record etcd holds."""
+    """The epoch of the last world it was a member of: the node with the latest has the best claim
+    to rank 0, whichever record etcd holds."""
     clock_us: int = 0
     """Its wall clock when it arrived, if it was in no world before. Epochs begin at the lower
-    median of these; they are compared for nothing else."""
+    median of these clocks, which are used for nothing else."""
     data: Mapping[str, object] = field(default_factory=dict)
-    """What it tells the other members of itself; means nothing here."""
+    """What the other members see of it; opaque here."""
     peer_port: int = 0
-    """Where its neighbour watches it; 0: nowhere."""
+    """Where its neighbour watches it; 0: it is not watched."""
     round_trip_ms: int = 0
-    """How long etcd took to answer it: whoever is far away needs longer to say that it lives."""
+    """etcd's latency for this node: a node that is far from etcd needs longer to answer."""
     because: str = ""
-    """Why it has joined again, if it was its own doing: how its worker failed, for people."""
+    """Why it joined again, if it was the cause itself: how its worker failed, for display."""
     lease_ttl_s: int = 0
-    """How long its lease lives; 0: not known."""
+    """The TTL of its lease; 0: unknown."""
     finished: bool = False
-    """Whether its work in its world is done: it stays until the others have finished too, and is in
-    no other world."""
+    """Whether its work in its world is done: it stays until the others have finished, and joins no
+    other world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accusation:
-    """What stands in the place of a presence whose node another one has found to be gone, on the
-    accuser's session; a node that lives puts its presence back."""
+    """Written in place of the presence of a node that another node has found gone, on the accuser's
+    session. A node that lives puts its presence back."""
 
     by: str
     """The accuser's node id."""
     how: str
-    """What it has seen, for people."""
+    """What it has seen, for display."""
     is_certain: bool
-    """Whether the process is gone, as its host says; otherwise the node is silent."""
+    """Whether its host says that the process is gone; otherwise the node is silent."""
     round_trip_ms: int = 0
-    """How far the accused was from etcd, as its presence said."""
+    """etcd's latency for the accused, from its presence."""
     after_ms: int | None = None
-    """How long after the end of its link that was seen, if it is known."""
+    """How long after the end of its link this was seen, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +81,27 @@ class Closure:
     reason: str
     succeeded: bool
     wall_s: float
-    """The closing node's wall clock; shown to people, never compared."""
+    """The closing node's wall clock; for display, never compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that is over: remembered for much longer than the job counts as closed, for whoever was
+    """A run that is over: kept for much longer than the job counts as closed, for nodes that were
     cut off when it ended."""
 
     origin: str
     """See :attr:`Round.origin`."""
     closure: Closure
     epoch: int
-    """The highest one that was seen by who closed it."""
+    """The highest epoch that the closing node had seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Where the members of a large world are named: in slices beside its record.
+    """Names the members of a large world in slices beside its record.
 
-    Every node watches the record, so with N names in it a round would cost N² names. Each node
-    reads the one slice that its id falls into.
+    Every node watches the record: with N names in it a round would cost N² names. Each node reads
+    the one slice that its id falls into.
     """
 
     size: int
@@ -110,7 +109,7 @@ class Slices:
     count: int
     """How many slices there are."""
     edition: str
-    """Names this attempt to form the round: one that failed may have left other slices."""
+    """Names this attempt to form the round: a failed one may have left other slices."""
 
     def index_of(self, node_id: str) -> int:
         return crc32(node_id.encode()) % self.count
@@ -133,8 +132,8 @@ class Round:
 
     number: int
     run: str
-    """One incarnation of the job; differs when the id is used again after everything was gone, and
-    after a record that was put back: run and number together name a round once and for all."""
+    """One incarnation of the job; differs if the id is used again after everything was gone, and
+    after a record was put back. Run and number together name a round uniquely."""
     members: tuple[str, ...]
     """Node ids; the index is the rank. Empty if they are named in ``slices``."""
     settings: JobSettings
@@ -142,24 +141,24 @@ class Round:
     master_port: int
     job_lease: int
     epoch_base: int = 0
-    """The epoch is this plus the revision of the record's commit …"""
+    """The epoch is this plus the revision at which the record was written."""
     epoch_fixed: int | None = None
-    """… unless the record was put back after a loss of data: then it is this."""
+    """The epoch, if the record was put back after a loss of data."""
     expelled: tuple[str, ...] = ()
-    """Live nodes that did not come back in time and may still be working on an older round."""
+    """Live nodes that did not return in time and may still work in an older round."""
     closure: Closure | None = None
     slices: Slices | None = None
     heirs: tuple[str, ...] = ()
-    """Live members of an earlier round that were expelled, if nobody of theirs is in this one: as
-    soon as one of them is back, rank 0 is its, because the members began again without them."""
+    """Live members of an earlier round that were expelled, if none of its members is in this one.
+    The first of them that returns gets rank 0, because the present members began again."""
     began_as: str | None = None
-    """The name the run began with, if it had to take another one since."""
+    """The run's first name, if it has another one since a record was put back."""
     lease_ttls_s: tuple[int, int] | None = None
-    """The shortest and the longest TTL of the members' leases, if they are known."""
+    """The shortest and the longest TTL of the members' leases, if known."""
 
     @property
     def origin(self) -> str:
-        """Names the run for all its life: :attr:`run` changes when a record was put back."""
+        """Names the run for all its life: :attr:`run` changes when a record is put back."""
         return self.run if self.began_as is None else self.began_as
 
     @property
@@ -167,14 +166,14 @@ class Round:
         return len(self.members) if self.slices is None else self.slices.size
 
     def rank_of(self, node_id: str) -> int | None:
-        """The node's rank as far as :attr:`members` tells."""
+        """The node's rank, if :attr:`members` has it."""
         try:
             return self.members.index(node_id)
         except ValueError:
             return None
 
     def same_world(self, other: Round | None) -> bool:
-        """Whether ``other`` is a record of the very same formed round."""
+        """Whether ``other`` is a record of the same formed round."""
         return other is not None and (self.run, self.number) == (other.run, other.number)
 
     def epoch(self, revision: int) -> int:
@@ -184,19 +183,19 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why a formed round must be re-formed."""
+    """Why a formed round is over."""
 
     run: str
     round: int
     waiters: tuple[str, ...] = ()
-    """Nodes that wait for the next round (members that came back, and newcomers)."""
+    """Nodes that wait for the next round: members that returned, and newcomers."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """Lost members and why."""
     unnamed: int = 0
-    """How many more waiters and lost members there are: every member gets this value, so it names
-    a few only."""
+    """How many more waiters and lost members there are: every member reads this value, so it names
+    only a few."""
     because: Mapping[str, str] = field(default_factory=dict)
-    """Why members came back that are named among the waiters, as far as they said so."""
+    """Why members among the waiters returned, if they said so."""
 
     @property
     def count(self) -> int:
@@ -207,7 +206,7 @@ class Change:
         return record is not None and (self.run, self.round) == (record.run, record.number)
 
     def may_name(self, node_id: str) -> bool:
-        """Whether it declares this node lost, or may: it does not name all."""
+        """Whether it declares this node lost, or may, since it does not name all."""
         return node_id in self.lost or self.unnamed > 0
 
 
@@ -215,19 +214,19 @@ class Change:
 class Leader:
     node_id: str
     settings: JobSettings
-    """What a node that arrives before the first round is measured against."""
+    """Before the first round, arriving nodes must have the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A node is to leave at the next point at which that costs its world nothing."""
+    """A request that a node leave at the next point where this costs its world no work."""
 
     by: str
-    """Who asked for it: a node's id (its own), or whatever an operator calls himself."""
+    """The node's own id, or the operator's name for himself."""
     reason: str
     epoch: int = 0
-    """That of the world whose members may stop for it; 0: the node has not said yet that it is in
-    one."""
+    """The epoch of the world whose members may stop for it; 0: the node has not seen the request,
+    or is in no world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,42 +236,42 @@ class Refused:
     node_id: str
     settings: JobSettings
     wall_s: float
-    """When, by its clock; shown to people, never compared."""
+    """When, by its wall clock; for display, never compared."""
     how: str = ""
     """How its gate failed; empty: its settings are not the job's."""
 
     @property
     def why(self) -> str:
-        """Why it could not join, for people."""
+        """Why it could not join, for display."""
         return self.how or f"it was started with {self.settings}"
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What every node watches, as of ``revision``; a revision of 0 means the key is absent."""
+    """What every node watches, as of ``revision``; a key whose revision is 0 is absent."""
 
     revision: int
     round: Round | None = None
     round_revision: int = 0
     leader: Leader | None = None
     leader_revision: int = 0
-    """The leader key's *create* revision: it fences the leader's writes."""
+    """The leader key's *create* revision, which fences the leader's writes."""
     change: Change | None = None
     change_revision: int = 0
     ended: tuple[Ended, ...] = ()
-    """The last runs that ended, the latest one last."""
+    """The last runs that ended, the latest last."""
     ended_revision: int = 0
     ended_lease: int = 0
     epoch_base: int = 0
-    """What this job's epochs count from, as it is remembered for the runs to come …"""
+    """What this job's epochs count from, kept for later runs."""
     epoch_lease: int = 0
-    """… and on which lease."""
+    """The lease of that key."""
     drains: Mapping[str, Drain] = field(default_factory=dict)
-    """The nodes that are to leave, and why."""
+    """The nodes that should leave, and why."""
     refused: Refused | None = None
-    """A node that could not join lately …"""
+    """A node that recently could not join."""
     refused_lease: int = 0
-    """… and the lease of the key that says so."""
+    """The lease of that key."""
 
     def end_of(self, origin: str) -> Closure | None:
         """How that run ended, if it did."""
@@ -282,16 +281,16 @@ class Control:
         return next((run.closure for run in self.ended if run.origin == origin), None)
 
     def holds(self, world: Round) -> bool:
-        """Whether the record is that of this very world, whose epoch is fixed.
+        """Whether the record is that of this world, whose epoch is fixed.
 
-        After etcd went back a round's name may have been given out twice; its epoch was not.
+        After a loss of data two rounds may have the same name, but never the same epoch.
         """
         formed = self.formed
         return formed is not None and formed.same_world(world) and self.epoch == world.epoch_fixed
 
     def is_behind(self, world: Round) -> bool:
-        """Whether the record is older than this world, whose epoch is fixed: if it is not the view
-        that lags, etcd went back."""
+        """Whether the record is older than this world, whose epoch is fixed: the view lags, or etcd
+        lost data."""
         fixed = world.epoch_fixed
         return self.round is not None and fixed is not None and self.epoch < fixed
 
@@ -345,10 +344,10 @@ class Accused:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A key among the presences that is none: whoever wrote it is a stranger."""
+    """A key among the presences that this library did not write."""
 
     problem: str
-    """For people: the key, what is wrong with it, who wrote it."""
+    """For display: the key, what is wrong with it, and its writer's lease."""
     mod_revision: int
 
 
@@ -359,28 +358,27 @@ class Nodes:
     revision: int
     present: Mapping[str, Presence] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that said goodbye before they went, and why they did."""
+    """Nodes that said goodbye before they left, and why they did."""
     since_s: float = 0.0
     """When the view began, on the leader's clock."""
     gone: Mapping[str, float] = field(default_factory=dict)
-    """When other nodes went, of those that went lately."""
+    """When other nodes went, of those that went recently."""
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
-    """What stands where nodes of these ids would be. A node whose presence was overwritten with it
-    counts as gone."""
+    """Foreign values in place of the presences of these nodes, which count as gone."""
 
     accused: Mapping[str, Accused] = field(default_factory=dict)
-    """Nodes without presence that others have found to be gone."""
+    """Nodes without a presence that other nodes have found gone."""
 
     def in_place_of(self, node_id: str) -> int:
-        """The revision of what stands in the place of a node's presence; 0: nothing."""
+        """The revision of what stands in place of a node's presence; 0: nothing."""
         instead = self.accused.get(node_id) or self.unreadable.get(node_id)
         return 0 if instead is None else instead.mod_revision
 
     def how_absent(self, node_id: str) -> str:
-        """How a node without presence was lost."""
+        """How a node without a presence was lost."""
         accused = self.accused.get(node_id)
         return Loss.EXPIRED.value if accused is None else shown(accused.accusation.how)
 
     def absent_since_s(self, node_id: str) -> float:
-        """Since when a node without presence has been seen to have none."""
+        """Since when a node has been seen without a presence."""
         return self.gone.get(node_id, self.since_s)
