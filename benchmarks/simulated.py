@@ -197,7 +197,7 @@ class SimulatedNode:
         found = slice_from(record, member.node_id, result)
         if found is None:
             raise RuntimeError(f"no slice for {member.node_id} in round {record.number}")
-        member.note_slice(found, self._control.round_revision)
+        member.slice, member.slice_revision = found, self._control.round_revision
 
     # -- the lead ---------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ blocking start of an embedded etcd do not come from here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -95,3 +96,23 @@ async def abandon(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved: otherwise asyncio would report it
+
+
+@contextlib.asynccontextmanager
+async def beside(work: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
+    """Run ``work`` as a task beside the block, and end it with the block."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        await abandon(task)
+
+
+async def race(*work: Awaitable[Any]) -> tuple[asyncio.Future[Any], ...]:
+    """Run all until one is done, cancel the others, and return all, ended, in the same order."""
+    tasks = tuple(asyncio.ensure_future(each) for each in work)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await abandon(*tasks)
+    return tasks

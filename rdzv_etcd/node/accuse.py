@@ -1,9 +1,9 @@
-"""Says of members in etcd that they are dead, and looks back whether that was right.
+"""Accusations: reports in etcd that a member is dead, and whether they were right.
 
-A node has up to two witnesses, its links and its program, and the mistakes of each are its own.
-What they may say, and of whom, is theirs to decide. :class:`Reports` speaks for a program that
-knows: a supervisor, a health checker. What it says is what a broken link says (see
-:mod:`rdzv_etcd.node.peers`), and whoever lives answers it the same way.
+A node has up to two witnesses, its links (:mod:`rdzv_etcd.node.peers`) and its program, and the
+mistakes of each are its own. Which nodes they may accuse, and when, each decides by itself.
+:class:`Reports` is that of a program that knows: a supervisor, a health checker. A living node
+answers both in the same way.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import how_reported, may_be_gone
 
 SETTLED_S = 2.0
-"""Who has heard from etcd again only since then says of nobody that he is silent."""
+"""A node that has been in contact with etcd for less than this accuses no node of being silent."""
+_EVIDENCE = 200
+"""Characters of the evidence that the others are shown."""
+_ROOM_S = 1.0
+"""A member may be accused so long after it began to watch its own presence: then it can answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What stands where a node's presence belongs."""
+    """The key of a node's presence, and its value."""
 
     kv: KeyValue | None = None
-    """The key, if there is one …"""
+    """``None``: there is no such key."""
     holds: NodeInfo | Accusation | None = None
-    """… and what it says, if that can be read."""
+    """``None``: no node wrote what is there."""
 
     @property
     def presence(self) -> tuple[KeyValue, NodeInfo] | None:
@@ -55,11 +59,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """An accusation, as who made it remembers it."""
+    """An accusation, as its accuser remembers it."""
 
     revision: int
     epoch: int
-    """Of the world whose members were told of it."""
+    """Of the world whose members it was made for."""
 
 
 async def read_place(etcd: Etcd, keys: JobKeys, node_id: str) -> Place:
@@ -95,16 +99,17 @@ async def _made_at(etcd: Etcd, keys: JobKeys, node_id: str, accusation: Accusati
 
 
 class Witness:
-    """What one of a node's witnesses has said. Everything raises EtcdError but :meth:`withdraw`."""
+    """The accusations of one of a node's witnesses. All methods but :meth:`withdraw` raise
+    EtcdError."""
 
     def __init__(self, context: NodeContext, member: Member) -> None:
         self._context = context
         self._member = member
         self.mistakes = Mistakes()
         self._undecided: dict[str, float] = {}
-        """Whom it has accused and not looked at since, and until when they may answer."""
+        """The accused that were not looked at since, and until when they may answer."""
         self._made: dict[str, _Made] = {}
-        """What it has said, and has neither withdrawn nor found to be wrong."""
+        """The accusations that were neither withdrawn nor found to be wrong."""
 
     @property
     def has_made_any(self) -> bool:
@@ -112,7 +117,7 @@ class Witness:
         return bool(self._made)
 
     async def read(self, node_id: str) -> Place:
-        """What stands in the place of a node's presence."""
+        """Read what stands in the place of a node's presence."""
         return await read_place(self._context.etcd, self._context.keys, node_id)
 
     async def accuse(self, node_id: str, presence: KeyValue, accusation: Accusation) -> float:
@@ -123,7 +128,7 @@ class Witness:
         """
         context = self._context
         session = context.session.lease_id
-        if not session:  # on no lease it would stay for ever
+        if not session:  # on no lease it would stay forever
             return 0.0
         try:
             made_at = await put_accusation(
@@ -134,21 +139,20 @@ class Witness:
             return 0.0
         if not made_at:
             return 0.0
-        context.log.say(may_be_gone(context.log.names(node_id), accusation.how))
+        context.log.info(may_be_gone(context.log.names(node_id), accusation.how))
         self._made[node_id] = _Made(made_at, context.control.view.epoch)
         grace_s = answer_grace_s(context.session.round_trip_s, accusation)
         self._undecided[node_id] = context.clock.now_s() + grace_s
         return grace_s
 
     async def next_mistake(self) -> str | None:
-        """Wait until those who were accused have been declared lost, or had the time to answer;
-        return the first who has. Who was wrong about one may be wrong about the next."""
+        """Wait until all accused have been declared lost, or had the time to answer; return the
+        first that has answered. A node that was wrong about one may be wrong about the next."""
         context = self._context
         while self._undecided:
             node_id, until_s = next(iter(self._undecided.items()))
             is_decided = partial(self._is_decided, node_id)
-            while context.clock.now_s() < until_s and not is_decided():
-                await context.wakeup.wait(until_s, when=is_decided)
+            await context.wakeup.wait(until_s, when=is_decided)
             place = Place() if is_decided() else await self.read(node_id)
             if self.look_back(node_id, place, until_s):
                 return node_id
@@ -159,18 +163,18 @@ class Witness:
         return change is not None and change.may_name(node_id)
 
     def _is_decided(self, node_id: str) -> bool:
-        """Whether the node's presence no longer says that this witness was wrong about it: it was
+        """Whether the node's presence no longer shows that this witness was wrong about it: it was
         declared lost, or there is another world, into which the lost may come back."""
         made = self._made.get(node_id)
         is_over = made is None or made.epoch != self._context.control.view.epoch
         return is_over or self.is_declared_lost(node_id)
 
     def look_back(self, node_id: str, place: Place, at_s: float) -> bool:
-        """Tell whether this witness was wrong about a node that had the time to answer, by ``at_s``
-        on the clock. If so, nothing stands of what it has said.
+        """Return whether this witness was wrong about a node that had the time to answer, by
+        ``at_s`` on the clock. If so, its accusation no longer stands.
 
-        Once a world is over nobody is declared lost in it any more: who has not answered by then
-        was as good as dead, and comes back for the next world.
+        Once a world is over no node is declared lost in it any more: one that has not answered by
+        then was as good as dead, and comes back for the next world.
         """
         is_first_look = self._undecided.pop(node_id, None) is not None
         is_open = self._context.control.view.open_change is not None
@@ -182,8 +186,8 @@ class Witness:
         return True
 
     async def withdraw(self) -> None:
-        """Delete what was said of members of an earlier world: nobody reads it now. If this is
-        cancelled, call it again."""
+        """Delete the accusations of members of an earlier world: they are of no more use. If this
+        is cancelled, call it again."""
         made, self._made = self._made, {}
         try:
             while made and self._member.phase is Phase.MEMBER:
@@ -192,25 +196,19 @@ class Witness:
                 await self._context.etcd.txn(txn, repeatable=True)
                 del made[node_id]
         except EtcdError:
-            pass  # it goes with this node's session
+            pass  # they go with this node's session
         finally:
             self._made = made | self._made
 
 
-_EVIDENCE = 200
-"""Characters of the evidence that the others are told."""
-_ROOM_S = 1.0
-"""A member may be accused so long after it began to watch its own presence: then it can answer."""
-
-
 class Reports:
-    """What one node's program has reported."""
+    """The witness that is one node's program."""
 
     def __init__(self, context: NodeContext, member: Member) -> None:
         self._context = context
         self._member = member
         self._me = member.node_id
-        self._witness = Witness(context, member)
+        self.witness = Witness(context, member)
         self._entered_s = 0.0
         """When this node became a member of its world."""
         self._one_at_a_time = asyncio.Lock()
@@ -220,10 +218,10 @@ class Reports:
         self._entered_s = self._context.clock.now_s()
 
     async def make(self, node_id: object, evidence: object, *, certain: bool) -> bool:
-        """Report that member dead; tell whether that stands in etcd.
+        """Report that member dead; return whether that stands in etcd.
 
-        Raises MisuseError for what is no member of the present world, for this node itself, and for
-        what is no evidence; and EtcdError.
+        Raises MisuseError if it is no member of the present world, or this node itself, or the
+        evidence is none; and EtcdError.
         """
         if not isinstance(node_id, str):
             raise MisuseError(
@@ -233,7 +231,7 @@ class Reports:
         if not isinstance(evidence, str) or not evidence.strip():
             raise MisuseError(
                 f"the evidence is {shown(repr(evidence), 80)}; it must say in words what was seen "
-                "of the member: everybody is told"
+                "of the member: all members are shown it"
             )
         async with self._one_at_a_time:
             epoch = await self._world_with(node_id)
@@ -241,12 +239,12 @@ class Reports:
             return await self._make(epoch, node_id, evidence.strip(), is_certain=bool(certain))
 
     async def look_back(self) -> None:
-        """Look in time whether what was reported last was right: the next world does not tell."""
-        with contextlib.suppress(EtcdError):  # the next report looks, too
+        """Look in time whether the last report was right: the next world does not show that."""
+        with contextlib.suppress(EtcdError):  # the next report looks as well
             await self._note_mistakes()
 
     async def _note_mistakes(self) -> None:
-        while await self._witness.next_mistake() is not None:
+        while await self.witness.next_mistake() is not None:
             pass  # each counts
 
     async def _world_with(self, node_id: str) -> int:
@@ -255,7 +253,7 @@ class Reports:
         member.check_not_gone()
         record = member.record
         if record is None or member.phase is not Phase.MEMBER:
-            raise MisuseError("this node is in no world: who joins next is found out by joining")
+            raise MisuseError("this node is in no world, so it has no members to report")
         if node_id == self._me:
             raise MisuseError("this node reports itself dead: leave() ends its part")
         if node_id not in await members_in(self._context, record):
@@ -268,9 +266,9 @@ class Reports:
         context, member = self._context, self._member
         while True:
             member.check_not_gone()
-            if self._witness.is_declared_lost(node_id) or not self._takes_part(epoch):
+            if self.witness.is_declared_lost(node_id) or not self._takes_part(epoch):
                 return False
-            presence = (await self._witness.read(node_id)).presence
+            presence = (await self.witness.read(node_id)).presence
             if presence is None:
                 return False
             kv, info = presence
@@ -287,12 +285,12 @@ class Reports:
                     when=lambda: context.session.lease_id != 0 or not self._takes_part(epoch)
                 )
                 continue
-            if await self._witness.accuse(node_id, kv, accusation):
+            if await self.witness.accuse(node_id, kv, accusation):
                 return True
 
     def _takes_part(self, epoch: int) -> bool:
         """Whether this node is in that world, and neither expelled nor at the end of its job, nor
-        broken: then nobody opens a session for it any more."""
+        broken: then it opens no session any more."""
         member = self._member
         is_out = member.evicted or member.closure is not None or member.failure is not None
         return member.works_in(epoch) and not is_out
@@ -307,7 +305,7 @@ class Reports:
 
     def _is_quiet(self, node_id: str) -> bool:
         now_s = self._context.clock.now_s()
-        if self._witness.mistakes.quiet_until_s(node_id, now_s) <= now_s:
+        if self.witness.mistakes.quiet_until_s(node_id, now_s) <= now_s:
             return False
         name = self._context.log.names(node_id)
         self._context.log.warn(
@@ -315,12 +313,3 @@ class Reports:
             "about it or about others a moment ago"
         )
         return True
-
-    async def withdraw(self) -> None:
-        """Delete what was said of members of the world before this one."""
-        await self._witness.withdraw()
-
-    @property
-    def has_made_any(self) -> bool:
-        """Whether there is something to withdraw."""
-        return self._witness.has_made_any

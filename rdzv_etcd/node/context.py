@@ -1,21 +1,25 @@
-"""What the parts of one node share: identity, settings, connection, view."""
+"""What the parts of one node share: identity, settings, connection, view, log; and how they write.
+
+Log lines are for a person to follow: what this node waits for and why, when that changes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.etcd.port import Etcd, GetResult, TxnResult
+from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError, RdzvEtcdError
+from rdzv_etcd.etcd.port import Etcd, GetResult, Txn, TxnResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.names import Names
 from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.views import ViewWatch
-from rdzv_etcd.node.waiting import Wakeup
+from rdzv_etcd.node.waiting import RETRY_S, Backoff, Wakeup
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Control, Refused
@@ -26,7 +30,9 @@ from rdzv_etcd.text import LINE, shown
 _log = logging.getLogger("rdzv_etcd")
 
 PROGRESS_EVERY_S = 2.0
-"""Progress (3 of 64 nodes here, 4 of 64 …) is told at most this often; the last state always."""
+"""Progress (3 of 64 nodes here, 4 of 64 …) is logged at most this often; the last state always."""
+REFUSED_TTL_S = 600
+"""For how long a node that could not join is shown."""
 
 
 class StatusLog:
@@ -40,7 +46,7 @@ class StatusLog:
         self._last = ""
         self._progress_after_s = 0.0
 
-    def say(self, text: str, *, warn: bool = False) -> None:
+    def info(self, text: str, *, warn: bool = False) -> None:
         """Log at INFO, or with ``warn`` at WARNING, if it differs from the last line."""
         if text != self._last:
             self._last = text
@@ -49,11 +55,11 @@ class StatusLog:
 
     def warn(self, text: str) -> None:
         """Log at WARNING if it differs from the last line."""
-        self.say(text, warn=True)
+        self.info(text, warn=True)
 
     def error(self, text: str) -> None:
-        """Log at ERROR, in as many lines as ``text`` has, which nobody else has written."""
-        # Not cut: what matters of a stack is its end.
+        """Log at ERROR, in as many lines as ``text`` has, all of which are this library's."""
+        # Not cut: the end of a stack matters most.
         _log.error("%s%s", self._prefix(), text, extra={**self._extra(""), "rdzv_text": text})
 
     def fail(self, text: str, error: BaseException) -> None:
@@ -62,7 +68,7 @@ class StatusLog:
         _log.error("%s", self._line(text), exc_info=error, extra=self._extra(text))
 
     def _extra(self, text: str) -> dict[str, object]:
-        """What is in the line, for formatters that keep it apart."""
+        """The parts of the line, for formatters that keep them apart."""
         who = self.names(self._node_id)
         return {"rdzv_job": self._job_id, "rdzv_node": who, "rdzv_text": shown(text, LINE)}
 
@@ -73,21 +79,17 @@ class StatusLog:
         return shown(f"{self._prefix()}{text}", LINE)
 
     def progress(self, text: str, now_s: float) -> float | None:
-        """Tell how a wait goes on, unless something was told just now.
+        """Log how a wait proceeds, unless that was done just now.
 
-        Returns when to call again with the text as it is then, ``None`` if all is told.
+        Returns when to call again with the text as it is then, ``None`` if nothing is left to log.
         """
         if not text or text == self._last:
             return None
         if now_s < self._progress_after_s:
             return self._progress_after_s
         self._progress_after_s = now_s + PROGRESS_EVERY_S
-        self.say(text)
+        self.info(text)
         return None
-
-
-REFUSED_TTL_S = 600
-"""For how long a node that could not join is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +148,61 @@ class NodeContext:
             f"grant-permission ROLE --prefix=true readwrite {root}"
         )
 
-    async def note_refused(self, how: str = "") -> None:
-        """Show operators and the job's nodes, which may be waiting for this one, that it cannot
-        join: ``how`` its gate failed; by default, that its settings are not the job's."""
-        if self.control.view.refused is not None:
-            return
-        refused = Refused(self.identity.node_id, self.settings.job, self.clock.wall_s(), how)
-        limit_s = self.farewell_limit_s
-        with contextlib.suppress(EtcdError):  # best effort
-            lease = (await self.etcd.grant(REFUSED_TTL_S, timeout_s=limit_s)).lease_id
-            txn = requests.note_refused(self.keys, refused, lease)
-            if not (await self.etcd.txn(txn, timeout_s=limit_s)).succeeded:
-                await self.etcd.revoke(lease, timeout_s=limit_s)
+    # -- writing ----------------------------------------------------------------------------------
 
-    async def forget_refused(self) -> None:
-        """Take back what a node of this host noted when its gate failed: this one has passed."""
-        refused, lease = self.control.view.refused, self.control.view.refused_lease
-        if refused is not None and refused.how and self.identity.is_beside(refused.node_id):
-            with contextlib.suppress(EtcdError):  # best effort
-                await self.etcd.revoke(lease, timeout_s=self.farewell_limit_s)
+    async def write(
+        self, txn: Txn, session: int, *, timeout_s: float | None = None
+    ) -> TxnResult | None:
+        """Apply a transaction that puts something on this node's lease, ``session``, and may be
+        repeated; ``None`` if etcd no longer knows that lease, which ends the session.
+
+        Raises EtcdError.
+        """
+        try:
+            return await self.etcd.txn(txn, timeout_s=timeout_s, repeatable=True)
+        except LeaseNotFoundError:
+            self.session.lost(session)
+            return None
+
+    async def whenever(
+        self, is_due: Callable[[], bool], attempt: Callable[[], Awaitable[None]], complaint: str
+    ) -> None:
+        """Attempt what a node has to do beside its work whenever ``is_due()``, until cancelled.
+
+        The cases of every guarded write: nothing is due, or there is no session – wait for a
+        change. The lease is unknown – :meth:`write` ends the session. etcd did not do it – see
+        :meth:`back_off`. The guards did not hold – the attempt looks again, and so does this.
+        """
+        backoff = self.backoff()
+        while True:
+            if not is_due():
+                backoff.reset()
+                await self.wakeup.wait(when=is_due)
+                continue
+            try:
+                await attempt()
+            except EtcdError as error:
+                await self.back_off(backoff, error, complaint)
+            except RdzvEtcdError:  # a corrupt record: the watch reports it, the next join raises it
+                await self.clock.sleep(RETRY_S)
+                until_s = self.clock.now_s() + self.session.renewal_period_s
+                await self.wakeup.wait(until_s, when=lambda: self.control.problem is None)
+            else:
+                backoff.reset()
+
+    def backoff(self) -> Backoff:
+        """Return the waits of one kind of write: in the end as rare as the lease is renewed."""
+        return Backoff(self.session.renewal_period_s)
+
+    async def back_off(
+        self, backoff: Backoff, error: EtcdError, complaint: str, *, at_least_s: float = 0.0
+    ) -> None:
+        """Wait after ``error`` before the next try. The first refusal is logged with ``complaint``;
+        that etcd does not answer is logged by the keep-alives."""
+        if backoff.is_news(error):
+            hint = self.to_grant if isinstance(error, EtcdPermissionError) else ""
+            self.log.warn(f"{complaint}: {error}{hint}")
+        await self.clock.sleep(max(at_least_s, backoff.after(error)))
 
     def show_written(self, revision: int, **news: Any) -> None:
         """Put what this node has written at ``revision`` into the view, ahead of the watch.
@@ -183,3 +221,25 @@ class NodeContext:
         got = result.results[-1]
         if isinstance(got, GetResult) and got.revision >= self.control.view.revision:
             self.control.adopt(control_from(self.keys, got))
+
+    # -- nodes that cannot join -------------------------------------------------------------------
+
+    async def note_refused(self, how: str = "") -> None:
+        """Show operators and the job's nodes, which may be waiting for this one, that it cannot
+        join: ``how`` its gate failed; by default, that its settings are not the job's."""
+        if self.control.view.refused is not None:
+            return
+        refused = Refused(self.identity.node_id, self.settings.job, self.clock.wall_s(), how)
+        limit_s = self.farewell_limit_s
+        with contextlib.suppress(EtcdError):  # best effort
+            lease = (await self.etcd.grant(REFUSED_TTL_S, timeout_s=limit_s)).lease_id
+            txn = requests.note_refused(self.keys, refused, lease)
+            if not (await self.etcd.txn(txn, timeout_s=limit_s)).succeeded:
+                await self.etcd.revoke(lease, timeout_s=limit_s)
+
+    async def forget_refused(self) -> None:
+        """Withdraw what a node of this host noted when its gate failed: this one has passed."""
+        refused, lease = self.control.view.refused, self.control.view.refused_lease
+        if refused is not None and refused.how and self.identity.is_beside(refused.node_id):
+            with contextlib.suppress(EtcdError):  # best effort
+                await self.etcd.revoke(lease, timeout_s=self.farewell_limit_s)

@@ -1,7 +1,7 @@
 """Watches a whole job for one reader, and keeps for it what has happened until it asks.
 
 Reads etcd and writes nothing. :mod:`rdzv_etcd.protocol.events` decides what happened. The reader
-may be as slow as it likes: it is told how much it has missed, and what the job is by then.
+may be as slow as it likes: it gets the number of events that it missed, and the state by then.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rdzv_etcd.text import LINE, shown
 _log = logging.getLogger("rdzv_etcd")
 
 EVENTS_KEPT = 10_000
-"""How many events wait for the reader before it is told that it misses some."""
+"""How many events wait for the reader before some are dropped."""
 _UNSURE_S = 5.0
 """A reader is warned when it has not been shown for so long after the time for it that its view is
 up to date."""
 _VIEWS_KEPT = 16
-"""How many views wait while the members of a large world are read; of those that are left out only
-what remains is told."""
+"""How many views wait while the members of a large world are read; if there are more, only the last
+one is compared with the present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class JobWatch:
         self._events_kept = events_kept
         self._events: deque[JobEvent] = deque()
         self._missed = 0
-        """How many events were dropped since the reader was told last."""
+        """How many events were dropped since the reader last got their number."""
         self._waiting: deque[_Seen] = deque()
-        """What was seen, and of which it is not decided yet what happened."""
+        """What was seen since :attr:`_view`."""
         self._view: JobView | None = None
-        """Up to what it is."""
+        """The job as of the last event."""
         self._named: Round | None = None
         """The last world of which all members are known."""
-        self._told = ""
-        """What was told last of why the view is an old one."""
+        self._warned = ""
+        """The last warning of why the view is an old one."""
         self._opening = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
@@ -145,7 +145,7 @@ class JobWatch:
         return replace(Missed(missed), at_s=self._clock.now_s(), wall_s=self._clock.wall_s())
 
     def give_back(self, event: JobEvent) -> None:
-        """Let an event be the next one again: whoever took it was interrupted before it had it."""
+        """Let an event be the next one again: the call that took it was interrupted."""
         if self._closed:
             return
         if self._missed:  # it came before those that were dropped since
@@ -160,11 +160,11 @@ class JobWatch:
         return self._closed
 
     def end(self) -> None:
-        """Note, in any thread, that nobody will ask for more; :meth:`close` follows."""
+        """Note, in any thread, that no more events are wanted; :meth:`close` follows."""
         self._closed = True
 
     async def close(self) -> None:
-        """Stop watching; whoever waits in :meth:`next` gets ``None``. Idempotent."""
+        """Stop watching; a reader that waits in :meth:`next` gets ``None``. Idempotent."""
         self._closed = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -217,10 +217,10 @@ class JobWatch:
             self._waiting.append(replace(seen, touched=None))
 
     async def _decide(self) -> None:
-        """Tell what happened from view to view, until cancelled."""
+        """Find what happened from view to view, until cancelled."""
         while True:
             await self._wakeup.wait(when=self._has_work)
-            self._tell_problem()
+            self._report_problem()
             while self._waiting:
                 before = cast(JobView, self._view)
                 view = await self._view_of(self._waiting.popleft())
@@ -228,7 +228,7 @@ class JobWatch:
                 self._keep(happened(before, view))
 
     def _has_work(self) -> bool:
-        return bool(self._waiting) or self._problem() != self._told
+        return bool(self._waiting) or self._problem() != self._warned
 
     async def _view_of(self, seen: _Seen) -> JobView:
         control = seen.control
@@ -276,13 +276,13 @@ class JobWatch:
         is_unsure = health.problem is not None and health.unsure_s > _UNSURE_S
         return "etcd does not show whether anything has changed since" if is_unsure else ""
 
-    def _tell_problem(self) -> None:
+    def _report_problem(self) -> None:
         problem = self._problem()
-        if problem and problem != self._told:
-            self._warn(f"goes by what was read before: {problem}")
-        elif self._told and not problem:
+        if problem and problem != self._warned:
+            self._warn(f"uses what was read before: {problem}")
+        elif self._warned and not problem:
             self._warn("is up to date again")
-        self._told = problem
+        self._warned = problem
 
     def _warn(self, text: str) -> None:
         _log.warning("%s", shown(f"[{self._keys.job_id}] watching the job: {text}", LINE))

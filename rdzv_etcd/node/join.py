@@ -1,4 +1,4 @@
-"""Joining: arrives, waits for the round, gives up with a reason."""
+"""Joining: arrives, waits for the round, gives up with a reason; and logs what it waits for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rdzv_etcd.errors import (
     JobClosedError,
     JobSettingsMismatchError,
     JoinTimeoutError,
-    LeaseNotFoundError,
     OutcomeUnknownError,
     RdzvEtcdError,
     StateCorruptError,
@@ -29,7 +28,7 @@ from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.leave import drained_error, say_goodbye, why_interrupted
 from rdzv_etcd.node.slices import members_in
 from rdzv_etcd.node.views import read_pages, within
-from rdzv_etcd.node.waiting import RETRY_S, Backoff
+from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import (
     arrived_text,
@@ -42,7 +41,7 @@ from rdzv_etcd.protocol.describe import (
 )
 from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.member import Member, Phase, Seat
-from rdzv_etcd.protocol.model import Closure, Control, Leader, NodeInfo, Round
+from rdzv_etcd.protocol.model import Closure, Leader, NodeInfo, Round
 from rdzv_etcd.protocol.steps import (
     Arrive,
     End,
@@ -62,289 +61,17 @@ from rdzv_etcd.text import shown
 _HEADWAY_S = 5.0
 """How long before its own join ends a leader closes what can be closed: the write takes time, and
 so does another try."""
-
-
-class JoinLimits:
-    """Counts a join's time; a spare of a healthy round has as much as it needs."""
-
-    def __init__(self, context: NodeContext, member: Member, timeout_s: float) -> None:
-        self._context = context
-        self._member = member
-        self._backoff = Backoff(context.session.renewal_period_s)
-        self._told: set[type[EtcdError]] = set()
-        self.timeout_s = timeout_s
-        self.began_s = context.clock.now_s()
-        self.belongs = member.epoch > 0
-        """Whether the node was a member, or has arrived in this join: not a newcomer any more."""
-        self.trouble: EtcdError | None = None
-        """Why etcd does not do what it is asked, …"""
-        self.trouble_since_s = 0.0
-        """… and since when."""
-        self.conflict = ""
-        """What stands in the way of an arrival (see :mod:`rdzv_etcd.node.join`)."""
-
-    def is_spare(self) -> bool:
-        """Whether a healthy round is running and this node waits for a seat in the next one."""
-        control, member = self._context.control.view, self._member
-        formed = control.formed
-        return (
-            formed is not None
-            and control.open_change is None
-            and member.rank_in(formed) is None
-            and member.unread(control) is None
-        )
-
-    def ends(self) -> bool:
-        """Whether this join has nothing to wait for any more: the node has left or is drained, or
-        its job is closed."""
-        member = self._member
-        return member.phase is Phase.GONE or member.drain is not None or member.closure is not None
-
-    def deadline_s(self) -> float:
-        """Until when to wait, on the clock.
-
-        It counts from when the round was opened: a spare that has waited for days is still needed
-        in the moment in which its seat becomes free.
-        """
-        if self.is_spare():
-            return math.inf if self.trouble is None else self.trouble_since_s + self.timeout_s
-        return max(self.began_s, self._member.opened_s) + self.timeout_s
-
-    def plan_to_close(self) -> None:
-        """Tell this node's lead when to close what can be closed."""
-        headway_s = min(_HEADWAY_S, self.timeout_s / 10)
-        self._member.plan_to_close(self.deadline_s() - headway_s)
-
-    def limit_s(self) -> float:
-        """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
-        remaining_s = self.deadline_s() - self._context.clock.now_s()
-        if remaining_s <= 0:
-            why = "etcd did not answer" if self.trouble is None else str(self.trouble)
-            raise self._unanswered(why)
-        return min(remaining_s, self._context.settings.connection.request_timeout_s)
-
-    def note_arrival(self) -> None:
-        """Note that the node has arrived: it is no newcomer any more."""
-        self.belongs = True
-
-    def note_unfit(self) -> None:
-        """Note that the node may not do what its place asks of it: it does not belong."""
-        self.belongs = False
-
-    def note_conflict(self, problem: str) -> None:
-        """Note what stands in the way of an arrival; nothing if it is empty."""
-        self.conflict = problem
-
-    def relieved(self) -> None:
-        """Note that etcd did what it was asked."""
-        if self.trouble is not None:
-            self._member.note_trouble(self._context.clock.now_s())
-        self.trouble = None
-        self._told.clear()
-        self._backoff.reset()
-
-    async def sit_out(self, error: EtcdError) -> None:
-        """Wait a little because of ``error``: etcd is away, or refuses.
-
-        Raises ``error`` if etcd refuses a newcomer: that does no harm, and its launcher should hear
-        of it at once. A member that gave up would end a job whose etcd only needs care. Raises an
-        error of the same kind when the time is up.
-        """
-        context = self._context
-        now_s = context.clock.now_s()
-        self._member.note_trouble(now_s)
-        if self.trouble is None:
-            self.trouble_since_s = now_s
-        self.trouble = error
-        wait_s = self._backoff.after(error)
-        if not isinstance(error, EtcdRefusedError):
-            context.log.say(f"cannot reach etcd, trying again: {error}")
-            await context.clock.sleep(wait_s)
-            return
-        if not self.belongs:
-            raise error
-        retry_at_s, deadline_s = now_s + wait_s, self.deadline_s()
-        if retry_at_s >= deadline_s:
-            raise self.last_word(error) from error
-        if type(error) not in self._told:
-            self._told.add(type(error))
-            context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s for etcd: {error}")
-        seen = context.control.view.round_revision
-        await context.wakeup.wait(
-            retry_at_s,
-            when=lambda: self.ends() or context.control.view.round_revision != seen,
-        )
-
-    def last_word(self, error: EtcdError) -> EtcdError:
-        """What to raise when the time is up, ``error`` being the last one.
-
-        That etcd refused all the time says more than that it did not answer in the end; whether
-        what it did not answer was done matters to nobody who has given up.
-        """
-        cause = error if isinstance(error, EtcdRefusedError) else self.trouble
-        if isinstance(cause, EtcdRefusedError):
-            return _too_late(cause, self.timeout_s)
-        return self._unanswered(str(error)) if isinstance(error, OutcomeUnknownError) else error
-
-    def _unanswered(self, why: str) -> EtcdUnavailableError:
-        number = self._context.control.view.next_number
-        return EtcdUnavailableError(
-            f"could not arrive for round {number} within {self.timeout_s:g} s: {why}"
-        )
-
-
-def _too_late(error: EtcdRefusedError, timeout_s: float) -> EtcdRefusedError:
-    text = error.detail if isinstance(error, EtcdNoSpaceError) else str(error)
-    return type(error)(f"the next round was not formed within {timeout_s:g} s: {text}")
-
-
 _EXPIRY_S = 2.0
 """How much later than its TTL a lease of the dead may vanish: etcd looks twice a second."""
-
-
-class Conflict:
-    """Watches, for one join, whether a job of other settings stands in the way: an error while that
-    job lives; one that has died is outlasted."""
-
-    def __init__(self, context: NodeContext, limits: JoinLimits) -> None:
-        self._context = context
-        self._limits = limits
-        self._since_s = 0.0
-
-    async def outlast(self, theirs: JobSettings, whose: str) -> None:
-        """Wait for a change, because a job of other settings stands in the way.
-
-        A dead job leaves its record until the job lease ends, and its nodes their presences until
-        theirs do. A node that is still there after its TTL is alive, so then this raises
-        JobSettingsMismatchError; and when the time to join is up. Raises EtcdError as well.
-        """
-        context, limits = self._context, self._limits
-        control, now_s = context.control.view, context.clock.now_s()
-        ttls_s = await self._others_ttls_s()
-        somebody = control.leader is not None or bool(ttls_s)
-        problem = (
-            f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
-        )
-        if not limits.conflict:
-            self._since_s = now_s
-        until_s = limits.began_s + limits.timeout_s
-        why = "no node of that job is there: waiting until what it left in etcd expires"
-        if somebody:
-            longest_s = max(context.session.longest_ttl_s, *ttls_s, 0)
-            until_s = min(until_s, self._since_s + longest_s + _EXPIRY_S)
-            why = f"waiting up to {until_s - now_s:.0f} s, because its nodes may be dead"
-        if now_s >= until_s:
-            raise JobSettingsMismatchError(
-                f"job {context.settings.job_id!r}: {problem}; start all nodes of a job with the "
-                "same --nnodes"
-            )
-        if not limits.conflict:
-            context.log.warn(f"{problem}; {why}")
-            if somebody:
-                await context.note_refused()
-        limits.note_conflict(f"for the job id to become free: {problem}")
-        seen = _keys(control)
-        await context.wakeup.wait(
-            until_s, when=lambda: limits.ends() or _keys(context.control.view) != seen
-        )
-
-    async def _others_ttls_s(self) -> list[int]:
-        """The TTLs of the leases of others that are there, or may be: 0 where it is not known."""
-        keys = self._context.keys
-        result = await self._context.etcd.get(requests.read_two_nodes(keys))
-        nodes = nodes_from(keys, result, self._context.clock.now_s())
-        mine = self._context.identity.node_id
-        ttls_s = {keys.node_id(kv.key): 0 for kv in result.kvs}
-        ttls_s |= {node_id: one.info.lease_ttl_s for node_id, one in nodes.present.items()}
-        return [ttl_s for node_id, ttl_s in ttls_s.items() if node_id != mine]
-
-
-def _keys(control: Control) -> tuple[int, int]:
-    return control.round_revision, control.leader_revision
-
-
 _ANSWER_S = 5.0
-"""How long to wait for etcd to say who is there."""
-
-
-class WaitLines:
-    """The lines of one join, logged at WARNING: the level that torchrun shows by default."""
-
-    def __init__(self, context: NodeContext, member: Member, limits: JoinLimits) -> None:
-        self._context = context
-        self._member = member
-        self._limits = limits
-        self._known_refused = {""}
-
-    async def run(self) -> None:
-        """Tell what this join waits for, until cancelled."""
-        context = self._context
-        await context.clock.sleep(LineTimes().next_s)  # most waits are over by then
-        waits_for, lines = self._waits_for(), LineTimes()
-        self._note_refused()
-        while True:
-            due_s = waits_for[1] + lines.next_s
-            if await context.wakeup.wait(due_s, when=partial(self._is_other, waits_for)):
-                waits_for, lines = self._waits_for(), LineTimes()
-                self._note_refused()
-                continue
-            waited_s = context.clock.now_s() - waits_for[1]
-            context.log.warn(f"waiting {waited_s:.0f} s {await self._what()}")
-            lines.note(waited_s)
-
-    def _waits_for(self) -> tuple[bool, float]:
-        """Whether it is for a seat, and since when."""
-        limits = self._limits
-        if limits.is_spare():
-            return True, limits.began_s
-        return False, max(limits.began_s, self._member.opened_s)
-
-    def _is_other(self, known: tuple[bool, float]) -> bool:
-        return self._waits_for() != known or self._refused() not in self._known_refused
-
-    def _refused(self) -> str:
-        """Which node cannot join, which is logged at once: it will not come by itself."""
-        context, limits = self._context, self._limits
-        if limits.conflict or limits.is_spare():
-            return ""
-        refused = refused_lately(context.control.view, context.settings.job)
-        return "" if refused is None else refused_text(refused, context.log.names)
-
-    def _note_refused(self) -> None:
-        self._known_refused.add(self._refused())
-
-    async def _what(self) -> str:
-        context, limits = self._context, self._limits
-        if limits.conflict:
-            return limits.conflict
-        if limits.trouble is not None:
-            return f"for etcd: {limits.trouble}"
-        control = context.control.view
-        if limits.is_spare():
-            return seat_text(context.settings.job_id, control)
-        formed = control.formed
-        settings = context.settings.job if formed is None else formed.settings
-        size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
-        few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
-        # All nodes ask at the same time: what they read must not grow with the square of the job.
-        request = (requests.read_nodes if few else requests.count_nodes)(context.keys)
-        try:
-            result = await context.etcd.get(request, timeout_s=_ANSWER_S)
-            here = nodes_from(context.keys, result, context.clock.now_s()) if few else None
-        except EtcdError as error:
-            denied = isinstance(error, EtcdPermissionError)
-            more = ", which does not show who is there" if denied else ""
-            return f"for etcd{more}: {error}{context.to_grant if denied else ''}"
-        except RdzvEtcdError as error:
-            return f"for round {control.next_number}: {error}"
-        where = f"{context.settings.connection}, {context.settings.prefix}"
-        names = context.log.names
-        names.learn(() if here is None else here.present)
-        return f"for {round_text(control, here, result.count, settings, where, names=names)}"
+"""How long to wait for etcd to list the nodes that are there."""
 
 
 class Joining:
-    """One join: from the arrival to the formed round."""
+    """One join: from the arrival to the formed round.
+
+    A spare of a healthy round waits for as long as it needs; any other node for ``timeout_s``.
+    """
 
     def __init__(
         self, context: NodeContext, member: Member, leadership: Leadership, timeout_s: float
@@ -352,8 +79,21 @@ class Joining:
         self._context = context
         self._member = member
         self._leadership = leadership
-        self._limits = JoinLimits(context, member, timeout_s)
-        self._conflict = Conflict(context, self._limits)
+        self._backoff = context.backoff()
+        self._timeout_s = timeout_s
+        self._began_s = context.clock.now_s()
+        self._belongs = member.epoch > 0
+        """Whether the node was a member, or has arrived in this join: then it is no newcomer."""
+        self._trouble: EtcdError | None = None
+        """Why etcd does not do what it is asked, if it does not."""
+        self._trouble_since_s = 0.0
+        self._reported: set[type[EtcdError]] = set()
+        """The kinds of this trouble that were logged."""
+        self._conflict = ""
+        """What stands in the way of an arrival: see :meth:`_outlast`."""
+        self._conflict_since_s = 0.0
+        self._known_refused = {""}
+        """The nodes that cannot join, as logged by :meth:`log_waits`."""
 
     async def run(self, address: str, port: int, peer_port: int = 0, because: str = "") -> Seat:
         """Arrive and wait; see :meth:`rdzv_etcd.node.node.Node.join` for the errors."""
@@ -377,44 +117,38 @@ class Joining:
         try:
             return await self._until_entered()
         except BaseException as error:
-            await self._withdraw(self._why_withdrawn(error))
+            if member.phase is not Phase.GONE:  # leaving ends the session itself, and relies on it
+                await asyncio.shield(self._withdraw(member.give_up(), self._why_withdrawn(error)))
             raise
 
-    async def tell(self) -> None:
-        """Tell what :meth:`run` waits for, beside it, until cancelled."""
-        await WaitLines(self._context, self._member, self._limits).run()
-
     async def _until_entered(self) -> Seat:
-        context, member, limits = self._context, self._member, self._limits
+        context, member = self._context, self._member
         while True:
             member.check_not_gone()
-            limits.plan_to_close()
-            step = self._step()
+            headway_s = min(_HEADWAY_S, self._timeout_s / 10)
+            member.closes_by_s = self._deadline_s() - headway_s
+            step = joining_step(
+                member, context.control.view, context.session.lease_id, context.settings.job
+            )
             if isinstance(step, Enter):
                 return self._enter()
             try:
                 await self._carry_out(step)
             except (EtcdRefusedError, EtcdUnavailableError, OutcomeUnknownError) as error:
-                if context.clock.now_s() >= limits.deadline_s():
-                    last = limits.last_word(error)
-                    if last is error:
+                if self._is_over():
+                    final = self._final_error(error)
+                    if final is error:
                         raise
-                    raise last from error
-                await limits.sit_out(error)
-
-    def _step(self) -> JoiningStep:
-        context = self._context
-        return joining_step(
-            self._member, context.control.view, context.session.lease_id, context.settings.job
-        )
+                    raise final from error
+                await self._sit_out(error)
 
     def _enter(self) -> Seat:
         context, member = self._context, self._member
         before, reason = member.seat, member.reason
         world = member.enter(context.control.view)
-        waited_s = context.clock.now_s() - self._limits.began_s
-        # Why the workers were restarted, and as what, is told where torchrun tells it by default.
-        context.log.say(
+        waited_s = context.clock.now_s() - self._began_s
+        # Why the workers were restarted, and as what, is logged where torchrun shows it by default.
+        context.log.info(
             world_text(world, before, waited_s, reason), warn=is_news(world, before, reason)
         )
         context.wakeup.notify()
@@ -422,40 +156,39 @@ class Joining:
 
     async def _carry_out(self, step: JoiningStep) -> None:
         """Do what is next, or wait for something to change."""
-        context, limits = self._context, self._limits
-        match step:  # of which etcd need not be asked
+        context = self._context
+        match step:  # for these etcd need not be asked
             case End(closure):
                 raise self._closed_error(closure)
             case Leave(drain):
                 raise drained_error(context.settings.job_id, self._member.node_id, drain)
         if context.control.problem is not None:
-            await context.control.refresh(limits.limit_s())  # it may be over
+            await context.control.refresh(self._limit_s())  # it may be over
             if context.control.problem is not None:
                 raise context.control.problem
             return
         if not isinstance(step, Outlast):
-            limits.note_conflict("")
+            self._conflict = ""
         match step:
             case MeetEnd(closure):
                 self._meet_end(closure)
             case Outlast(theirs, whose):
-                await self._conflict.outlast(theirs, whose)
+                await self._outlast(theirs, whose)
             case ReadSlice(record):
                 await self._read_slice(record)
             case Arrive():
-                if limits.trouble is None and self._is_over():
+                if self._trouble is None and self._is_over():
                     raise await self._timeout()
                 await self._arrive()
             case _:
                 await self._wait()
 
     async def _wait(self) -> None:
-        context, limits = self._context, self._limits
         self._check_lead()
-        limits.relieved()  # there is nothing to ask etcd for, whatever it refused
-        deadline_s = limits.deadline_s()
+        self._note_relief()  # there is nothing to ask etcd for, whatever it refused
+        deadline_s = self._deadline_s()
         until_s = None if deadline_s == math.inf else deadline_s
-        if not await context.wakeup.wait(until_s) and self._is_over():
+        if not await self._context.wakeup.wait(until_s) and self._is_over():
             raise await self._timeout()
 
     def _check_lead(self) -> None:
@@ -470,14 +203,122 @@ class Joining:
             return
         if isinstance(problem, EtcdPermissionError):
             if self._leadership.is_unfit:
-                self._limits.note_unfit()
+                self._belongs = False
             raise EtcdPermissionError(f"cannot lead the job: {problem}{context.to_grant}")
         raise problem.copy()  # it may be raised again and again
 
-    def _is_over(self) -> bool:
-        return self._context.clock.now_s() >= self._limits.deadline_s()
+    # -- how long it waits ------------------------------------------------------------------------
 
-    # -- arriving -------------------------------------------------------------------------------
+    def _is_spare(self) -> bool:
+        """Whether a healthy round is running and this node waits for a seat in the next one."""
+        control, member = self._context.control.view, self._member
+        formed = control.formed
+        return (
+            formed is not None
+            and control.open_change is None
+            and member.rank_in(formed) is None
+            and member.unread(control) is None
+        )
+
+    def _deadline_s(self) -> float:
+        """Until when to wait, on the clock.
+
+        It counts from when the round was opened: a spare that has waited for days is still needed
+        in the moment in which its seat becomes free.
+        """
+        if self._is_spare():
+            if self._trouble is None:
+                return math.inf
+            return self._trouble_since_s + self._timeout_s
+        return self._since_s() + self._timeout_s
+
+    def _since_s(self) -> float:
+        """Since when it waits, which it began at some time, for the round that is open."""
+        return max(self._began_s, self._member.opened_s)
+
+    def _is_over(self) -> bool:
+        return self._context.clock.now_s() >= self._deadline_s()
+
+    def _has_ended(self) -> bool:
+        """Whether this join has nothing to wait for any more: the node has left or is drained, or
+        its job is closed."""
+        member = self._member
+        return member.phase is Phase.GONE or member.drain is not None or member.closure is not None
+
+    def _limit_s(self) -> float:
+        """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
+        remaining_s = self._deadline_s() - self._context.clock.now_s()
+        if remaining_s <= 0:
+            why = "etcd did not answer" if self._trouble is None else str(self._trouble)
+            raise self._unanswered(why)
+        return min(remaining_s, self._context.settings.connection.request_timeout_s)
+
+    def _note_relief(self) -> None:
+        """Note that etcd did what it was asked."""
+        if self._trouble is not None:
+            self._note_not_arrivable()
+        self._trouble = None
+        self._reported.clear()
+        self._backoff.reset()
+
+    def _note_not_arrivable(self) -> None:
+        """Note that etcd did not do what this node asked: others could not arrive either."""
+        member, now_s = self._member, self._context.clock.now_s()
+        member.arrivable_s = max(member.arrivable_s, now_s)
+
+    async def _sit_out(self, error: EtcdError) -> None:
+        """Wait a little because of ``error``: etcd is away, or refuses.
+
+        Raises ``error`` if etcd refuses a newcomer: that does no harm, and its launcher should hear
+        of it at once. A member that gave up would end a job whose etcd only needs care. Raises an
+        error of the same kind when the time is up.
+        """
+        context = self._context
+        now_s = context.clock.now_s()
+        self._note_not_arrivable()
+        if self._trouble is None:
+            self._trouble_since_s = now_s
+        self._trouble = error
+        wait_s = self._backoff.after(error)
+        if not isinstance(error, EtcdRefusedError):
+            context.log.info(f"cannot reach etcd, trying again: {error}")
+            await context.clock.sleep(wait_s)
+            return
+        if not self._belongs:
+            raise error
+        retry_at_s, deadline_s = now_s + wait_s, self._deadline_s()
+        if retry_at_s >= deadline_s:
+            raise self._final_error(error) from error
+        if type(error) not in self._reported:
+            self._reported.add(type(error))
+            context.log.warn(f"waiting up to {deadline_s - now_s:.0f} s for etcd: {error}")
+        seen = context.control.view.round_revision
+        await context.wakeup.wait(
+            retry_at_s,
+            when=lambda: self._has_ended() or context.control.view.round_revision != seen,
+        )
+
+    def _final_error(self, error: EtcdError) -> EtcdError:
+        """What to raise when the time is up, ``error`` being the last one.
+
+        That etcd refused all the time says more than that it did not answer in the end; after the
+        node has given up it does not matter whether an unanswered request was done.
+        """
+        cause = error if isinstance(error, EtcdRefusedError) else self._trouble
+        if isinstance(cause, EtcdRefusedError):
+            text = cause.detail if isinstance(cause, EtcdNoSpaceError) else str(cause)
+            return type(cause)(
+                f"the next round was not formed within {self._timeout_s:g} s: {text}"
+            )
+        return self._unanswered(str(error)) if isinstance(error, OutcomeUnknownError) else error
+
+    def _unanswered(self, why: str) -> EtcdUnavailableError:
+        number = self._context.control.view.next_number
+        return EtcdUnavailableError(
+            f"could not arrive for round {number} within {self._timeout_s:g} s: {why}"
+        )
+
+    # -- arriving ---------------------------------------------------------------------------------
 
     async def _arrive(self) -> None:
         context, member = self._context, self._member
@@ -491,36 +332,26 @@ class Joining:
             )
             if info is None:
                 return
-            limit_s = self._limits.limit_s()
+            limit_s = self._limit_s()
             slice_ = member.slice_to_put_back(control)
-            member.forget_arrival()  # whatever an earlier one said is not what is wanted now
-            try:
-                session = await context.session.open(min(limit_s, context.urgent_limit_s))
-                result = await context.etcd.txn(
-                    requests.arrive(
-                        context.keys,
-                        info,
-                        session,
-                        control.round_revision,
-                        requests.put_slice(context.keys, control.formed, slice_),
-                    ),
-                    timeout_s=limit_s,
-                    repeatable=True,
-                )
-            except LeaseNotFoundError:
-                context.session.lost(context.session.lease_id)
+            member.forget_arrival()  # an earlier one does not say what is wanted now
+            session = await context.session.open(min(limit_s, context.urgent_limit_s))
+            also = requests.put_slice(context.keys, control.formed, slice_)
+            txn = requests.arrive(context.keys, info, session, control.round_revision, also)
+            result = await context.write(txn, session, timeout_s=limit_s)
+            if result is None:
                 return
-            self._limits.relieved()
+            self._note_relief()
             if result.succeeded:
-                self._limits.note_arrival()
+                self._belongs = True
                 member.note_arrival(session, control)
                 if slice_ is not None:
-                    member.note_slice_there(control)
+                    member.slice_revision = control.round_revision  # it is there now
                 claimed = result.results[1]
                 if isinstance(claimed, TxnResult):
                     self._leadership.note(Leader(info.node_id, info.settings), claimed)
                 context.wakeup.notify()  # if the leader has gone meanwhile, this node may claim
-                context.log.say(f"arrived for round {info.arrived_for}, waiting for others")
+                context.log.info(f"arrived for round {info.arrived_for}, waiting for others")
                 return
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
@@ -535,15 +366,15 @@ class Joining:
         if self._is_over():
             raise JoinTimeoutError(
                 f"round {record.number} was formed, but the part of its ranks that names this node "
-                f"could not be read within {self._limits.timeout_s:g} s"
+                f"could not be read within {self._timeout_s:g} s"
             )
         request = requests.read_slice(context.keys, record, record.slices, member.node_id)
         result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
         found = slice_from(record, member.node_id, result)
         if found is not None:
-            member.note_slice(found, revision)
+            member.slice, member.slice_revision = found, revision
             return
-        # A later round has swept it away; or data was lost, and no member has put it back (yet).
+        # A later round has deleted it; or data was lost, and no member has put it back (yet).
         await self._look_again()
         if member.unread(context.control.view) == record:
             if record.epoch_fixed is not None:
@@ -555,19 +386,13 @@ class Joining:
         context = self._context
         await context.control.refresh(context.settings.connection.request_timeout_s)
 
-    async def _withdraw(self, reason: str) -> None:
-        """Take the presence back: whoever saw this node waiting does not count on it any more."""
-        member = self._member
-        if member.phase is Phase.GONE:
-            return  # leaving ends the session itself, and what follows relies on that
-        await asyncio.shield(self._say_goodbye(member.give_up(), reason))
-
-    async def _say_goodbye(self, info: NodeInfo | None, reason: str) -> None:
+    async def _withdraw(self, info: NodeInfo | None, reason: str) -> None:
+        """Remove the presence: nodes that saw this one waiting do not count on it any more."""
         with contextlib.suppress(EtcdError):  # then the lease runs out
             await say_goodbye(self._context, self._member, self._leadership, info, reason)
 
     def _why_withdrawn(self, error: BaseException) -> str:
-        """Say to the others why this node does not wait any more."""
+        """Why this node no longer waits, as the others are shown."""
         drain = self._member.drain
         if drain is not None:
             return why_drained(drain, self._member.node_id)
@@ -575,7 +400,120 @@ class Joining:
             return shown(f"gave up its join: {error}", MAX_REASON)
         return why_interrupted(error, "its join")
 
-    # -- reasons to stop waiting ----------------------------------------------------------------
+    # -- another job of this id -------------------------------------------------------------------
+
+    async def _outlast(self, theirs: JobSettings, whose: str) -> None:
+        """Wait for a change, because a job of other settings stands in the way.
+
+        A dead job leaves its record until the job lease ends, and its nodes their presences until
+        theirs do. A node that is still there after its TTL is alive, so then this raises
+        JobSettingsMismatchError; and when the time to join is up. Raises EtcdError as well.
+        """
+        context = self._context
+        control, now_s = context.control.view, context.clock.now_s()
+        ttls_s = await self._others_ttls_s()
+        lives = control.leader is not None or bool(ttls_s)
+        problem = (
+            f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
+        )
+        if not self._conflict:
+            self._conflict_since_s = now_s
+        until_s = self._began_s + self._timeout_s
+        why = "no node of that job is there: waiting until what it left in etcd expires"
+        if lives:
+            longest_s = max(context.session.longest_ttl_s, *ttls_s, 0)
+            until_s = min(until_s, self._conflict_since_s + longest_s + _EXPIRY_S)
+            why = f"waiting up to {until_s - now_s:.0f} s, because its nodes may be dead"
+        if now_s >= until_s:
+            raise JobSettingsMismatchError(
+                f"job {context.settings.job_id!r}: {problem}; start all nodes of a job with the "
+                "same --nnodes"
+            )
+        if not self._conflict:
+            context.log.warn(f"{problem}; {why}")
+            if lives:
+                await context.note_refused()
+        self._conflict = f"for the job id to become free: {problem}"
+        seen = (control.round_revision, control.leader_revision)
+
+        def is_other() -> bool:
+            now = context.control.view
+            return self._has_ended() or (now.round_revision, now.leader_revision) != seen
+
+        await context.wakeup.wait(until_s, when=is_other)
+
+    async def _others_ttls_s(self) -> list[int]:
+        """The TTLs of the leases of others that are there, or may be: 0 where it is not known."""
+        keys = self._context.keys
+        result = await self._context.etcd.get(requests.read_two_nodes(keys))
+        nodes = nodes_from(keys, result, self._context.clock.now_s())
+        ttls_s = {keys.node_id(kv.key): 0 for kv in result.kvs}
+        ttls_s |= {node_id: one.info.lease_ttl_s for node_id, one in nodes.present.items()}
+        return [ttl_s for node_id, ttl_s in ttls_s.items() if node_id != self._member.node_id]
+
+    # -- what it waits for, in the log ------------------------------------------------------------
+
+    async def log_waits(self) -> None:
+        """Log at WARNING, which torchrun shows by default, what :meth:`run` waits for, for which
+        nodes and since when: soon, and then ever more rarely; until cancelled."""
+        context = self._context
+        await context.clock.sleep(LineTimes().next_s)  # most waits are over by then
+        while True:
+            waits_for, lines = self._waits_for(), LineTimes()
+            self._known_refused.add(self._refused())
+            is_other = partial(self._is_other, waits_for)
+            _, since_s = waits_for
+            while not await context.wakeup.wait(since_s + lines.next_s, when=is_other):
+                waited_s = context.clock.now_s() - since_s
+                context.log.warn(f"waiting {waited_s:.0f} s {await self._awaited()}")
+                lines.note(waited_s)
+
+    def _waits_for(self) -> tuple[bool, float]:
+        """Whether it is for a seat, and since when."""
+        is_spare = self._is_spare()
+        return is_spare, self._began_s if is_spare else self._since_s()
+
+    def _is_other(self, known: tuple[bool, float]) -> bool:
+        return self._waits_for() != known or self._refused() not in self._known_refused
+
+    def _refused(self) -> str:
+        """The node that cannot join, if any; it is logged at once: it will not come by itself."""
+        context = self._context
+        if self._conflict or self._is_spare():
+            return ""
+        refused = refused_lately(context.control.view, context.settings.job)
+        return "" if refused is None else refused_text(refused, context.log.names)
+
+    async def _awaited(self) -> str:
+        context = self._context
+        if self._conflict:
+            return self._conflict
+        if self._trouble is not None:
+            return f"for etcd: {self._trouble}"
+        control = context.control.view
+        if self._is_spare():
+            return seat_text(context.settings.job_id, control)
+        formed = control.formed
+        settings = context.settings.job if formed is None else formed.settings
+        size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
+        few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
+        # All nodes ask at the same time: what they read must not grow with the square of the job.
+        request = (requests.read_nodes if few else requests.count_nodes)(context.keys)
+        try:
+            result = await context.etcd.get(request, timeout_s=_ANSWER_S)
+            here = nodes_from(context.keys, result, context.clock.now_s()) if few else None
+        except EtcdError as error:
+            denied = isinstance(error, EtcdPermissionError)
+            more = ", which does not show which nodes are there" if denied else ""
+            return f"for etcd{more}: {error}{context.to_grant if denied else ''}"
+        except RdzvEtcdError as error:
+            return f"for round {control.next_number}: {error}"
+        where = f"{context.settings.connection}, {context.settings.prefix}"
+        names = context.log.names
+        names.learn(() if here is None else here.present)
+        return f"for {round_text(control, here, result.count, settings, where, names=names)}"
+
+    # -- reasons to stop waiting ------------------------------------------------------------------
 
     def _meet_end(self, closure: Closure) -> None:
         """Do what ``after_end`` says: this node was started after the job was closed, or had no
@@ -584,7 +522,7 @@ class Joining:
         Raises JobClosedError unless it is part of a new run.
         """
         context = self._context
-        self._member.meet_end(closure)
+        self._member.met_end = closure
         after_end, text = context.settings.after_end, self._closed_text(closure)
         if after_end is AfterEnd.NEW_RUN:
             context.log.warn(
@@ -626,9 +564,9 @@ class Joining:
         context = self._context
         control = context.control.view
         formed = control.formed
-        text = f"round {control.next_number} was not formed within {self._limits.timeout_s:g} s: "
+        text = f"round {control.next_number} was not formed within {self._timeout_s:g} s: "
         try:
-            if formed is not None:  # who is still at work there has not arrived
+            if formed is not None:  # a node that still works there has not arrived
                 members = await members_in(context, formed)
                 control = replace(control, round=replace(formed, members=members))
             limit_s = within(context.clock, 5.0)
@@ -640,8 +578,8 @@ class Joining:
         except RdzvEtcdError as error:
             return JoinTimeoutError(f"{text}etcd does not answer ({error})")
         nodes = nodes_from(context.keys, result, context.clock.now_s())
-        arrived, told = arrived_text(control, nodes, context.settings.job)
-        text += told
+        arrived, missing = arrived_text(control, nodes, context.settings.job)
+        text += missing
         earlier = self._member.met_end
         if earlier is not None:
             text += f". {self._closed_text(earlier)}"

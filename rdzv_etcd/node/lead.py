@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from rdzv_etcd.clock import beside
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdRefusedError,
@@ -18,18 +19,17 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
+from rdzv_etcd.etcd.port import GetResult, LeaseGrant, Op, TxnResult
 from rdzv_etcd.node.context import NodeContext, StatusLog
-from rdzv_etcd.node.drafting import Drafting
 from rdzv_etcd.node.slices import Roster
 from rdzv_etcd.node.views import ViewWatch, read_pages
-from rdzv_etcd.node.waiting import RETRY_S, Backoff
-from rdzv_etcd.protocol import requests
+from rdzv_etcd.node.waiting import RETRY_S
+from rdzv_etcd.protocol import draft, requests
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
 from rdzv_etcd.protocol.describe import text_of_change
 from rdzv_etcd.protocol.lead import Publish, Times, is_unfit_to_lead, leader_step
 from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes
+from rdzv_etcd.protocol.model import Change, Control, Leader, Nodes, Round
 from rdzv_etcd.protocol.steps import LeadStep, claim_delay_s, holds_lead, lead_step
 from rdzv_etcd.protocol.views import nodes_after, nodes_from, nodes_went_back
 from rdzv_etcd.protocol.world_end import MemberLoss, losses
@@ -81,20 +81,26 @@ class Leadership:
         self._context = context
         self._member = member
         self._roster = Roster(context)
-        self._backoff = Backoff(context.session.renewal_period_s)
-        self._drafting = Drafting(context, member)
+        self._backoff = context.backoff()
+        timing = context.settings.timing
+        self._job_lease = PreparedLease(context, timing.job_ttl_s)
+        self._epoch_lease = PreparedLease(context, timing.ended_ttl_s)
+        self._run_name: str | None = None
+        """The name that this node has given to the present run."""
+        self._names_given = 0
         self._strangers = Strangers(context.log)
         self._published: Change | None = None
-        """The last change that this node has published …"""
+        """The last change that this node has published."""
         self._losses: tuple[MemberLoss, ...] = ()
-        """… and its losses."""
+        """The losses of that change."""
         self._problem: RdzvEtcdError | None = None
         """See :attr:`problem`. Only a lead that works clears it: that something else can be read
-        says nothing of what a leader needs."""
-        self._has_claimed = self._has_read = False
-        """Whether this node has had a lead that did not come with its arrival, and has read the
-        presences as a leader."""
+        says nothing about what a leader needs."""
         self._problem_since_s = 0.0
+        self._has_claimed = False
+        """Whether this node has had a lead that did not come with its arrival."""
+        self._has_read = False
+        """Whether this node has read the presences as a leader."""
         self.is_unfit = False
         """Whether :attr:`problem` is there to stay: see :func:`is_unfit_to_lead`."""
 
@@ -119,7 +125,7 @@ class Leadership:
             step = self._possible()
             if step is LeadStep.LEAVE:
                 self._problem = None
-                await self._context.wakeup.wait(when=self._is_asked)
+                await self._context.wakeup.wait(when=lambda: self._possible() is not LeadStep.LEAVE)
                 continue
             try:
                 if step is LeadStep.LEAD:
@@ -129,15 +135,12 @@ class Leadership:
                 else:
                     await self._claim()
             except RdzvEtcdError as error:
-                await self._rest(error)
+                await self._wait_out(error)
 
     def _possible(self) -> LeadStep:
-        """What is to be done about the lead, as long as what is there can be read: whatever is
-        written is guarded by what is known, and would be refused."""
+        """What to do about the lead, as long as the control keys can be read: every write is
+        guarded by what is known, and would be refused."""
         return LeadStep.LEAVE if self._context.control.is_blind else self._lead_step()
-
-    def _is_asked(self) -> bool:
-        return self._possible() is not LeadStep.LEAVE
 
     async def _resign(self, control: Control) -> None:
         """Let others lead while this node finishes its run, or is left behind."""
@@ -145,7 +148,7 @@ class Leadership:
         try:
             result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
         except EtcdError as error:
-            await context.clock.sleep(self._backoff.after(error))
+            await context.back_off(self._backoff, error, "cannot resign the lead")
             return
         if context.control.view.leader_revision == control.leader_revision:
             context.show_written(result.revision, leader=None, leader_revision=0)
@@ -161,25 +164,20 @@ class Leadership:
         )
         if delay_s > 0:
             await context.clock.sleep(delay_s)
-        if context.control.view.leader is not None or not self._member.is_active:
+        session = context.session.lease_id
+        if context.control.view.leader is not None or not self._member.is_active or not session:
             return
         leader = Leader(context.identity.node_id, context.settings.job)
-        session = context.session.lease_id
-        if not session:
-            return
         try:
-            result = await context.etcd.txn(
-                requests.claim(context.keys, leader, session), repeatable=True
-            )
-        except LeaseNotFoundError:
-            context.session.lost(session)
+            result = await context.write(requests.claim(context.keys, leader, session), session)
         except EtcdError as error:
-            await context.clock.sleep(self._backoff.after(error))
+            await context.back_off(self._backoff, error, "cannot claim the vacant lead")
         else:
-            self.note(leader, result)
+            if result is not None:
+                self.note(leader, result)
 
     def note(self, leader: Leader, result: TxnResult) -> None:
-        """Adopt what a claim said about who leads (``leader`` is this node's own proposal)."""
+        """Adopt from the result of a claim which node leads (``leader``: this node's proposal)."""
         known = requests.leader_after(leader, result)
         if known is not None:
             self._context.show_written(result.revision, leader=known[0], leader_revision=known[1])
@@ -198,33 +196,29 @@ class Leadership:
                 keys, nodes, batch.revision, batch.events, clock.now_s()
             ),
         )
-        following: asyncio.Task[None] | None = None
         # If etcd went back, its revision may have passed what this watch has seen before the watch
         # is there again, which then does not notice it: that on the control keys speaks for both.
         regressions = self._member.regressions
         try:
-            self._drafting.prepare(context.control.view)
+            self._prepare_leases(context.control.view)
             await presences.open()
             self._has_read = True
-            following = asyncio.ensure_future(presences.run())
-            following.add_done_callback(lambda _: context.wakeup.notify())
-            while (
-                self._lead_step() is LeadStep.LEAD
-                and context.control.view.leader_revision == fence
-                and self._member.regressions == regressions
-                and not context.control.is_blind
-                and not following.done()
-            ):
-                await self._step(presences)
-            if following.done():
-                following.result()
+            async with beside(presences.run()) as following:
+                following.add_done_callback(lambda _: context.wakeup.notify())
+                while (
+                    self._lead_step() is LeadStep.LEAD
+                    and context.control.view.leader_revision == fence
+                    and self._member.regressions == regressions
+                    and not context.control.is_blind
+                    and not following.done()
+                ):
+                    await self._step(presences)
+                if following.done():
+                    following.result()
         except EtcdError as error:
-            self._stumble(error, has_worked=self._has_read)
+            self._note_problem(error, has_worked=self._has_read)
             await clock.sleep(self._backoff.after(error))
         finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.wait({following})
             await presences.close()
             await self.drop_prepared_leases()
 
@@ -240,21 +234,23 @@ class Leadership:
         """Decide once and act, or wait for something to change."""
         context = self._context
         if presences.problem is not None:
-            self._stumble(presences.problem, has_worked=True)
+            self._note_problem(presences.problem, has_worked=True)
             await context.wakeup.wait()
             return
         began_s = context.clock.now_s()
         try:
             until_s = await self._act(presences)
         except LeaseNotFoundError:
-            await self._drafting.lease_lost()  # the members put back what lived on it
+            # etcd does not know one of a draft's leases: the members put back what lived on it.
+            self._job_lease.given_away()
+            await self._epoch_lease.drop()
             await self._recover(presences)
         except EtcdError as error:
             if isinstance(error, EtcdRefusedError):
-                self._stumble(error)
+                self._note_problem(error)
             else:
-                context.log.say(f"as leader: {error}")
-            self._member.note_trouble(context.clock.now_s())
+                context.log.info(f"this node, as leader, tries again: {error}")
+            self._member.arrivable_s = max(self._member.arrivable_s, context.clock.now_s())
             await self._recover(presences, self._backoff.after(error))
         else:
             self._backoff.reset()
@@ -322,16 +318,25 @@ class Leadership:
         for loss in self._losses:
             context.recorder.declared_lost(loss.cause, loss.after_s)
         why = text_of_change(change, context.log.names)
-        context.log.say(f"round {change.round} is over: {why}")
+        context.log.info(f"round {change.round} is over: {why}")
         return True
+
+    def _prepare_leases(self, control: Control) -> None:
+        """Begin to grant what round 1 needs, so that it is not on its path."""
+        if control.formed is not None:
+            return
+        self._job_lease.begin()
+        if not (self._context.settings.embed or control.epoch_lease):
+            self._epoch_lease.begin()
 
     async def drop_prepared_leases(self) -> None:
         """Revoke leases that no round uses. If this is cancelled, call it again."""
-        await self._drafting.drop()
+        await self._job_lease.drop()
+        await self._epoch_lease.drop()
 
     def departure(self, reason: str) -> tuple[Op, ...]:
-        """Return what this node's good-bye has to do besides: if it leads the world that it is in,
-        tell that this is over, so that nobody waits for the next leader to see it."""
+        """Return what this node's goodbye does besides: if it leads the world that it is in,
+        publish that this is over, so that the others need not wait for the next leader."""
         context = self._context
         control, node_id = context.control.view, context.identity.node_id
         formed = control.formed
@@ -345,18 +350,34 @@ class Leadership:
     async def _close(self, control: Control, nodes: Nodes, decision: Close) -> bool:
         """Publish the round; ``False`` if things are not as they were when it was decided."""
         context = self._context
-        record = await self._drafting.next_record(control, nodes, decision)
-        epoch_lease = await self._drafting.epoch_lease(control, record)
+        settings, member = context.settings, self._member
+        run = self._name_run(
+            control, draft.highest_epoch(member, control, nodes, settings.epoch_floor)
+        )
+        record = draft.next_record(
+            member,
+            control,
+            nodes,
+            decision,
+            settings,
+            run=run,
+            job_lease=0 if control.formed is not None else await self._job_lease.get(),
+            lease_ttl_s=context.session.ttl_s,
+        )
+        epoch_lease = await self._lease_for_epoch(control, record)
         members = [node.node_id for node in decision.world]
-        kept = context.settings.history
+        kept = settings.history
         audit = None
         if kept:
-            audit = self._drafting.audit(
+            audit = draft.audit(
                 control,
                 nodes,
                 record,
                 decision,
-                opened_s=self._member.opened_s,
+                closed_by=context.identity.node_id,
+                now_s=context.clock.now_s(),
+                wall_s=context.clock.wall_s(),
+                opened_s=member.opened_s,
                 losses=self._losses if control.open_change == self._published else (),
             )
         if not await self._roster.publish(control, record, members):
@@ -369,25 +390,51 @@ class Leadership:
                 timeout_s=context.urgent_limit_s,
             )
         except asyncio.CancelledError:  # this node stops; others may work on the round by now
-            self._drafting.in_doubt()
+            self._note_doubt()
             raise
         except OutcomeUnknownError:
-            self._drafting.in_doubt()
+            self._note_doubt()
             await context.control.refresh()  # whatever happened, it shows in the record
             return True
         if not result.succeeded:
             return False
-        self._drafting.written(with_epoch=bool(epoch_lease))
+        self._job_lease.given_away()
+        if epoch_lease:
+            self._epoch_lease.given_away()
         self._roster.note(record, members)
         news: dict[str, object] = {"round": record, "round_revision": result.revision}
         if epoch_lease:
             news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
         size = many(record.size, "node")
-        context.log.say(f"closed round {record.number} with {size}: {decision.reason}")
+        context.log.info(f"closed round {record.number} with {size}: {decision.reason}")
         context.show_written(result.revision, **news)
         if requests.remembered(result) > kept:
             await self._forget(kept)
         return True
+
+    def _name_run(self, control: Control, highest_epoch: int) -> str:
+        """Name the run of the next round: see :func:`~rdzv_etcd.protocol.draft.keeps_name`."""
+        name = self._run_name
+        if name is None or not draft.keeps_name(self._member, control, name, highest_epoch):
+            self._names_given += 1
+            seed = self._context.identity.run_seed
+            name = seed if self._names_given == 1 else f"{seed}.{self._names_given}"
+            self._run_name = name
+        return name
+
+    async def _lease_for_epoch(self, control: Control, record: Round) -> int:
+        """Return the lease on which to remember what the record's epoch counts from, 0 if that is
+        remembered. An embedded etcd ends with its run, and its memory with it. Raises EtcdError."""
+        if self._context.settings.embed or record.epoch_base <= control.epoch_base:
+            return 0
+        return control.epoch_lease or await self._epoch_lease.get()
+
+    def _note_doubt(self) -> None:
+        """Note that a round may have been formed as drafted, or not: if etcd has forgotten it
+        since, some nodes may know it all the same."""
+        self._job_lease.in_doubt()
+        self._epoch_lease.in_doubt()
+        self._run_name = None
 
     async def _forget(self, kept: int) -> None:
         """Delete what is remembered of the oldest rounds, those of earlier runs among them. It is
@@ -410,10 +457,10 @@ class Leadership:
             await self._context.control.refresh()
             await presences.refresh()
 
-    async def _rest(self, problem: RdzvEtcdError) -> None:
+    async def _wait_out(self, problem: RdzvEtcdError) -> None:
         """Do nothing until what keeps this node from leading may have been mended."""
         context = self._context
-        self._stumble(problem, has_worked=self._has_read)
+        self._note_problem(problem, has_worked=self._has_read)
         if context.control.problem is None:  # nothing will tell that it is over
             await context.clock.sleep(RETRY_S)
             return
@@ -423,12 +470,12 @@ class Leadership:
             with contextlib.suppress(RdzvEtcdError):  # then it is still there
                 await context.control.refresh()
 
-    def _stumble(self, problem: RdzvEtcdError, *, has_worked: bool = False) -> None:
+    def _note_problem(self, problem: RdzvEtcdError, *, has_worked: bool = False) -> None:
         """Let a join that waits on this node's lead fail with the cause; ``has_worked``: what does
         not work now did so before."""
         context = self._context
         if isinstance(problem, EtcdUnavailableError):
-            context.log.say(f"this node cannot lead at the moment: {problem}")
+            context.log.info(f"this node cannot lead at the moment: {problem}")
             return
         if type(problem) is not type(self._problem):
             context.log.warn(f"this node cannot lead: {problem}")
@@ -458,3 +505,78 @@ def _same_keys(one: Control, other: Control) -> bool:
 
 def _earliest(*times_s: float | None) -> float | None:
     return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+
+class PreparedLease:
+    """A lease of ``ttl_s`` that the leader grants ahead and gives to the first round it forms."""
+
+    def __init__(self, context: NodeContext, ttl_s: int) -> None:
+        self._context = context
+        self._ttl_s = ttl_s
+        self._granting: asyncio.Task[LeaseGrant] | None = None
+        self._renewed_s = 0.0
+        self._is_in_doubt = False
+
+    def begin(self) -> asyncio.Task[LeaseGrant]:
+        """Begin to grant the lease, unless that is under way or done."""
+        granting = self._granting
+        if granting is None or (granting.done() and granting.exception() is not None):
+            context = self._context
+            self._forget()
+            self._renewed_s = context.clock.now_s()
+            granting = asyncio.ensure_future(
+                context.etcd.grant(self._ttl_s, timeout_s=context.urgent_limit_s)
+            )
+            granting.add_done_callback(_look_at)
+            self._granting = granting
+        return granting
+
+    async def get(self) -> int:
+        """Return its id; renew it first if the wait for the first round was long.
+
+        Raises EtcdError.
+        """
+        lease_id = (await asyncio.shield(self.begin())).lease_id
+        context = self._context
+        now_s = context.clock.now_s()
+        if now_s - self._renewed_s > self._ttl_s / 3:
+            if not await context.etcd.keep_alive(lease_id, timeout_s=context.urgent_limit_s):
+                self._forget()  # it ran out during the wait
+                lease_id = (await asyncio.shield(self.begin())).lease_id
+            self._renewed_s = now_s
+        return lease_id
+
+    def in_doubt(self) -> None:
+        """Note that a round may use it or not: nobody knows what became of the write.
+
+        The next attempt offers it again, so that no second lease is left behind.
+        """
+        self._is_in_doubt = True
+
+    def given_away(self) -> None:
+        """Note that it is a round's now, or is gone."""
+        self._forget()
+
+    async def drop(self) -> None:
+        """Revoke it if no round uses it. If this is cancelled, call it again."""
+        granting = self._granting
+        if granting is None:
+            return
+        limit_s = self._context.farewell_limit_s
+        if not self._is_in_doubt:  # if it is: a round may live on it, and it expires if none does
+            with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
+                # Shielded: of a grant that was cut off nobody would know the id.
+                grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
+                await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
+        if self._granting is granting:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._granting = None
+        self._is_in_doubt = False
+
+
+def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:
+    """Retrieve the error of a grant that nobody may wait for any more."""
+    if not granting.cancelled():
+        granting.exception()

@@ -1,9 +1,9 @@
-"""The end of a node: is asked to leave, closes the job, says goodbye, and removes the job if it was
-the last one.
+"""The end of a node: a request to leave, closing the job, the goodbye, and removing the job if this
+was its last node.
 
-What a drain means is decided in :mod:`rdzv_etcd.protocol.draining`. All nodes hear of one with the
+What a drain means is decided in :mod:`rdzv_etcd.protocol.draining`. All nodes learn of one from the
 control keys, which they watch anyway. A request from outside has a lease of its own, so that it
-outlives whichever session the node has; as soon as the node has heard of it, it is on its session.
+outlives whichever session the node has; the node puts it on its own session when it learns of it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import Etcd, KeyValue, Op, TxnResult
+from rdzv_etcd.node.accuse import read_place
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.lead import Leadership
-from rdzv_etcd.node.waiting import RETRY_S, Backoff
+from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import decode_drain, decode_key
 from rdzv_etcd.protocol.draining import drain_to_tell, why_drained
@@ -33,7 +34,6 @@ from rdzv_etcd.protocol.liveness import answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Closure, Control, Drain, Ended, NodeInfo, Round
 from rdzv_etcd.protocol.steps import WorkingStep, working_step
-from rdzv_etcd.protocol.views import place_in
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
@@ -46,7 +46,7 @@ _LONGEST_ANSWER_S = 5.0
 """Of a node as far from etcd as it may be at the default ``lease_ttl``. A request that took longer
 had to connect first, and a drain may be due."""
 REQUEST_TTL_S = 86_400
-"""How long a request stands that the node never hears of."""
+"""How long a request stands that never reaches its node."""
 
 
 async def request_drain(
@@ -60,7 +60,7 @@ async def request_drain(
 ) -> bool:
     """Ask a node to leave at its next safe point; from outside, on any connection to its etcd.
 
-    The node hears of it in one watch event, or when it reads again after a break, and obeys: see
+    The node learns of it in one watch event, or when it reads again after a break, and obeys: see
     :meth:`rdzv_etcd.Group.drain`. An earlier request stands. ``False`` if no node of that id is
     there: one that was found to be gone just then is looked for again when it had the time to
     answer. Raises EtcdError.
@@ -70,20 +70,15 @@ async def request_drain(
     stands = False
     for _ in range(_TRIES):
         began_s = clock.now_s()
-        found = await etcd.get(requests.read_presence(keys, node_id))
+        place = await read_place(etcd, keys, node_id)
         round_trip_s = clock.now_s() - began_s
-        if not found.kvs:
-            break
-        (presence,) = found.kvs
-        try:
-            place = place_in(keys, presence)
-        except StateCorruptError:
-            break  # no node wrote that
-        if isinstance(place, Accusation):
-            if presence.mod_revision == accused_at:
+        if place.kv is None or place.holds is None:
+            break  # nothing, or no node wrote it
+        if isinstance(place.holds, Accusation):
+            if place.kv.mod_revision == accused_at:
                 break  # it has not answered
-            accused_at = presence.mod_revision
-            await clock.sleep(min(answer_grace_s(round_trip_s, place), _LONGEST_ANSWER_S))
+            accused_at = place.kv.mod_revision
+            await clock.sleep(min(answer_grace_s(round_trip_s, place.holds), _LONGEST_ANSWER_S))
             continue
         there = next(iter((await etcd.get(requests.read_drain(keys, node_id))).kvs), None)
         if there is not None and _is_drain(there):
@@ -115,45 +110,39 @@ def _is_drain(kv: KeyValue) -> bool:
 
 
 async def tell_drain(context: NodeContext, member: Member) -> None:
-    """Tell the others that this node is to leave as soon as it is, until cancelled."""
-    backoff = Backoff(context.session.renewal_period_s)
+    """Announce to the others that this node leaves as soon as it is drained, until cancelled."""
 
-    def untold() -> Drain | None:
+    def due() -> Drain | None:
         return drain_to_tell(member, context.control.view, context.session.lease_id)
 
-    told = False
-    while True:
-        await context.wakeup.wait(when=lambda: untold() is not None)
-        drain, session = untold(), context.session.lease_id
+    async def announce() -> None:
+        drain, session = due(), context.session.lease_id
         if drain is None:
-            continue
-        if not told:
-            told = True
-            why = why_drained(drain, member.node_id)
-            context.log.warn(f"{why}; will leave at the next safe point")
+            return
         txn = requests.tell_drain(context.keys, member.node_id, drain, session)
-        try:
-            result = await context.etcd.txn(txn, repeatable=True)
-        except LeaseNotFoundError:
-            context.session.lost(session)
-        except EtcdError as error:  # if etcd is away, the keep-alives say so
-            if backoff.is_news(error):
-                context.log.warn(f"this node cannot announce that it is being drained: {error}")
-            await context.clock.sleep(backoff.after(error))
-        else:
-            backoff.reset()
-            if result.succeeded:
-                if requests.lease_before(result) not in (0, session):  # nothing is on it now
-                    with contextlib.suppress(EtcdError):
-                        await context.etcd.revoke(requests.lease_before(result))
-                drains = {**context.control.view.drains, member.node_id: drain}
-                context.show_written(result.revision, drains=drains)
-            if untold() is not None:  # the watch will show it, or the presence is put back first
-                await context.clock.sleep(RETRY_S)
+        result = await context.write(txn, session)
+        if result is not None and result.succeeded:
+            before = requests.lease_before(result)
+            if before not in (0, session):  # nothing is on it any more
+                with contextlib.suppress(EtcdError):
+                    await context.etcd.revoke(before)
+            drains = {**context.control.view.drains, member.node_id: drain}
+            context.show_written(result.revision, drains=drains)
+        if due() is not None:  # the watch will show it, or the presence is put back first
+            await context.clock.sleep(RETRY_S)
+
+    await context.wakeup.wait(when=lambda: due() is not None)
+    drain = member.drain
+    if drain is not None:
+        why = why_drained(drain, member.node_id)
+        context.log.warn(f"{why}; will leave at the next safe point")
+    await context.whenever(
+        lambda: due() is not None, announce, "this node cannot announce that it is being drained"
+    )
 
 
 def drained_error(job_id: str, node_id: str, drain: Drain) -> DrainedError:
-    """What the caller of a join is told."""
+    """The error of a join of a node that is drained."""
     return DrainedError(
         f"this node has left job {job_id!r}: {why_drained(drain, node_id)}",
         by=drain.by,
@@ -191,13 +180,12 @@ async def close_job(
     if succeeded and member.rank_in(record) != 0:
         # All members finish together: let one of them do it, and do it if it does not.
         until_s = clock.now_s() + _ROOM_FOR_RANK_0_S
-        while member.closure is None and await context.wakeup.wait(until_s):
-            pass
+        await context.wakeup.wait(until_s, when=lambda: member.closure is not None)
     until_s = clock.now_s() + context.settings.timing.close_timeout_s
     while member.closure is None and clock.now_s() < until_s:
         control = watched.view if watched.view.round is not None else await watched.refresh()
         if control.formed is None or not (anyones or control.formed.same_world(record)):
-            return  # all is gone, or the others went on without this node
+            return  # all is gone, or the others formed a new world without this node
         await _put_marker(context, control, member.epoch_seen, succeeded=succeeded, reason=reason)
 
 
@@ -216,7 +204,7 @@ async def _put_marker(
         return
     if result.succeeded:
         context.show_written(result.revision, **news)
-        context.log.say(f"closed the job: {reason}")
+        context.log.info(f"closed the job: {reason}")
     else:
         context.take_control(result)
 
@@ -278,12 +266,12 @@ async def say_goodbye(
     info: NodeInfo | None,
     reason: str,
 ) -> None:
-    """End the session, whatever becomes of the goodbye; the others see it at once, and why.
+    """End the session, whatever becomes of the goodbye, which shows the others at once why.
 
-    ``info``: what this node is known by, if it has begun to take part. Nobody asks why when the job
-    is over. Raises EtcdError.
+    ``info``: what this node is known by, if it has begun to take part. There is no goodbye when the
+    job is over. Raises EtcdError.
     """
-    limit_s = context.farewell_limit_s / 2  # for the courtesy, and for what counts
+    limit_s = context.farewell_limit_s / 2  # for the goodbye, and for the session
     async with context.presence_lock:
         session = context.session.lease_id
         try:
@@ -291,7 +279,7 @@ async def say_goodbye(
                 also = leadership.departure(reason)
                 await _mark_leaving(context, info, reason, session, limit_s, also=also)
         except EtcdError as error:
-            context.log.say(f"etcd did not take the goodbye: {error}")
+            context.log.info(f"etcd did not take the goodbye: {error}")
         finally:
             await context.session.end(limit_s)
 
@@ -315,15 +303,15 @@ async def _mark_leaving(
 async def step_aside(context: NodeContext, member: Member) -> None:
     """Mark a member that works on after its job was closed, so that no new run counts on it.
 
-    Done late, because most are gone by then; but before the marker, which tells it until then.
+    Done late, because most are gone by then; but before the closed marker expires, which shows it
+    until then.
     """
 
     def finishes() -> bool:
         step = working_step(member, context.control.view, context.session.lease_id)
         return step is WorkingStep.FINISH
 
-    while not finishes():
-        await context.wakeup.wait(when=finishes)
+    await context.wakeup.wait(when=finishes)
     await context.clock.sleep(context.settings.timing.closed_ttl_s / 2)
     while True:
         async with context.presence_lock:
@@ -346,14 +334,10 @@ async def remove_job(context: NodeContext, member: Member) -> None:
         txn = requests.remove_job(context.keys, control, member.node_id)
         result = await context.etcd.txn(txn, timeout_s=limit_s, repeatable=True)
         if result.succeeded:
-            await give_up_job_lease(context, control.round or member.record)
+            record = control.round or member.record
+            if record is not None and record.job_lease:  # and all that lives on it
+                await context.etcd.revoke(record.job_lease, timeout_s=limit_s)
             return
         context.take_control(result)
         if context.control.view.round_revision == control.round_revision:
             return  # others are still there
-
-
-async def give_up_job_lease(context: NodeContext, record: Round | None) -> None:
-    """Revoke the record's lease, and all that lives on it: nobody is left. Raises EtcdError."""
-    if record is not None and record.job_lease:
-        await context.etcd.revoke(record.job_lease, timeout_s=context.farewell_limit_s)

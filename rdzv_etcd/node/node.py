@@ -17,13 +17,13 @@ from rdzv_etcd.errors import EtcdError, RdzvEtcdError
 from rdzv_etcd.etcd.port import Etcd, GetResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.node import leave as leaving
+from rdzv_etcd.node import recover
 from rdzv_etcd.node.accuse import Reports
 from rdzv_etcd.node.context import Identity, NodeContext, StatusLog
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.join import Joining
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
-from rdzv_etcd.node.recover import Repair, keep_job_leases, watch_own
 from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import Wakeup
@@ -61,17 +61,45 @@ class Node:
         recorder: Recorder | None = None,
     ) -> None:
         """``network``: over which nodes watch each other, if they do; closed with the node.
-        ``recorder`` is told how it goes."""
+        ``recorder``: of this node's metrics."""
         self._member = Member(identity.node_id, settings=settings.job)
-        self._context = _context(
-            etcd, settings, identity, clock, self._member, recorder=recorder or Recorder()
+        recorder = recorder or Recorder()
+        timing = settings.timing
+        wakeup, log = Wakeup(clock), StatusLog(settings.job_id, identity.node_id)
+        keys = JobKeys(settings.prefix, settings.job_id)
+        etcd.watch_health.check_every(timing.lease_ttl_s)
+        session = Session(
+            etcd,
+            clock,
+            wakeup,
+            timing.lease_ttl_s,
+            timing.keep_alive_deadline_s,
+            warn=log.warn,
+            works=lambda: self._member.phase is Phase.MEMBER,
+            recorder=recorder,
         )
+        control: ViewWatch[Control] = ViewWatch(
+            etcd,
+            clock,
+            wakeup,
+            request=requests.read_control(keys),
+            build=self._control_from,
+            fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
+            notice=self._notice,
+            complain=lambda error: log.warn(f"uses what it read before: {error}"),
+            on_regress=self._went_back,
+            longest_retry_s=timing.lease_ttl_s / 3,
+        )
+        self._context = NodeContext(
+            identity, settings, keys, etcd, clock, wakeup, session, control, log, recorder
+        )
+        self._reported_epoch = 0
+        """The world of which this node has logged, or noted, why it is over."""
         self._leadership = Leadership(self._context, self._member)
-        self._repair = Repair(self._context, self._member)
         self._reports = Reports(self._context, self._member)
         self._peers = None if network is None else PeerLinks(self._context, self._member, network)
         self.call_ins = CallIns()
-        """What the thread that owns this node tells of itself."""
+        """The calls of the thread that owns this node, by which it shows that it is alive."""
         self._watchdog = None
         if settings.watchdog_s:
             self._watchdog = Watchdog(
@@ -216,16 +244,18 @@ class Node:
         began_s = context.clock.now_s()
         await context.control.open(timeout_s)
         context.session.note_round_trip(context.clock.now_s() - began_s)
-        self._tasks = [
-            self._spawn(context.session.run(), "session"),
-            self._spawn(context.control.run(), "control"),
-            self._spawn(self._leadership.run(), "leadership"),
-            self._spawn(self._repair.run(), "repair"),
-            self._spawn(keep_job_leases(context, self._member), "job lease"),
-            self._spawn(watch_own(context, self._member), "presence"),
-            self._spawn(leaving.step_aside(context, self._member), "stepping aside"),
-            self._spawn(leaving.tell_drain(context, self._member), "drain"),
-        ]
+        member = self._member
+        duties = {
+            "session": context.session.run(),
+            "control": context.control.run(),
+            "leadership": self._leadership.run(),
+            "repair": recover.repair(context, member),
+            "job lease": recover.keep_job_leases(context, member),
+            "presence": recover.watch_own(context, member),
+            "stepping aside": leaving.step_aside(context, member),
+            "drain": leaving.tell_drain(context, member),
+        }
+        self._tasks = [self._spawn(duty, name) for name, duty in duties.items()]
         if self._watchdog is not None:
             self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
         if self._peers is not None:
@@ -240,21 +270,21 @@ class Node:
         return task
 
     def _look_at(self, name: str, needed: bool, task: asyncio.Task[None]) -> None:
-        """Let the node fail if a task has that is needed: nobody else would do its work."""
+        """Let the node fail if a task has that is needed: its work would be left undone."""
         error = None if task.cancelled() else task.exception()
         if error is None or self._member.failure is not None:
             return  # the first one is the cause
         if not needed:
-            text = f"works on without its task {name!r}, which failed"
+            text = f"this node continues without its task {name!r}, which failed"
             self._context.log.fail(text, error)
             return
         self.fail(name, error)
 
     def fail(self, task: str, error: BaseException) -> None:
         """End this node's part, because a task that it needs has failed."""
-        self._member.fail(task, error)
+        self._member.failure = (task, error)
         self._context.wakeup.notify()
-        self._context.log.fail(f"cannot go on: its task {task!r} failed", error)
+        self._context.log.fail(f"this node cannot continue: its task {task!r} failed", error)
 
     @property
     def is_gone(self) -> bool:
@@ -298,7 +328,7 @@ class Node:
         if self._peers is not None:
             await self._peers.answer_again()
         joining = Joining(self._context, self._member, self._leadership, timeout_s)
-        telling = self._spawn(joining.tell(), "wait lines")
+        logging_waits = self._spawn(joining.log_waits(), "wait lines")
         self._record_end()
         recorder, clock = self._context.recorder, self._context.clock
         recorder.join_began(clock.now_s())
@@ -309,11 +339,11 @@ class Node:
             recorder.join_failed(type(error).__name__)
             raise
         finally:
-            telling.cancel()
+            logging_waits.cancel()
         recorder.joined(seat.round, seat.epoch, seat.size, clock.now_s())
         self._reports.note_world()
-        if self._reports.has_made_any:
-            self.attend(self._reports.withdraw(), "withdrawing reports")
+        if self._reports.witness.has_made_any:
+            self.attend(self._reports.witness.withdraw(), "withdrawing reports")
         return seat
 
     def _record_end(self) -> None:
@@ -323,7 +353,7 @@ class Node:
             self._context.recorder.world_over(cause, self._context.clock.now_s())
 
     async def report_dead(self, node_id: object, evidence: object, *, certain: bool) -> bool:
-        """Say that a member is dead; see :meth:`rdzv_etcd.Group.report_dead`."""
+        """Report that a member is dead; see :meth:`rdzv_etcd.Group.report_dead`."""
         is_made = await self._reports.make(node_id, evidence, certain=certain)
         if is_made:
             self.attend(self._reports.look_back(), "looking back at a report")
@@ -337,7 +367,7 @@ class Node:
 
     async def finish_work(self, seat: Seat) -> None:
         """Note that this member's work in that world is done, though perhaps not the others'; from
-        now on nobody waits for it. Returns at once."""
+        now on they do not wait for it. Returns at once."""
         self.attend(self._tell_finished(seat), "finished")
 
     async def _tell_finished(self, seat: Seat) -> None:
@@ -355,20 +385,15 @@ class Node:
 
     async def give_up_seat(self, joined_after: int, reason: str) -> None:
         """Leave the world of an epoch after ``joined_after``, if this node has become a member of
-        one: the caller of that join was interrupted, and will not work in it.
-
-        The others are told at once. The node may join again meanwhile.
-        """
+        one: the caller of that join was interrupted, and will not work in it. The others learn of
+        it at once. The node may join again meanwhile."""
         member = self._member
         if member.phase is Phase.MEMBER and member.epoch > joined_after:
             await self._give_up(reason)
 
     async def leave_world(self, seat: Seat, reason: str) -> None:
         """Leave that world, unless it is over: a call in it was interrupted, and its caller does
-        not know what became of it.
-
-        The others learn of it at once. The node may join again meanwhile.
-        """
+        not know its outcome. The others learn of it at once. The node may join again meanwhile."""
         if self.change_of(seat) is None:
             await self._give_up(reason)
 
@@ -379,6 +404,39 @@ class Node:
         context.wakeup.notify()
         with contextlib.suppress(EtcdError):  # then the lease runs out
             await leaving.say_goodbye(context, member, self._leadership, info, reason)
+
+    # -- what the watch on the control keys shows -------------------------------------------------
+
+    def _notice(self, view: Control) -> None:
+        """Take note of a new view of the control keys: the job's state has changed."""
+        context, member = self._context, self._member
+        now_s = context.clock.now_s()
+        member.notice(view, now_s)
+        context.log.names.learn(known_ids(view))
+        if view.formed is not None and view.formed.lease_ttls_s is not None:
+            context.session.note_ttls(*view.formed.lease_ttls_s)
+        over = why_over(member, view, member.epoch)
+        if over is not None and not isinstance(over, MovedOn):
+            context.recorder.world_over(cause_of_end(over), now_s)
+        why = None if member.epoch == self._reported_epoch else others_reason(member, view)
+        if why is not None:
+            self._reported_epoch = member.epoch
+            if isinstance(why, Left | Waiting):  # logged with the next world, if there is one
+                member.reason = text_of(why, context.log.names)
+            else:
+                context.log.warn(text_of(why, context.log.names))
+
+    def _control_from(self, result: GetResult) -> Control:
+        context = self._context
+        view, before = control_from(context.keys, result), context.control.seen
+        if before is not None and control_went_back(before, view):
+            self._went_back()
+        return view
+
+    def _went_back(self) -> None:
+        """Note that etcd has lost data."""
+        self._member.note_regress()
+        self._context.session.shake()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -402,7 +460,7 @@ class Node:
         if member.phase is Phase.GONE:
             return
         self._record_end()
-        member.leave()
+        member.phase = Phase.GONE
         context.recorder.left(context.clock.now_s())
         context.wakeup.notify()  # other threads' calls that wait end now
         try:
@@ -412,7 +470,7 @@ class Node:
             else:  # it never started; a lease may be there all the same
                 await context.session.end(context.farewell_limit_s)
         except (RdzvEtcdError, TimeoutError) as error:
-            context.log.say(f"left without etcd's confirmation: {error}")
+            context.log.info(f"left without etcd's confirmation: {error}")
         finally:
             for watch in tuple(self._watches):
                 await watch.close()
@@ -434,74 +492,3 @@ class Node:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-
-def _context(
-    etcd: Etcd,
-    settings: Settings,
-    identity: Identity,
-    clock: Clock,
-    member: Member,
-    *,
-    recorder: Recorder,
-) -> NodeContext:
-    wakeup = Wakeup(clock)
-    keys = JobKeys(settings.prefix, settings.job_id)
-    timing = settings.timing
-    etcd.watch_health.check_every(timing.lease_ttl_s)
-    log = StatusLog(settings.job_id, identity.node_id)
-    session = Session(
-        etcd,
-        clock,
-        wakeup,
-        timing.lease_ttl_s,
-        timing.keep_alive_deadline_s,
-        tell=log.warn,
-        works=lambda: member.phase is Phase.MEMBER,
-        recorder=recorder,
-    )
-
-    told_epoch = 0
-
-    def notice(view: Control) -> None:
-        nonlocal told_epoch
-        member.notice(view, clock.now_s())
-        log.names.learn(known_ids(view))
-        if view.formed is not None and view.formed.lease_ttls_s is not None:
-            session.note_ttls(*view.formed.lease_ttls_s)
-        over = why_over(member, view, member.epoch)
-        if over is not None and not isinstance(over, MovedOn):
-            recorder.world_over(cause_of_end(over), clock.now_s())
-        why = None if member.epoch == told_epoch else others_reason(member, view)
-        if why is not None:
-            told_epoch = member.epoch
-            if isinstance(why, Left | Waiting):  # told with the next world, if there is one
-                member.note_reason(text_of(why, log.names))
-            else:
-                log.warn(text_of(why, log.names))
-
-    def went_back() -> None:
-        member.note_regress()
-        session.shake()
-
-    def read(result: GetResult) -> Control:
-        view, before = control_from(keys, result), control.seen
-        if before is not None and control_went_back(before, view):
-            went_back()
-        return view
-
-    control: ViewWatch[Control] = ViewWatch(
-        etcd,
-        clock,
-        wakeup,
-        request=requests.read_control(keys),
-        build=read,
-        fold=lambda view, batch: control_after(keys, view, batch.revision, batch.events),
-        notice=notice,
-        complain=lambda error: log.warn(f"goes by what it read before: {error}"),
-        on_regress=went_back,
-        longest_retry_s=timing.lease_ttl_s / 3,
-    )
-    return NodeContext(
-        identity, settings, keys, etcd, clock, wakeup, session, control, log, recorder
-    )

@@ -1,8 +1,8 @@
 """Watches the next member over a link, and reports in etcd when it is gone.
 
-:mod:`~rdzv_etcd.protocol.liveness` decides who watches whom; :mod:`~rdzv_etcd.protocol.liveness`
-decides when an accused node counts as lost. No round waits for a link: without one, the lease
-reveals a death.
+:mod:`~rdzv_etcd.protocol.liveness` decides who watches whom, and when an accused node counts as
+lost. No round waits for a link: without one, the lease reveals a death. :class:`PeerWatch` knows
+what links show of a node, and nothing of what is in etcd.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
 
-from rdzv_etcd.clock import Clock
+from rdzv_etcd.clock import Clock, abandon, beside, race
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.node.accuse import SETTLED_S, Place, Witness
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.node.waiting import Backoff
 from rdzv_etcd.peers import Answer, Contact, End, Peer, PeerNetwork
 from rdzv_etcd.protocol.liveness import (
     LONGEST_ROOM_S,
@@ -36,22 +34,23 @@ _CONTACT_S = 5.0
 """How long a first contact may take: the other node may be about to begin to answer."""
 _RECONTACT_S = 0.5
 """How long a node is looked for whose link has ended, and longer if it is far away: a process that
-dies takes some milliseconds, and its host answers for it all the while; and of a living one's
-packets some may be lost."""
+dies takes some milliseconds, and its host answers for it all the while; and some packets of a
+living one may be lost."""
 _HANDSHAKES = 4
-"""So many times the time that the handshake took once is added to that."""
+"""So many times the duration of a handshake with the node are added to that."""
 _LATE_S = 0.05
-"""Whoever does that much later what it meant to do was stopped meanwhile, or has too little of a
-processor."""
+"""A node that wakes up later than planned by that much was stopped meanwhile, or has too little of
+a processor."""
 _NEXT_TRY_S = 0.1
-"""After this long without an answer, it is asked once more beside."""
+"""After this long without an answer, there is one more attempt beside it."""
 _TRIES = 4
 _BETWEEN_TRIES_S = 0.001
 _BRIEF_S = 0.5
 _BRIEF_LINKS = 3
-"""After so many links, one after the other, that did not live for that long it waits longer and
-longer before the next one, up to …"""
+"""After so many links in a row that did not live for ``_BRIEF_S`` it waits longer and longer before
+the next one."""
 _LONGEST_PAUSE_S = 5.0
+"""The longest of these waits."""
 
 
 class Evidence(Enum):
@@ -69,18 +68,18 @@ class Seen:
     contact: Contact
     """The last attempt to reach it."""
     end: End | None = None
-    """How its last link ended, if it had one …"""
+    """How its last link ended, if it had one."""
     after_s: float | None = None
-    """… and how long after that the attempt had its answer."""
+    """How long after the end of that link the attempt had its answer."""
 
 
 def evidence_of(
     seen: Seen, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
 ) -> Evidence | None:
-    """What says that a node is gone; ``None``: nothing does. Pure.
+    """Return what shows that a node is gone; ``None``: nothing does. Pure.
 
     A node that this one has never reached may be unreachable, and live; but after others were found
-    to be gone it is asked all the same: all processes of a host, or all hosts of a rack may have
+    to be gone it is accused all the same: all processes of a host, or all hosts of a rack may have
     ended. A connection that is held without an answer is held by a kernel: the process is there,
     and stopped or very slow.
     """
@@ -100,18 +99,18 @@ class PeerWatch:
         self._network = network
         self._job = job
         self._handshakes_s: dict[str, float] = {}
-        """Whom there was a link to, and how long the handshake took."""
+        """The nodes to which there was a link, and how long the handshake took."""
         self._fell_silent: set[str] = set()
-        """Those whose last link ended so; then what their host says is not all that certain."""
+        """The nodes whose last link ended in silence; then their host is a less certain witness."""
         self._late_s = 0.0
-        """How much later than it meant to this node has looked for another one last."""
+        """How much later than planned this node has looked for another one last."""
 
     def has_reached(self, node_id: str) -> bool:
         """Whether there was a link to that node since it was distrusted last."""
         return node_id in self._handshakes_s
 
     def distrust(self, node_id: str) -> None:
-        """What its host says of that node is no evidence any more, until there is a link again."""
+        """Take the answer of that node's host as no evidence, until there is a link again."""
         self._handshakes_s.pop(node_id, None)
 
     def keep_only(self, node_ids: Collection[str]) -> None:
@@ -123,7 +122,7 @@ class PeerWatch:
         self._fell_silent &= kept
 
     def judge(self, node_id: str, seen: Seen, *, others_are_gone: bool) -> Evidence | None:
-        """What says that the node is gone; ``None``: nothing does."""
+        """Return what shows that the node is gone; ``None``: nothing does."""
         return evidence_of(
             seen,
             was_linked=node_id in self._handshakes_s,
@@ -132,7 +131,7 @@ class PeerWatch:
         )
 
     async def watch(self, info: NodeInfo, *, suspect: bool) -> Seen:
-        """Watch a node, over as many links as it takes, until it says good-bye or does not answer
+        """Watch a node, over as many links as it takes, until it says goodbye or does not answer
         any more. ``suspect``: it may be gone already."""
         clock = self._clock
         look = suspect or info.node_id in self._handshakes_s
@@ -150,7 +149,7 @@ class PeerWatch:
                 self._fell_silent.add(info.node_id)
             ended_s = clock.now_s()
             brief = brief + 1 if ended_s < began_s + _BRIEF_S else 0
-            if brief >= _BRIEF_LINKS:  # somebody breaks them as soon as they are made
+            if brief >= _BRIEF_LINKS:  # something breaks them as soon as they are made
                 await clock.sleep(min(_LONGEST_PAUSE_S, _BRIEF_S * (brief - _BRIEF_LINKS + 1)))
             contact = await self._recontact(info)
             seen = Seen(contact, end, clock.now_s() - ended_s)
@@ -176,9 +175,9 @@ class PeerWatch:
             far_s = _HANDSHAKES * self._handshakes_s.get(info.node_id, 0.0)
             until_s = clock.now_s() + _RECONTACT_S + far_s
             self._late_s = 0.0
-            told = await self._look_for(info, until_s)
-            if told.is_clear or max(self._late_s, clock.now_s() - until_s) < _LATE_S:
-                return told
+            answer = await self._look_for(info, until_s)
+            if answer.is_clear or max(self._late_s, clock.now_s() - until_s) < _LATE_S:
+                return answer
 
     async def _look_for(self, info: NodeInfo, until_s: float) -> Contact:
         """Try to reach a node; TCP sends again only after a second what is lost of an attempt, so
@@ -188,24 +187,24 @@ class PeerWatch:
             asyncio.ensure_future(self._try(info, begins_s, until_s))
             for begins_s in (now_s + number * _NEXT_TRY_S for number in range(_TRIES))
         ]
-        told = Contact(Answer.UNREACHABLE)
+        best = Contact(Answer.UNREACHABLE)
         try:
             for one in asyncio.as_completed(tries):
                 last = await one
-                # Of those that tell nothing, one that was held says most: somebody is there.
-                told = told if told.answer is Answer.HELD and not last.is_clear else last
-                if told.is_clear:
+                # Of those that show nothing, one that was held shows most: a kernel is there.
+                best = best if best.answer is Answer.HELD and not last.is_clear else last
+                if best.is_clear:
                     break
-            return told
+            return best
         finally:
+            await abandon(*tries)
             for each in tries:
-                await end_task(each)
                 link = None if each.cancelled() else each.result().link
-                if link is not None and link is not told.link:
+                if link is not None and link is not best.link:
                     link.close()
 
     async def _try(self, info: NodeInfo, begins_s: float, until_s: float) -> Contact:
-        """Ask it at that time, and, as soon as there is an answer that tells nothing, again."""
+        """Connect at that time, and, as soon as there is an answer that shows nothing, again."""
         clock = self._clock
         await clock.sleep(begins_s - clock.now_s())
         self._late_s = max(self._late_s, clock.now_s() - begins_s)
@@ -216,16 +215,10 @@ class PeerWatch:
             await clock.sleep(_BETWEEN_TRIES_S)
 
 
-async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancel it and wait until it has ended; whatever it ended with is looked at elsewhere."""
-    task.cancel()
-    await asyncio.wait({task})
-
-
 _PAUSE_S = 1.0
 _RETRY_S = 5.0
 _STALE_S = 0.5
-"""What was seen longer ago, because etcd took so long, says of no node that it is silent."""
+"""A silence that was seen longer ago, because etcd took so long, is no evidence."""
 
 
 class PeerLinks:
@@ -241,16 +234,16 @@ class PeerLinks:
         self._witness = Witness(context, member)
         self._warned: set[str] = set()
         self._gone: set[str] = set()
-        """Members of the present ring that were found to be gone, by whomever."""
+        """Members of the present ring that were found to be gone, by this node or another."""
         self._follows_loss = False
         """Whether the world before ended because members were lost."""
         self._ring_since_s = 0.0
         """When the present ring was made."""
         self._doubts: dict[str, float] = {}
         """Members without presence, and when to look whether they have put it back."""
-        self._backoff = Backoff(context.session.renewal_period_s)
+        self._backoff = context.backoff()
         self._me = member.node_id
-        member.watch_early()
+        member.watches_early = True
 
     @property
     def port(self) -> int:
@@ -258,7 +251,7 @@ class PeerLinks:
         return self._network.port
 
     async def close(self) -> None:
-        """Say good-bye, so that nobody takes this node for dead. Idempotent."""
+        """Say goodbye, so that no node takes this one for dead. Idempotent."""
         await self._network.close()
 
     async def answer_again(self) -> None:
@@ -269,17 +262,13 @@ class PeerLinks:
     async def run(self) -> None:
         """Answer for this node and watch its neighbour, until cancelled."""
         member, wakeup = self._member, self._context.wakeup
-        while not member.hears_accusations:
-            await wakeup.wait(when=lambda: member.hears_accusations)
+        await wakeup.wait(when=lambda: member.hears_accusations)
         await self._network.admit(Peer(self._job, self._me))
         while True:
-            withdrawing = asyncio.ensure_future(self._witness.withdraw())
-            try:
+            async with beside(self._witness.withdraw()) as withdrawing:
                 await self._tend(member.epoch)
                 if withdrawing.done():
                     withdrawing.result()
-            finally:
-                await end_task(withdrawing)
 
     def _ring(self) -> tuple[str, ...]:
         member = self._member
@@ -302,35 +291,33 @@ class PeerLinks:
         self._ring_since_s = context.clock.now_s()
         self._follows_loss = follows_loss(member.record, context.control.view.change)
         self._doubts.clear()
-        watching = self._begin(ring)
-        try:
-            while member.epoch == epoch:
-                until_s = min(self._doubts.values(), default=None)
-                news = partial(self._has_news, epoch, watching, len(self._doubts))
-                await context.wakeup.wait(until_s, when=news)
-                if watching.done():
-                    watching.result()
-                if await self._are_back():
-                    await end_task(watching)
-                    watching = self._begin(ring)
-            record = member.record  # meanwhile the neighbour in the world before is watched
-            await context.clock.sleep(room_for_a_world_s(0 if record is None else record.size))
-        finally:
-            await end_task(watching)
+        while member.epoch == epoch:
+            watching, _ = await race(self._watch(ring), self._until_other(epoch))
+            if not watching.cancelled():
+                watching.result()
 
-    def _has_news(self, epoch: int, watching: asyncio.Task[None], doubts: int) -> bool:
-        return self._member.epoch != epoch or watching.done() or len(self._doubts) != doubts
+    async def _until_other(self, epoch: int) -> None:
+        """Wait until a node is back that had no presence, or this one is in another world."""
+        context, member = self._context, self._member
+        while not await self._are_back():
+            if member.epoch != epoch:
+                # Meanwhile the neighbour in the world before is watched.
+                record = member.record
+                await context.clock.sleep(room_for_a_world_s(0 if record is None else record.size))
+                return
+            until_s = min(self._doubts.values(), default=None)
+            await context.wakeup.wait(
+                until_s, when=partial(self._has_news, epoch, len(self._doubts))
+            )
 
-    def _begin(self, ring: Sequence[str]) -> asyncio.Task[None]:
-        watching = asyncio.ensure_future(self._watch(ring))
-        watching.add_done_callback(lambda _: self._context.wakeup.notify())
-        return watching
+    def _has_news(self, epoch: int, doubts: int) -> bool:
+        return self._member.epoch != epoch or len(self._doubts) != doubts
 
     async def _watch(self, ring: Sequence[str]) -> None:
         """Watch the next one that is there; when it is gone, the one after it."""
         for node_id in ring:
             await self._watch_one(node_id)
-        await asyncio.Event().wait()  # nobody is left
+        await asyncio.Event().wait()  # no node is left
 
     async def _watch_one(self, node_id: str) -> None:
         """Watch that node until it is gone. A link that cannot be had is tried again, rarely."""
@@ -356,29 +343,28 @@ class PeerLinks:
                         return
                     continue
                 fails_since_s = clock.now_s() if fails_since_s is None else fails_since_s
-                self._tell_unreachable(info, seen.contact, clock.now_s() - fails_since_s)
+                self._warn_unreachable(info, seen.contact, clock.now_s() - fails_since_s)
             except EtcdError as error:
-                await self._rest(node_id, error)
+                name = self._context.log.names(node_id)
+                complaint = f"this node cannot watch {name}, which may be gone"
+                await self._context.back_off(self._backoff, error, complaint, at_least_s=_RETRY_S)
             else:
                 await clock.sleep(_RETRY_S)
 
     async def _see(self, info: NodeInfo) -> Seen | None:
         """Watch a node until it does not answer any more; ``None`` if it is declared lost before:
-        somebody else was faster."""
-        control, wakeup, node_id = self._context.control, self._context.wakeup, info.node_id
-        was_lost = names_dead(control.view.open_change, node_id)  # and is back
-        seeing = asyncio.ensure_future(self._peer_watch.watch(info, suspect=self._others_are_gone))
-        seeing.add_done_callback(lambda _: wakeup.notify())
+        another node was faster."""
+        control, node_id = self._context.control, info.node_id
 
-        def is_over() -> bool:
-            is_lost = names_dead(control.view.open_change, node_id)
-            return seeing.done() or (is_lost and not was_lost)
+        def is_lost() -> bool:
+            return names_dead(control.view.open_change, node_id)
 
-        try:
-            await wakeup.wait(when=is_over)
-            return seeing.result() if seeing.done() else None
-        finally:
-            await end_task(seeing)
+        was_lost = is_lost()  # and is back
+        seeing, _ = await race(
+            self._peer_watch.watch(info, suspect=self._others_are_gone),
+            self._context.wakeup.wait(when=lambda: is_lost() and not was_lost),
+        )
+        return None if seeing.cancelled() else seeing.result()
 
     @property
     def _others_are_gone(self) -> bool:
@@ -390,15 +376,7 @@ class PeerLinks:
             return None
         return evidence
 
-    async def _rest(self, node_id: str, error: EtcdError) -> None:
-        """etcd did not do what it was asked; if it does not answer, the keep-alives say so."""
-        if self._backoff.is_news(error):
-            name = self._context.log.names(node_id)
-            self._context.log.warn(f"cannot look after {name}, which may be gone: {error}")
-        self._backoff.after(error)
-        await self._context.clock.sleep(_RETRY_S)
-
-    def _tell_unreachable(self, info: NodeInfo, contact: Contact, for_s: float) -> None:
+    def _warn_unreachable(self, info: NodeInfo, contact: Contact, for_s: float) -> None:
         """Warn once of a node that this one has never reached. If its host answers for it, it may
         be dead; then its lease ends soon."""
         if info.node_id in self._warned or self._peer_watch.has_reached(info.node_id):
@@ -417,8 +395,8 @@ class PeerLinks:
     # -- losing one -------------------------------------------------------------------------------
 
     async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> bool:
-        """Say in etcd how the node was lost; ``False`` if its presence is not what it was, or if
-        this node has to keep silent. Raises EtcdError."""
+        """Report in etcd how the node was lost; ``False`` if its presence is not what it was, or if
+        this node may not accuse it now. Raises EtcdError."""
         context, clock = self._context, self._context.clock
         if not await self._may_accuse(info, evidence):
             return False
@@ -445,8 +423,8 @@ class PeerLinks:
         return True
 
     async def _may_accuse(self, info: NodeInfo, evidence: Evidence) -> bool:
-        """Whether this node may say anything; else wait until it may, or for a while. Raises
-        EtcdError."""
+        """Return whether this node may accuse that one; else wait until it may, or for a while.
+        Raises EtcdError."""
         context, clock = self._context, self._context.clock
         answers_s = self._ring_since_s + LONGEST_ROOM_S
         if evidence is not Evidence.GONE and clock.now_s() < answers_s:
@@ -484,7 +462,7 @@ class PeerLinks:
         self._doubt(node_id, _PAUSE_S)
 
     def _doubt(self, node_id: str, in_s: float) -> None:
-        """Have a look then, and again and again, whether a node has put its presence back."""
+        """Look then, and again and again, whether a node has put its presence back."""
         self._doubts.setdefault(node_id, self._context.clock.now_s() + in_s)
         self._context.wakeup.notify()
 

@@ -35,7 +35,7 @@ class Session:
     is gone. Not hearing from etcd does not end a session; only etcd's word does.
 
     Contact means that etcd renews the lease and that the client's watches are known to be up to
-    date: a member of etcd may pass keep-alives on and do nothing else.
+    date: a member of etcd may forward keep-alives and do nothing else.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Session:
         ttl_s: int,
         reply_timeout_s: float,
         *,
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
         works: Callable[[], bool],
         recorder: Recorder | None = None,
     ) -> None:
-        """``tell``: logs a line at WARNING. A silence of etcd is told by it while ``works()``; who
-        waits says so anyway."""
+        """``warn``: logs a line at WARNING. A silence of etcd is logged by it while ``works()``; a
+        node that waits logs that anyway."""
         self._etcd = etcd
         self._clock = clock
         self._wakeup = wakeup
@@ -62,16 +62,16 @@ class Session:
         self._last_reply_s: float | None = None
         """How long the last reply took."""
         self._replies_s: deque[float] = deque(maxlen=_REPLIES)
-        """How long the last ones took; before the first, nobody knows how far etcd is …"""
+        """How long the last ones took."""
         self._quickest_s = math.inf
-        """… but from other requests."""
+        """How long the quickest of other requests took: used before the first reply."""
         self._failures = 0
-        """How many renewals failed since …"""
-        self._tell = tell
+        """How many renewals in a row have failed."""
+        self._warn = warn
         self._works = works
         self._recorder = recorder or Recorder()
         self._silence_lines = LineTimes()
-        """… and when that is told."""
+        """When the present silence of etcd is logged."""
         self._renewals: set[asyncio.Task[None]] = set()
         self._defect: BaseException | None = None
         """What a renewal failed with unexpectedly; :meth:`run` raises it."""
@@ -95,8 +95,8 @@ class Session:
             self._ttl_s = max(self._ttl_s, grant.ttl_s)
             if self.first_revision is None:
                 self.first_revision = grant.revision
-                # Who has just come does not know what was: data wiped, or all members cut off and
-                # about to come back.
+                # A node that has just started does not know what was: data may have been wiped, or
+                # all members cut off and about to come back.
                 self._last_contact_s = self._clock.now_s()
                 self._shaken_s = self._last_contact_s
             self._note_contact()
@@ -114,7 +114,7 @@ class Session:
 
     def shake(self) -> None:
         """Note that others may have lost their leases though they live: etcd's data went back, or
-        it refused this node what they need, too."""
+        it refused this node what they need as well."""
         self._shaken_s = self._clock.now_s()
 
     def note_ttls(self, shortest_s: int, longest_s: int) -> None:
@@ -138,7 +138,7 @@ class Session:
     @property
     def _cut_off_s(self) -> float:
         """After how long without an answer the lease of a member may have run out; a lease that is
-        renewed every third of its TTL cannot in less."""
+        renewed every third of its TTL does not run out in less."""
         return (self._shortest_ttl_s or self._ttl_s) / 2
 
     @property
@@ -221,7 +221,7 @@ class Session:
                 left_s = await self._etcd.keep_alive(lease_id, timeout_s=self.reply_limit_s())
             except EtcdError as error:
                 if not self._failures:
-                    _log.info("etcd does not answer; the work goes on (%s)", error)
+                    _log.info("etcd does not answer; the work continues (%s)", error)
                 self._failures += 1
                 self._recorder.etcd_silent()
                 self._tell_silence("answered", error)
@@ -236,7 +236,7 @@ class Session:
                     return
             if self._silence_lines.any_logged:
                 silent_s = self._clock.now_s() - self._last_contact_s
-                self._tell(f"etcd answers again, after {silent_s:.0f} s")
+                self._warn(f"etcd answers again, after {silent_s:.0f} s")
             elif failures:
                 _log.info("etcd answers again")
             self._silence_lines = LineTimes()
@@ -262,7 +262,7 @@ class Session:
     def _tell_silence(self, what: str, error: EtcdError | None) -> None:
         silent_s = self._clock.now_s() - self._last_contact_s
         if self._works() and self._silence_lines.is_due(silent_s):
-            self._tell(f"etcd has not {what} for {silent_s:.0f} s; the work goes on ({error})")
+            self._warn(f"etcd has not {what} for {silent_s:.0f} s; the work continues ({error})")
 
     def reply_limit_s(self) -> float:
         """How long to wait for the next reply before the connection is taken for dead."""

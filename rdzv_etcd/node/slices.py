@@ -1,4 +1,4 @@
-"""Who the members of a large world are: publishes the slices, and reads them back."""
+"""The members of a large world: publishes the slices that name them, and reads them back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Roster:
         return (await put(last)).succeeded  # after the others: the record needs to look for one
 
     def note(self, record: Round, members: Sequence[str]) -> None:
-        """Remember who is in the world that this node has just formed."""
+        """Remember the members of the world that this node has just formed."""
         if record.slices is not None:
             self._world = (record.run, record.number)
             self._members, self._complete = tuple(members), True
@@ -56,8 +56,8 @@ class Roster:
     async def fill(self, control: Control) -> tuple[Control, float]:
         """Return ``control`` with all members named in its record, and from when on it may be used.
 
-        They are not all known after a loss of data, or if somebody else has written among the
-        slices, until they have put these back; after a TTL, who is still unknown is not there.
+        They are not all known after a loss of data, or if another program has written among the
+        slices, until they have put these back; after a TTL, a member still unknown is not there.
         Raises EtcdError.
         """
         record, context = control.formed, self._context
@@ -82,7 +82,7 @@ class Roster:
     async def _ask(
         self, control: Control, record: Round, problems: Sequence[StateCorruptError]
     ) -> None:
-        """Have the members put their slices back, once in a world. Raises EtcdError."""
+        """Ask the members to put their slices back, once in a world. Raises EtcdError."""
         context, world = self._context, (record.run, record.number)
         if self._asked == world:
             return
@@ -97,7 +97,7 @@ class Roster:
         self._asked = world
         context.show_written(result.revision, round=again, round_revision=result.revision)
         why = problems[0] if problems else "a part of them is gone"
-        context.log.warn(f"asks who is in round {record.number}: {why}")
+        context.log.warn(f"this node asks for the members of round {record.number}: {why}")
 
 
 async def members_of(context: NodeContext, seat: Seat) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ async def presences_of(context: NodeContext, seat: Seat) -> list[NodeInfo]:
         if all(member in found for member in members):
             places = [place_in(context.keys, found[member]) for member in members]
             there = [place for place in places if isinstance(place, NodeInfo)]
-            if len(there) == len(members):  # whoever was accused and lives puts its presence back
+            if len(there) == len(members):  # a living member that was accused puts it back
                 return there
         await context.clock.sleep(RETRY_S)
 

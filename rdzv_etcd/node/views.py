@@ -56,12 +56,12 @@ class ViewWatch(Generic[V]):
         longest_retry_s: float = 5.0,
         read: Callable[[float | None], Awaitable[GetResult]] | None = None,
     ) -> None:
-        """``build`` makes the view from a read, ``fold`` applies a batch of changes to it;
-        ``notice`` is told every new view, ``complain`` once of a key that cannot be read, which is
-        looked at again when it changes, and now and then: at last every ``longest_retry_s``;
-        ``on_regress`` (before ``notice``) that etcd's revision went back: its data were wiped or
-        restored. ``read`` (within so many seconds) reads what ``request`` asks for in another way,
-        as of the revision in its result or later."""
+        """``build`` makes the view from a read, ``fold`` applies a batch of changes to it.
+        ``notice`` is called with every new view; ``complain`` once for a key that cannot be read,
+        which is read again when it changes, and now and then: in the end every
+        ``longest_retry_s``; ``on_regress`` (before ``notice``) when etcd's revision went back: its
+        data were wiped or restored. ``read`` (within so many seconds) reads what ``request`` asks
+        for in another way, as of the revision in its result or later."""
         self._etcd = etcd
         self._clock = clock
         self._wakeup = wakeup
@@ -79,11 +79,11 @@ class ViewWatch(Generic[V]):
         self._revision = 0
         self._watch: Watch | None = None
         self._in_doubt = False
-        """Whether the watch went on after a break: etcd may have gone back meanwhile, and have
+        """Whether the watch resumed after a break: etcd may have gone back meanwhile, and have
         written as much again since, which the watch does not notice."""
         self.breaks = 0
-        """How often the watch has begun, or gone on after a break. At each of these etcd may have
-        gone back, unnoticed if nothing in this range was another."""
+        """How often the watch has begun, or resumed after a break. At each of these etcd may have
+        gone back, unnoticed if nothing in this range was different."""
         self.problem: RdzvEtcdError | None = None
         """Why the view cannot be trusted: a corrupt value, or etcd refusing us."""
 
@@ -104,7 +104,7 @@ class ViewWatch(Generic[V]):
         return self._view
 
     def adopt(self, view: V) -> None:
-        """Take over what the node itself has just written; the watch will tell the same again."""
+        """Take over what the node itself has just written; the watch will show the same again."""
         self._show(view)
 
     async def open(self, timeout_s: float | None = None) -> V:
@@ -118,7 +118,7 @@ class ViewWatch(Generic[V]):
                 return await self._open(timeout_s)
             except WatchLostError as error:  # etcd has gone back or was compacted in this moment
                 if isinstance(error, RevisionRegressedError):
-                    self._tell_regress()
+                    self._report_regress()
                 await self._clock.sleep(RETRY_S)
                 if until_s is not None and self._clock.now_s() >= until_s:
                     raise EtcdUnavailableError(f"etcd did not keep the watch: {error}") from error
@@ -134,7 +134,7 @@ class ViewWatch(Generic[V]):
             try:
                 confirmed, view = await asyncio.gather(confirming, reading)
             finally:
-                await abandon(confirming, reading)  # if one fails, the other would go on alone
+                await abandon(confirming, reading)  # if one fails, the other would continue
             if self._revision < confirmed:  # the read was first, and something was written since
                 view = await self.refresh(timeout_s)
             self._note_break()
@@ -146,12 +146,12 @@ class ViewWatch(Generic[V]):
             ) from error
         except EtcdPermissionError:
             await self._stop_watch()
-            # A watch without any user is refused in the same words as one of a wrong user; a read
-            # tells them apart.
+            # A watch without any user is refused in the same words as one of a wrong user; the
+            # error of a read distinguishes them.
             await self._etcd.get(self._request, timeout_s=timeout_s)
             raise
         except StateCorruptError:
-            if self._runs:  # the watch tells when the value is another one
+            if self._runs:  # the watch shows when the value is a different one
                 self._note_break()
             else:
                 await self._stop_watch()
@@ -172,7 +172,7 @@ class ViewWatch(Generic[V]):
             result = await self._read(timeout_s)
         if result.revision < known:
             # Data wiped or restored: the running watch waits for revisions that may never come.
-            self._tell_regress()
+            self._report_regress()
             await self._stop_watch()
         elif result.revision < self._revision:
             return self.view  # the watch has brought something newer meanwhile
@@ -197,7 +197,7 @@ class ViewWatch(Generic[V]):
                     await self.open()
                 await self._follow()
             except RevisionRegressedError:
-                self._tell_regress()
+                self._report_regress()
             except WatchLostError:
                 pass  # a new watch and a read behind it close the gap
             except EtcdUnavailableError:
@@ -206,7 +206,7 @@ class ViewWatch(Generic[V]):
                 self._report(error)
                 if self._watch is None:
                     await self._clock.sleep(self._retry_s)
-                    self._hesitate()
+                    self._wait_longer()
 
     async def _follow(self) -> None:
         watch = self._watch
@@ -248,16 +248,16 @@ class ViewWatch(Generic[V]):
             return None
 
     async def _look_again(self, watch: Watch) -> None:
-        """Read the range if it can be read: a change did not tell all that has changed."""
-        self._hesitate()
+        """Read the range if it can be read: a change did not show all that has changed."""
+        self._wait_longer()
         try:
             await watch.ready()  # or something could be written between the read and the watch
             await self.refresh()
         except RdzvEtcdError as error:
-            if not isinstance(error, EtcdError):  # whatever etcd says, the watch hears it too
+            if not isinstance(error, EtcdError):  # an error of etcd's ends the watch as well
                 self._report(error)
 
-    def _hesitate(self) -> None:
+    def _wait_longer(self) -> None:
         self._retry_s = min(2 * self._retry_s, self._longest_retry_s)
 
     def _show(self, view: V) -> None:
@@ -270,7 +270,7 @@ class ViewWatch(Generic[V]):
         self.breaks += 1
         self._wakeup.notify()
 
-    def _tell_regress(self) -> None:
+    def _report_regress(self) -> None:
         if self._on_regress is not None:
             self._on_regress()
 

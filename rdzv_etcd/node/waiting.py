@@ -11,12 +11,16 @@ from collections.abc import Callable
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdRefusedError
 
+RETRY_S = 0.5
+"""How long to wait before the next try: after a request that got no answer, which has taken its
+time already, after the first refusal, and where nothing says how long it will last."""
+
 
 class Wakeup:
     """A broadcast without content: waiters look again at the state they care about.
 
     All methods run on the event loop's thread. A :meth:`notify` between looking and waiting is not
-    lost as long as there is no ``await`` between the two. Whoever changes the state notifies
+    lost as long as there is no ``await`` between the two. Code that changes the state notifies
     afterwards.
     """
 
@@ -32,11 +36,12 @@ class Wakeup:
     async def wait(
         self, until_s: float | None = None, *, when: Callable[[], bool] | None = None
     ) -> bool:
-        """Wait for the next :meth:`notify`, until ``until_s`` on the clock; say if it came.
+        """Wait for the next :meth:`notify`, until ``until_s`` on the clock; return whether it came.
 
-        With ``when`` only one at which that holds counts, and none is needed if it holds already:
-        there may have been an ``await`` since the waiter looked. So a task that has nothing to do
-        at most of them is not woken. ``when`` is asked in the midst of others' work: it only looks.
+        With ``when`` only a notify at which that holds counts, and none is needed if it holds
+        already: there may have been an ``await`` since the waiter looked. So a task that has
+        nothing to do at most of them is not woken. ``when`` is called during others' work: it only
+        looks.
         """
         if when is not None and when():
             return True
@@ -57,11 +62,6 @@ class Wakeup:
         return True
 
 
-RETRY_S = 0.5
-"""How long to wait before the next try: after a request that got no answer, which has taken its
-time already, after the first refusal, and where nothing says how long it will last."""
-
-
 class Backoff:
     """The waits between tries; after refusals they grow to ``longest_s``.
 
@@ -71,11 +71,15 @@ class Backoff:
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = max(RETRY_S, longest_s)
+        self.reset()
+
+    def reset(self) -> None:
+        """Note that etcd did what it was asked."""
         self._next_s = RETRY_S
         self._refused = False
 
     def is_news(self, error: Exception) -> bool:
-        """Whether ``error`` is the first refusal, which people must be told of."""
+        """Whether ``error`` is the first refusal, which is logged."""
         return isinstance(error, EtcdRefusedError) and not self._refused
 
     def after(self, error: Exception) -> float:
@@ -86,8 +90,3 @@ class Backoff:
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._longest_s)
         return wait_s
-
-    def reset(self) -> None:
-        """Note that etcd does what it is asked."""
-        self._next_s = RETRY_S
-        self._refused = False

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rdzv_etcd.errors import EtcdError, StateCorruptError
+from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.node.accuse import put_accusation, read_place
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.peers import PeerNetwork
@@ -198,7 +198,7 @@ class Watchdog:
         """Have the others go on without this node."""
         context, member = self._context, self._member
         how = how_wedged(self._limit_s)
-        member.evict()
+        member.evicted = True
         context.wakeup.notify()
         context.log.error(
             f"this node is {how}; the others continue without it. That thread is at:\n"
@@ -211,8 +211,8 @@ class Watchdog:
             context.session.lost(session)  # first: it must not claim the lead that it gives up
             try:
                 await context.clock.wait_for(self._say_so(how, session), _SAY_SO_S)
-            except (EtcdError, StateCorruptError, TimeoutError) as error:
-                context.log.say(f"could not report this node as hung, its lease will: {error}")
+            except (EtcdError, TimeoutError) as error:
+                context.log.info(f"could not report this node as hung, its lease will: {error}")
             finally:
                 if self._network is not None and member.evicted:
                     self._network.disown()

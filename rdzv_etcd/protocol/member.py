@@ -56,24 +56,24 @@ class Member:
     arrived_under: int = 0
     """The revision of the round record at the last arrival."""
     record: Round | None = None
-    """The round that this node works in, with the epoch that it has for good …"""
+    """The round that this node works in, with the epoch that it has for good."""
     epoch: int = 0
-    """… and its epoch."""
+    """The epoch of the world that this node was in last; 0 before the first."""
     seat: Seat | None = None
-    """Its place in the world that it was in last …"""
+    """Its seat in that world."""
     reason: str = ""
-    """… and why that is over, if others want another one."""
+    """Why that world is over, if others want another one; logged when there is one."""
     epoch_seen: int = 0
     """The highest epoch of a formed round that this node has seen."""
     slice: Slice | None = None
-    """The slice that this node has read of the last large world it arrived for …"""
+    """The slice that this node has read of the last large world it arrived for."""
     slice_revision: int = 0
-    """… and the revision of the record with which it was there. A record that was put back has
+    """The revision of the record with which that slice was there. A record that was put back has
     another one."""
     origin: str | None = None
     """The run that this node was a member of, or has waited for a seat in (see Round.origin)."""
     evicted: bool = False
-    """The others went on without this node."""
+    """Whether the others formed a new world without this node."""
     known_since: int | None = None
     """The store's revision at this node's first session; a marker before it is another run's."""
     closure: Closure | None = None
@@ -95,9 +95,9 @@ class Member:
     """Whether this node belonged to the round that was closed."""
     opened_s: float = 0.0
     """Since when the next round has been open, as far as this node has seen (on its clock): since
-    the change, or since it began to watch a job without a formed round …"""
+    the change, or since it began to watch a job without a formed round."""
     arrivable_s: float = 0.0
-    """… and since when nodes could arrive for it: etcd was not away, and refused nothing."""
+    """Since when nodes could arrive for that round: etcd was not away, and refused nothing."""
     closes_by_s: float = math.inf
     """When this node, if it leads, closes what can be closed: its own join is about to end."""
     _open: tuple[object, ...] | None = None
@@ -105,11 +105,12 @@ class Member:
     failure: tuple[str, BaseException] | None = None
     """The background task that failed unexpectedly, and how: this node cannot go on."""
     met_end: Closure | None = None
-    """How the run ended after which this node was started, if a join has told about that."""
+    """How the run ended after which this node was started, if its join goes on in spite of that."""
     watches_early: bool = False
-    """Whether this node watches its own presence from soon after its first world was formed."""
+    """Whether this node watches its own presence from soon after its first world was formed: others
+    look after it, and may be wrong about it."""
     hears_accusations: bool = False
-    """Whether it does: then it can answer."""
+    """Whether this node watches its own presence by now: then it can answer an accusation."""
     drain: Drain | None = None
     """Why this node is to leave, if it is; nothing takes that back."""
     settings: JobSettings | None = None
@@ -125,10 +126,8 @@ class Member:
         return why if epoch == given_up else ""
 
     def check_not_gone(self) -> None:
-        """Raise RendezvousFailedError once the node has left: whoever waits for it may stop.
-
-        Raises TaskFailedError if one of its tasks has failed.
-        """
+        """Raise RendezvousFailedError once the node has left, TaskFailedError if one of its tasks
+        has failed."""
         if self.phase is Phase.GONE:
             raise RendezvousFailedError("this node has left the job")
         self.check_not_failed()
@@ -141,8 +140,8 @@ class Member:
 
     @property
     def is_active(self) -> bool:
-        """Whether this node takes part, and so may lead. Not if the others went on without it: one
-        that hangs would lead for good, and a job of other settings waits for a leader's end."""
+        """Whether this node takes part, and so may lead. Not if it is evicted: a node that hangs
+        would lead for good, and a job of other settings waits for a leader's end."""
         takes_part = self.phase in (Phase.WAITING, Phase.MEMBER) and not self.evicted
         return takes_part and self.closure is None
 
@@ -226,18 +225,6 @@ class Member:
             marker = control.round if control.closure == self.closure else self.record
             self.was_member = marker is not None and self.rank_in(marker) is not None
 
-    def note_trouble(self, now_s: float) -> None:
-        """Note that etcd did not do what this node asked: others could not arrive either."""
-        self.arrivable_s = max(self.arrivable_s, now_s)
-
-    def note_slice(self, found: Slice, revision: int) -> None:
-        """Note the slice that this node has read while the record had that revision."""
-        self.slice, self.slice_revision = found, revision
-
-    def note_slice_there(self, control: Control) -> None:
-        """Note that this node's slice is there now that the record was put back."""
-        self.slice_revision = control.round_revision
-
     def slice_of(self, record: Round) -> Slice | None:
         """This node's slice of ``record``, if that is a large world and the slice was read."""
         mine = self.slice
@@ -292,10 +279,6 @@ class Member:
         self.evicted = False
         self.met_end = None
 
-    def meet_end(self, closure: Closure) -> None:
-        """Note that the join goes on, though a run ended before this node was started."""
-        self.met_end = closure
-
     def plan_arrival(self, control: Control, epoch_floor: int, wall_s: float) -> NodeInfo | None:
         """Return the presence to arrive with as things are; ``None`` if no join is under way."""
         if self.info is None:
@@ -335,10 +318,6 @@ class Member:
         if self.phase is Phase.MEMBER:
             self.arrived_with = session
 
-    def plan_to_close(self, by_s: float) -> None:
-        """Have the round closed by then (on the clock), if this node leads and it can be."""
-        self.closes_by_s = by_s
-
     def finish(self) -> None:
         """Note that this member's work is done; its presence is put again, and tells the others."""
         if self.info is not None:
@@ -355,33 +334,9 @@ class Member:
         self.forget_arrival()
         return info
 
-    def watch_early(self) -> None:
-        """Note that others will look after this node, and may be wrong about it."""
-        self.watches_early = True
-
-    def hear_accusations(self) -> None:
-        """Note that this node watches its own presence."""
-        self.hears_accusations = True
-
-    def note_reason(self, reason: str) -> None:
-        """Note why others want another world; told when there is one."""
-        self.reason = reason
-
     def be_drained(self, drain: Drain) -> None:
         """Note that this node is to leave; the first reason stays."""
         self.drain = self.drain or drain
-
-    def evict(self) -> None:
-        """Note that the others went on without this node."""
-        self.evicted = True
-
-    def fail(self, task: str, error: BaseException) -> None:
-        """Note that a background task failed unexpectedly."""
-        self.failure = (task, error)
-
-    def leave(self) -> None:
-        """Take no part any more."""
-        self.phase = Phase.GONE
 
     def seat_in(self, control: Control) -> int | None:
         """This node's rank in a round that was formed for it: one for which it had arrived.

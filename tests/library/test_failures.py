@@ -113,4 +113,4 @@ def test_a_thread_that_fails_fails_every_node_and_the_next_node_gets_another(
         "told that it has left",
     ]
     assert process.stderr.count("ERROR the library's own thread 'rdzv-etcd' has failed") == 1
-    assert process.stderr.count("cannot go on: its task 'event loop' failed") == 1
+    assert process.stderr.count("this node cannot continue: its task 'event loop' failed") == 1

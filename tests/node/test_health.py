@@ -555,7 +555,7 @@ def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job() -> N
         node, *others = job.loop.rng.sample(nodes, 3)
         assert node.agent is not None
         node.agent.cancel()
-        node.node._member.evict()
+        node.node._member.evicted = True
         job.crash(*(each.name for each in others))
         await job.pass_time(TIMING.job_ttl_s + 2 * TTL_S)
         assert not node.node.leads

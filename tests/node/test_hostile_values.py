@@ -392,7 +392,7 @@ async def test_a_new_leader_asks_once_for_a_slice_that_nobody_can_put_back(
     await job.until_works(rest, 2 * TTL_S + 2)
     assert len(records) == 2  # to ask, and the next round
     told = [record.getMessage() for record in caplog.records]
-    asked = [line for line in told if "asks who is in round 1" in line]
+    asked = [line for line in told if "asks for the members of round 1" in line]
     assert len(asked) == 1
     assert mine.key.decode() in asked[0]
 

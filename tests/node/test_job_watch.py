@@ -213,7 +213,7 @@ def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptu
 
     with caplog.at_level(logging.WARNING, "rdzv_etcd"):
         simulate(scenario, range(1), min_nodes=2, max_nodes=2)
-    told = [line for line in caplog.messages if "watching the job: goes by what was read" in line]
+    told = [line for line in caplog.messages if "watching the job: uses what was read" in line]
     assert len(told) == 1
     assert "ctl/round" in told[0]
 

@@ -50,7 +50,7 @@ async def test_a_node_that_may_not_read_who_is_there_says_so_while_it_waits(
     await job.pass_time(12.0)
     assert late.error is None
     (line,) = [line for line in warnings_of(caplog, late) if "waiting 1" in line]
-    assert "which does not show who is there" in line
+    assert "which does not show which nodes are there" in line
     assert f"grant-permission ROLE --prefix=true readwrite {job.keys.root.decode()}" in line
     set_lacks(job.server)
     job.start("c")

@@ -214,11 +214,11 @@ def test_who_has_no_session_and_gets_none_is_not_kept_waiting(out: str) -> None:
         assert reporter.agent is not None
         reporter.agent.cancel()  # or it joins again at once
         if out == "expelled":
-            member.evict()
+            member.evicted = True
         elif out == "closed":
             member.closure = Closure(other.node_id, "done", True, 0.0)
         else:
-            member.fail("session", OSError("by the test"))
+            member.failure = ("session", OSError("by the test"))
         session.lost(session.lease_id)
         reporting = job.on(reporter, report(job, reporter, other.node_id))
         await job.until(reporting.done, "it is answered", 5.0)

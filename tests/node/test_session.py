@@ -41,7 +41,7 @@ class Lab:
             Wakeup(self.clock),
             TTL_S,
             REPLY_S,
-            tell=self.told.append,
+            warn=self.told.append,
             works=lambda: True,
         )
         self.arrivals_s: list[float] = []

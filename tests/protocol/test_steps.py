@@ -209,7 +209,10 @@ def test_in_a_large_world_the_slice_tells_the_rank() -> None:
     me = Story().joins().arrives().sees(slices=slices)
     step = me.next()
     assert isinstance(step, ReadSlice)
-    me.member.note_slice(Slice("run", 1, 0, {"me": 1, "a": 0}), me.control.round_revision)
+    me.member.slice, me.member.slice_revision = (
+        Slice("run", 1, 0, {"me": 1, "a": 0}),
+        me.control.round_revision,
+    )
     assert me.next() == Enter()
     assert me.enters().rank == 1
 
@@ -224,7 +227,7 @@ def test_who_was_started_after_an_end_meets_it_once() -> None:
     me.member.note_start(5)
     me.sees("a b", closed=DONE).joins()
     assert me.next() == MeetEnd(DONE)
-    me.member.meet_end(DONE)
+    me.member.met_end = DONE
     assert me.next() == Arrive()
 
 
@@ -263,7 +266,7 @@ def test_a_member_that_has_finished_says_so_and_notices_that_it_is_left_behind()
     assert me.beside() is WorkingStep.REPAIR
     assert me.member.record is not None
     assert decide_recovery(me.control, me.member.record, "me") is Recovery.REJOIN
-    me.member.evict()
+    me.member.evicted = True
     assert me.beside() is WorkingStep.WORK
     me.joins()
     assert not me.member.has_finished
@@ -279,7 +282,7 @@ def test_a_member_repairs_a_record_older_than_its_own() -> None:
 def test_who_waits_or_was_evicted_repairs_nothing() -> None:
     assert Story().joins().arrives().sees_no_record().beside() is WorkingStep.WORK
     me = a_member().sees_no_record()
-    me.member.evict()
+    me.member.evicted = True
     assert me.beside() is WorkingStep.WORK
     assert me.is_told() == 1
 
@@ -324,7 +327,7 @@ def test_a_leader_resigns_when_its_run_has_ended() -> None:
 def test_whom_the_others_left_behind_does_not_lead() -> None:
     me = a_member()
     assert me.leads() is LeadStep.CLAIM
-    me.member.evict()
+    me.member.evicted = True
     assert me.leads() is LeadStep.LEAVE
     assert me.sees_leader("me").leads() is LeadStep.RESIGN
 

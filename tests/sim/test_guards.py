@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.etcd.port import Put, Txn
-from rdzv_etcd.node import node as driver
-from rdzv_etcd.node import session
+from rdzv_etcd.node import recover, session
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import closing, requests
 from rdzv_etcd.protocol import liveness as accusations
@@ -173,7 +172,7 @@ async def _looks_away(context: NodeContext, member: Member) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name", "by"),
-    [(accusations, "ABSENCE_GRACE_S", 0.0), (driver, "watch_own", _looks_away)],
+    [(accusations, "ABSENCE_GRACE_S", 0.0), (recover, "watch_own", _looks_away)],
     ids=["the grace", "the watch"],
 )
 def test_a_living_member_whose_lease_was_taken(

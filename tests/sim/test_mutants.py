@@ -17,13 +17,13 @@ from rdzv_etcd.errors import JobClosedError, LeaseNotFoundError
 from rdzv_etcd.etcd import watch_check
 from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.kv import writes
-from rdzv_etcd.node import drafting, node, session
 from rdzv_etcd.node import join as joining
 from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
+from rdzv_etcd.node import node, session
 from rdzv_etcd.node import recover as repair
 from rdzv_etcd.node import slices as roster
-from rdzv_etcd.protocol import closing, collective_requests, member, requests
+from rdzv_etcd.protocol import closing, collective_requests, draft, member, requests
 from rdzv_etcd.protocol import lead as leading
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.lead import Publish
@@ -99,11 +99,8 @@ def always_lost(original: Any, control: Any, nodes: Any, *rest: Any, **named: An
     return Publish(Change(formed.run, formed.number, (), {formed.members[-1]: Loss.LEFT.value}))
 
 
-def forgets_the_past(original: Any, self: Any, control: Any, nodes: Any, decision: Any) -> Any:
-    async def mutated() -> Any:
-        return replace(await original(self, control, nodes, decision), epoch_base=0)
-
-    return mutated()
+def forgets_the_past(original: Any, *args: Any, **named: Any) -> Any:
+    return replace(original(*args, **named), epoch_base=0)
 
 
 def ignores_changes(original: Any, control: Any, record: Any, node_id: str) -> Recovery:
@@ -305,12 +302,12 @@ MUTANTS = [
            lambda original, *args: [*original(*args)[:-1], {}], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.wakeup.wait(), (I.CONVERGENCE,), noticed_by=44),
-    Mutant("a spare gives up", joining.JoinLimits, "is_spare", returns(False),
+    Mutant("a spare gives up", joining.Joining, "_is_spare", returns(False),
            (I.CONVERGENCE,), noticed_by=8, kinds=("join_timeout",)),
-    Mutant("a join ends early", joining.JoinLimits, "deadline_s",
+    Mutant("a join ends early", joining.Joining, "_deadline_s",
            lambda original, self: original(self) - 60.0, (I.CONVERGENCE,),
            kinds=("join_timeout",)),
-    Mutant("a member gives up when it is refused", joining.JoinLimits, "sit_out",
+    Mutant("a member gives up when it is refused", joining.Joining, "_sit_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
     Mutant("who gave up still counts as being there", collective_requests, "take_back",
            lambda original, *args: replace(original(*args), success=original(*args).success[:-1]),
@@ -344,7 +341,7 @@ MUTANTS = [
            without_guard(lambda guard: guard.range_end is not None), (I.SEATS,)),
     Mutant("closed by who leads no more", requests, "close_round",
            without_guard(on(b"ctl/leader")), (I.LEADER,), noticed_by=117),
-    Mutant("epochs begin again after a loss of data", drafting.Drafting, "next_record",
+    Mutant("epochs begin again after a loss of data", draft, "next_record",
            forgets_the_past, (I.EPOCH,), wiped),
     Mutant("back although it was declared lost meanwhile", requests, "restore_presence",
            without_guard(on(b"ctl/change")), (I.EVICTED,), noticed_by=9),
@@ -443,7 +440,7 @@ async def test_a_round_closed_by_who_leads_no_more_is_noticed(job: SimJob) -> No
 
 
 @broken_by(
-    drafting.Drafting,
+    draft,
     "next_record",
     forgets_the_past,
     AssertionError,
@@ -472,15 +469,15 @@ def test_epochs_that_no_clock_and_no_memory_keeps_from_going_back_are_noticed() 
     async def remembers_nothing(original: Any, *_: Any) -> int:
         return 0
 
-    def has_no_clocks(original: Any, self: Any, control: Any, decision: Any, highest: int) -> int:
-        world = [replace(node, clock_us=0) for node in decision.world]
-        return int(original(self, control, replace(decision, world=world), highest))
+    def has_no_clocks(original: Any, control: Any, world: Any, highest: int) -> int:
+        return int(original(control, [replace(node, clock_us=0) for node in world], highest))
 
-    for scenario, method, by, size in (
-        (epochs.crash_of_a_clock_ahead, "epoch_lease", remembers_nothing, 1),
-        (epochs.all_is_lost_between_runs, "_epoch_base", has_no_clocks, 2),
+    leader = leadership.Leadership
+    for scenario, place, function, by, size in (
+        (epochs.crash_of_a_clock_ahead, leader, "_lease_for_epoch", remembers_nothing, 1),
+        (epochs.all_is_lost_between_runs, draft, "epoch_base", has_no_clocks, 2),
     ):
-        with swapped(drafting.Drafting, method, by), pytest.raises(InvariantError) as caught:
+        with swapped(place, function, by), pytest.raises(InvariantError) as caught:
             simulate(scenario, min_nodes=size, max_nodes=size)
         assert caught.value.invariant is Invariant.EPOCH
 
@@ -489,7 +486,7 @@ def test_a_run_that_keeps_its_name_although_etcd_went_back_is_noticed() -> None:
     """A number that had been given out is given out again."""
     scenario = partial(restored.two_worlds_of_one_name, bump_revision=0)
     with (
-        swapped(drafting.Drafting, "_run_after", same_run),
+        swapped(leadership.Leadership, "_name_run", same_run),
         pytest.raises((InvariantError, AssertionError), match=r"formed twice|used twice"),
     ):
         simulate(scenario, min_nodes=1, max_nodes=3)
@@ -522,7 +519,7 @@ def test_rank_0_for_who_missed_the_latest_world_is_noticed() -> None:
 
 
 def begins_all_the_same(_original: Any, self: Any, closure: Any) -> None:
-    self._member.meet_end(closure)
+    self._member.met_end = closure
 
 
 @broken_by(
