@@ -58,10 +58,10 @@ def probe(endpoint: Endpoint, timeout_s: float) -> Found:
 
     Source: etcd serves ``/version`` on its client port without authentication in all 3.x versions.
     """
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
     try:
+        connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
         connection.connect()
-    except UnicodeError:
+    except (UnicodeError, http.client.InvalidURL):
         return Found(Answer.NOTHING, f"{endpoint.host} is not a host name")
     except OSError as error:
         return Found(Answer.NOTHING, (error.strerror or str(error)).lower())
@@ -129,9 +129,9 @@ def check_closed(connection: Connection, timeout_s: float) -> None:
         return
     (endpoint,) = connection.endpoints
     login = json.dumps({"name": credentials.user, "password": credentials.password})
-    http_connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    asked = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
     try:
-        _, reply = ask(http_connection, "/v3/auth/authenticate", timeout_s, login)
+        _, reply = ask(asked, "/v3/auth/authenticate", timeout_s, login)
     except (OSError, UnicodeError, http.client.HTTPException):
         return
     if b"authentication is not enabled" in reply:
