@@ -114,7 +114,7 @@ def test_each_step_of_the_tutorial_shows_what_it_says(shell: Shell, tmp_path: Pa
 
     shell.run(add)
     trains(tmp_path, port, round_number=3, size=2)
-    assert "WORKS  round 3, 2 of 1 to 3 nodes" in shell.run(status)
+    assert "WORKS  round 3, 2 nodes (1 to 3 wanted)" in shell.run(status)
 
     shell.run(drain)
     trains(tmp_path, port, round_number=4, size=1)
