@@ -191,7 +191,7 @@ def check_local_addr(local_addr: str, patience_s: float = 0.0) -> LocalAddr:
     if not ours:
         # Behind address translation the others know this node by an address it does not have.
         _log.warning(
-            "local_addr %s (%s) is not an address of this host; the other nodes are told to use it",
+            "local_addr %s (%s) is not an address of this host, but the other nodes will use it",
             text,
             ", ".join(sorted({str(address[0]) for _, address in resolved})),
         )
@@ -203,7 +203,7 @@ def check_local_addr(local_addr: str, patience_s: float = 0.0) -> LocalAddr:
 
 def _refuse_unusable(local_addr: str, literal: _Address) -> None:
     if literal.is_unspecified or literal.is_multicast:
-        raise SettingsError(f"local_addr is {local_addr!r}; nobody can connect to that address")
+        raise SettingsError(f"local_addr is {local_addr!r}; no node can connect to that address")
     scope = getattr(literal, "scope_id", None)
     if literal.is_link_local and literal.version == 6 and scope is None:
         raise SettingsError(

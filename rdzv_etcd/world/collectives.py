@@ -179,11 +179,11 @@ class Collective:
             raise self._broken(await until_over(self._node, self._seat, self._what))
         if self._is_called:
             raise MisuseError(
-                "this member is in an exchange already: exchanges are counted, and which of two at "
-                "the same time is the first, no other member could know"
+                "this member is in an exchange already: exchanges are counted, so two at the same "
+                "time have no order that the other members could know"
                 if self._name is None
-                else f"this member waits at {self._what} already: a member is there once, so let "
-                "one thread call it, or give each thread a barrier with a name of its own"
+                else f"this member waits at {self._what} already: let one thread call it, or use a "
+                "barrier with another name for each thread"
             )
         self._is_called = True
         try:

@@ -199,7 +199,7 @@ class Participation(Lifecycle):
         self.begin_to_leave("was dropped by the program")
 
     def describe(self) -> str:
-        """Tell who it is and for how long it has been there."""
+        """Return the node's id and its age, for display."""
         node = self.node.context
         return f"{node.identity.node_id}, for {node.clock.now_s() - self._since_s:.0f} s"
 
@@ -270,9 +270,8 @@ def warn_of_others(place: tuple[str, JobKeys]) -> None:
         gc.collect()
     for other in _joined_here(place):
         _log.warning(
-            "this process already takes part in job %r, as %s: what starts now is another node of "
-            "the job. If the earlier one is left over from an interrupted run, end it with "
-            "rdzv_etcd.leave_all(%r)",
+            "this process already has a node in job %r, %s, and starts another one. If the earlier "
+            "one is left over from an interrupted run, end it with rdzv_etcd.leave_all(%r)",
             place[1].job_id,
             other.describe(),
             place[1].job_id,
