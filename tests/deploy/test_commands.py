@@ -13,6 +13,7 @@ import os
 import re
 import socketserver
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -169,12 +170,15 @@ class Answer(socketserver.StreamRequestHandler):
 
 
 @pytest.fixture
-def forks(tmp_path: Path) -> Iterator[Forks | None]:
+def forks() -> Iterator[Forks | None]:
     """None before a release: then the command finds this environment's own torchrun."""
     if COLD_STARTS_VARIABLE in os.environ:
         yield None
         return
-    with Forks(tmp_path / "forks") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="rz") as folder,  # short: it is part of a socket's path
+        Forks(Path(folder, "forks")) as server,
+    ):
         serving = threading.Thread(target=server.serve_forever, args=(0.02,))
         serving.start()
         yield server

@@ -146,9 +146,9 @@ class Job:
         """The job's keys under that part of its own, with their values."""
         return self.server.keys(self.root + part)
 
-    def left(self) -> list[str]:
-        """The job's keys, and the leases that have come since the test began."""
-        return left_of_job(self.server.gateway, self.id, self.leases_before)
+    def left(self, *, leases: bool = False) -> list[str]:
+        """The job's keys; with ``leases`` also those that have come since the test began."""
+        return left_of_job(self.server.gateway, self.id, self.leases_before if leases else None)
 
 
 def at_once(works: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -37,7 +37,7 @@ def test_a_process_that_just_ends_leaves_at_once(
             with pytest.raises(EOFError):
                 node.call(*ending)  # type: ignore[arg-type]
         assert node.finish() == status
-        assert not job.left()
+        assert not job.left(leases=True)
 
 
 def test_a_process_that_ends_while_it_joins_leaves_at_once(job: Job) -> None:
@@ -54,7 +54,7 @@ def test_a_process_that_ends_while_it_joins_leaves_at_once(job: Job) -> None:
     with subprocess.Popen([sys.executable, "-c", program, options], stdin=subprocess.PIPE) as node:
         wait_until("its arrival", lambda: job.keys(b"nodes/"))
         node.communicate(timeout=LIMIT_S)
-    assert not job.left()
+    assert not job.left(leases=True)
 
 
 def test_leaving_the_block_leaves_the_group(job: Job) -> None:

@@ -237,7 +237,7 @@ def test_a_gate_that_takes_too_long_keeps_the_node_out(job: Job) -> None:
         with pytest.raises(GateError, match="was not done within 1 s") as raised:
             group.join()
         assert raised.value.exit_code is None
-    left, _ = job.left()
+    (left,) = job.left()
     assert "ctl/stranger" in left  # why it could not join
 
 

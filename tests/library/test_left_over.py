@@ -167,7 +167,7 @@ def test_what_was_dropped_just_before_the_process_ends_is_left_when_it_is_gone(j
     Group(settings_from_config(environ={}, **json.loads(sys.argv[1]))).join()
     """
     assert run_program(program, json.dumps(job.options(lease_ttl=LONG_S))) == ""
-    assert not job.left()
+    assert not job.left(leases=True)
 
 
 def test_a_second_node_in_the_place_of_one_left_over_warns_and_tells_the_way_out(

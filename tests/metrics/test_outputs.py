@@ -25,18 +25,8 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.metrics.outputs import Outputs, TextFile
 from rdzv_etcd.metrics.prometheus import PrometheusRecorder
 from rdzv_etcd.settings import Settings
-from tests.library.nodes import (
-    ALONE,
-    LIMIT_S,
-    RemoteNode,
-    join_all,
-    node_options,
-    node_settings,
-    wait_until,
-)
-from tests.support.leaks import LeakCheck
+from tests.library.nodes import ALONE, LIMIT_S, Job, RemoteNode, join_all, node_settings, wait_until
 from tests.support.processes import free_port
-from tests.support.servers import EtcdServer
 
 
 def values(text: str, name: str) -> dict[tuple[tuple[str, str], ...], float]:
@@ -72,21 +62,17 @@ def told_port(caplog: pytest.LogCaptureFixture) -> int:
 
 
 def test_a_group_s_life_at_its_port_and_in_its_file(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "rdzv.prom"
-    settings = node_settings(etcd_server, job_id, "1:2", metrics_file=file, metrics_port=0, **ALONE)
+    settings = job.settings("1:2", metrics_file=file, metrics_port=0, **ALONE)
     with Group(settings) as group:
         port = told_port(caplog)
         assert value(scraped(port), "rounds_total") == value(file.read_text(), "rounds_total") == 0
         world = group.join()
         page = scraped(port)
         assert value(page, "epoch") == world.epoch
-        assert values(page, "world_size") == {(("job_id", job_id),): 1}
+        assert values(page, "world_size") == {(("job_id", job.id),): 1}
         assert value(page, "join_seconds_count") == 1
         wait_until("an answer of etcd", lambda: value(scraped(port), "keep_alive_seconds_count"))
         wait_until("the file has it", lambda: value(file.read_text(), "keep_alive_seconds_count"))
@@ -96,7 +82,7 @@ def test_a_group_s_life_at_its_port_and_in_its_file(
     with pytest.raises(urllib.error.URLError):
         scraped(port)
     text = file.read_text()
-    labels = (("cause", "finished"), ("file", "rdzv"), ("job_id", job_id))
+    labels = (("cause", "finished"), ("file", "rdzv"), ("job_id", job.id))
     assert values(text, "worlds_over_total")[labels] == 1
     assert value(text, "rounds_total") == 2
     assert value(text, "world_size") == 0
@@ -104,17 +90,12 @@ def test_a_group_s_life_at_its_port_and_in_its_file(
 
 
 def test_groups_of_one_process_do_not_share_numbers_and_one_may_come_back(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
+    job: Job, tmp_path: Path
 ) -> None:
     files = [tmp_path / "a.prom", tmp_path / "b.prom"]
     for _ in range(2):
         with ExitStack() as stack:
-            nodes = [
-                stack.enter_context(
-                    Group(node_settings(etcd_server, job_id, "2", metrics_file=file))
-                )
-                for file in files
-            ]
+            nodes = [stack.enter_context(job.group("2", metrics_file=file)) for file in files]
             join_all(nodes)
             nodes[0].fail("once more")
         assert sorted(tmp_path.iterdir()) == files
@@ -134,28 +115,22 @@ def test_groups_of_one_process_do_not_share_numbers_and_one_may_come_back(
     ids=lambda each: next(iter(each.values())) if isinstance(each, dict) else "",
 )
 def test_what_cannot_be_is_said_before_the_job_starts(
-    leak_check: LeakCheck,
-    etcd_server: EtcdServer,
-    job_id: str,
-    options: dict[str, Any],
-    said: str,
+    job: Job, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SettingsError, match=said):
         rdzv_etcd.connect(
-            etcd_server.endpoint, job=job_id, nodes=1, local_addr="127.0.0.1", **options
+            job.server.endpoint, job=job.id, nodes=1, local_addr="127.0.0.1", **options
         )
 
 
-def test_a_port_that_is_in_use_is_said_before_the_job_starts(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_a_port_that_is_in_use_is_said_before_the_job_starts(job: Job) -> None:
     with loopback() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
             SettingsError, match=rf"cannot listen on \S+:{port} \(metrics_port\): .*in use"
         ):
-            Group(node_settings(etcd_server, job_id, "1", metrics_port=port))
-    with Group(node_settings(etcd_server, job_id, "1", metrics_port=port)):
+            job.group("1", metrics_port=port)
+    with job.group("1", metrics_port=port):
         assert value(scraped(port), "rounds_total") == 0
 
 
@@ -204,10 +179,10 @@ def test_the_last_change_is_in_the_file_whenever_it_comes(tmp_path: Path) -> Non
 
 
 def test_the_file_is_written_for_the_last_time_when_the_interpreter_exits(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path
+    job: Job, tmp_path: Path
 ) -> None:
     file, log = tmp_path / "rdzv.prom", tmp_path / "log"
-    options = node_options(etcd_server, job_id, "1", metrics_file=str(file))
+    options = job.options("1", metrics_file=str(file))
     with log.open("w") as told, RemoteNode(options, log=told.fileno()) as remote:
         remote.call("join")
         assert remote.finish() == 0
@@ -255,7 +230,7 @@ print([name for name in sys.modules if name.startswith("prometheus_client")])
 
 @pytest.mark.parametrize("option", [[], ["metrics"]], ids=["off", "on"])
 def test_the_package_is_needed_only_by_who_asks_for_metrics(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str, tmp_path: Path, option: list[str]
+    job: Job, tmp_path: Path, option: list[str]
 ) -> None:
     """Where it is not installed."""
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -264,7 +239,7 @@ def test_the_package_is_needed_only_by_who_asks_for_metrics(
     (tmp_path / "rdzv_etcd").symlink_to(Path(rdzv_etcd.__file__).parent)
     start = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]\n"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", start + _WITHOUT, etcd_server.endpoint, job_id, *option],
+        [sys.executable, "-I", "-S", "-c", start + _WITHOUT, job.server.endpoint, job.id, *option],
         capture_output=True,
         text=True,
         check=False,
@@ -280,11 +255,9 @@ def test_the_package_is_needed_only_by_who_asks_for_metrics(
     )
 
 
-def test_without_the_options_it_is_not_imported_where_it_is_installed(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
+def test_without_the_options_it_is_not_imported_where_it_is_installed(job: Job) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, etcd_server.endpoint, job_id],
+        [sys.executable, "-c", _WITHOUT, job.server.endpoint, job.id],
         capture_output=True,
         text=True,
         check=True,
