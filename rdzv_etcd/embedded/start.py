@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 STALE_AFTER_S = 600.0
 """A lease that no node has renewed for so long keeps no etcd, unless nodes' last as long."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_START_S = 5.0
 _START_GRACE_S = 30.0
@@ -95,7 +96,7 @@ class _Ensure:
         self._next_start = 0.0
 
     def run(self) -> StartedEtcd | None:
-        pause_s = 0.05
+        pause_s = _FIRST_PAUSE_S
         while True:
             found = probe(self._endpoint, _PROBE_TIMEOUT_S)
             if found.answer is Answer.ETCD:
@@ -113,7 +114,7 @@ class _Ensure:
                     f"no etcd answered at {self._where} within {self._limit_s:g} s: "
                     f"{_why_none_answers(self._endpoint, found)}"
                 )
-            if pause_s == 0.05:
+            if pause_s == _FIRST_PAUSE_S:
                 log.info(
                     "waiting up to %g s for the etcd at %s, which a node on the machine %s starts",
                     self._limit_s,
@@ -129,7 +130,7 @@ class _Ensure:
                     _why_none_answers(self._endpoint, found),
                 )
             time.sleep(pause_s)  # there is no process yet that could announce the start
-            pause_s = min(1.0, pause_s * 1.5)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
     def _start_if_ours(self) -> StartedEtcd | None:
         """Start it if the endpoint is this machine's and no other process here does so already."""
