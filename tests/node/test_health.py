@@ -23,7 +23,7 @@ from rdzv_etcd.world_change import Expelled, Left, Lost, how_wedged, lost
 from tests.node.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
-from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate, simulated
 
 SEEDS = range(6)
 TOLD_S = 0.2
@@ -97,22 +97,19 @@ def test_a_drained_node_leaves_at_a_commit_point_and_the_others_go_on(
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
 
 
-def test_the_others_are_told_why_a_drained_node_left() -> None:
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_the_others_are_told_why_a_drained_node_left(job: SimJob) -> None:
     """It comes to its commit point first."""
-
-    async def scenario(job: SimJob) -> None:
-        start(job, "a")
-        others = [job.make(name) for name in "bc"]
-        seats = [job.on(other, other.join()) for other in others]
-        await asyncio.wait(seats)
-        await job.until_works("abc")
-        await job.nodes["a"].node.be_drained("for its memory")
-        changes = [
-            await other.node.over(seat.result()) for other, seat in zip(others, seats, strict=True)
-        ]
-        assert changes == [Left({job.nodes["a"].node_id: "drained: for its memory"})] * 2
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    start(job, "a")
+    others = [job.make(name) for name in "bc"]
+    seats = [job.on(other, other.join()) for other in others]
+    await asyncio.wait(seats)
+    await job.until_works("abc")
+    await job.nodes["a"].node.be_drained("for its memory")
+    changes = [
+        await other.node.over(seat.result()) for other, seat in zip(others, seats, strict=True)
+    ]
+    assert changes == [Left({job.nodes["a"].node_id: "drained: for its memory"})] * 2
 
 
 @pytest.mark.parametrize("with_a_world", [True, False])
@@ -137,186 +134,169 @@ def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool
     simulate(scenario, SEEDS, min_nodes=most, max_nodes=most)
 
 
-def test_a_drain_outlives_the_session_it_stood_on() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        await nodes[0].node.be_drained("soon")
-        await job.until(lambda: all(map(yields, nodes)), "all know", TOLD_S)
-        (before,) = job.server.snapshot(job.keys.drains.start)
-        job.revoke([nodes[0].node.context.session.lease_id])
-        assert not job.server.snapshot(job.keys.drains.start)
-        await job.pass_time(TTL_S)
-        (after,) = job.server.snapshot(job.keys.drains.start)
-        assert (after.value, after.lease_id == before.lease_id) == (before.value, False)
-        assert all(map(yields, nodes))
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_drain_outlives_the_session_it_stood_on(job: SimJob) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    await nodes[0].node.be_drained("soon")
+    await job.until(lambda: all(map(yields, nodes)), "all know", TOLD_S)
+    (before,) = job.server.snapshot(job.keys.drains.start)
+    job.revoke([nodes[0].node.context.session.lease_id])
+    assert not job.server.snapshot(job.keys.drains.start)
+    await job.pass_time(TTL_S)
+    (after,) = job.server.snapshot(job.keys.drains.start)
+    assert (after.value, after.lease_id == before.lease_id) == (before.value, False)
+    assert all(map(yields, nodes))
 
 
 @pytest.mark.parametrize(
     "how", ["all are cut off", "it is cut off", "its lease is revoked", "etcd is restored"]
 )
-def test_what_a_node_is_asked_outlives_the_session_that_it_had(how: str) -> None:
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_what_a_node_is_asked_outlives_the_session_that_it_had(job: SimJob, how: str) -> None:
     """It has not heard of it when its lease ends."""
-
-    async def scenario(job: SimJob) -> None:
-        start(job, "abc")
-        await job.until_works("abc")
-        await job.pass_time(TTL_S)
-        node = job.nodes["b"]
-        cut = {"all are cut off": "abc", "it is cut off": "b"}.get(how, "")
-        for name in cut:
-            job.nodes[name].connection.link.partition(silent=True)
-        await job.pass_time(2.0 if cut else 0.0)
-        node.connection.link.lag_watches(2.0)
-        assert await request_drain(
-            job.server.connect(OPERATOR), job.keys, SimClock(job.loop), node.node_id, "why"
-        )
-        assert node.node.drain is None
-        if cut:
-            await job.pass_time(3 * TTL_S)
-        else:
-            saved = job.save()
+    start(job, "abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    node = job.nodes["b"]
+    cut = {"all are cut off": "abc", "it is cut off": "b"}.get(how, "")
+    for name in cut:
+        job.nodes[name].connection.link.partition(silent=True)
+    await job.pass_time(2.0 if cut else 0.0)
+    node.connection.link.lag_watches(2.0)
+    assert await request_drain(
+        job.server.connect(OPERATOR), job.keys, SimClock(job.loop), node.node_id, "why"
+    )
+    assert node.node.drain is None
+    if cut:
+        await job.pass_time(3 * TTL_S)
+    else:
+        saved = job.save()
+        await job.pass_time(0.2)
+        job.server.expire(node.node.context.session.lease_id)
+        if how == "etcd is restored":
             await job.pass_time(0.2)
-            job.server.expire(node.node.context.session.lease_id)
-            if how == "etcd is restored":
-                await job.pass_time(0.2)
-                job.restore(saved)
-        for name in cut:
-            job.nodes[name].connection.link.heal()
-        await job.until(lambda: not node.alive, "it has left", 60.0)
-        await job.until_works("ac", limit_s=60.0)
-        assert not job.server.snapshot(job.keys.drains.start)  # it is done
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+            job.restore(saved)
+    for name in cut:
+        job.nodes[name].connection.link.heal()
+    await job.until(lambda: not node.alive, "it has left", 60.0)
+    await job.until_works("ac", limit_s=60.0)
+    assert not job.server.snapshot(job.keys.drains.start)  # it is done
 
 
-def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        etcd, there = job.server.connect(OPERATOR), set(job.server.leases())
-        etcd.link.hold_requests(1.0, 1, puts(job.keys.drain(nodes[0].node_id)))
-        asking = asyncio.ensure_future(
-            request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
-        )
-        await job.pass_time(0.5)  # its lease is there, and a presence no more when it arrives
-        job.crash("a")
-        job.server.expire(nodes[0].node.context.session.lease_id)
-        assert not await asking
-        assert set(job.server.leases()) <= there
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind(job: SimJob) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    etcd, there = job.server.connect(OPERATOR), set(job.server.leases())
+    etcd.link.hold_requests(1.0, 1, puts(job.keys.drain(nodes[0].node_id)))
+    asking = asyncio.ensure_future(
+        request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+    )
+    await job.pass_time(0.5)  # its lease is there, and a presence no more when it arrives
+    job.crash("a")
+    job.server.expire(nodes[0].node.context.session.lease_id)
+    assert not await asking
+    assert set(job.server.leases()) <= there
 
 
-def test_a_drain_waits_for_an_etcd_that_is_away() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        nodes[0].connection.link.fail(
-            EtcdUnavailableError("away"), 3, puts(job.keys.drain(nodes[0].node_id))
-        )
-        await nodes[0].node.be_drained("soon")
-        await job.until(lambda: yields(nodes[0]), "it knows itself", TOLD_S)
-        await job.until(lambda: all(map(yields, nodes)), "all know", 10.0)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_drain_waits_for_an_etcd_that_is_away(job: SimJob) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    nodes[0].connection.link.fail(
+        EtcdUnavailableError("away"), 3, puts(job.keys.drain(nodes[0].node_id))
+    )
+    await nodes[0].node.be_drained("soon")
+    await job.until(lambda: yields(nodes[0]), "it knows itself", TOLD_S)
+    await job.until(lambda: all(map(yields, nodes)), "all know", 10.0)
 
 
 @pytest.mark.parametrize("value", [b"?", b'{"v":1}', b"\xff" * 1000])
-def test_what_is_no_drain_stops_nobody(value: bytes) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        for key in (job.keys.drain(nodes[0].node_id), job.keys.drains.start + b"\xff"):
-            job.server.apply(Txn((), (Put(key, value),)))
-        await job.pass_time(2 * TTL_S)
-        assert job.works("ab")
-        assert not any(map(yields, nodes))
-        job.start("c")
-        await job.until_works("abc")  # who reads all of it is not stopped either
-
-    simulate(scenario, range(2), min_nodes=2, max_nodes=3)
+@simulated(range(2), min_nodes=2, max_nodes=3)
+async def test_what_is_no_drain_stops_nobody(job: SimJob, value: bytes) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    for key in (job.keys.drain(nodes[0].node_id), job.keys.drains.start + b"\xff"):
+        job.server.apply(Txn((), (Put(key, value),)))
+    await job.pass_time(2 * TTL_S)
+    assert job.works("ab")
+    assert not any(map(yields, nodes))
+    job.start("c")
+    await job.until_works("abc")  # who reads all of it is not stopped either
 
 
-def test_nobody_is_asked_to_leave_who_is_not_there() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        etcd = job.server.connect(OPERATOR)
-        assert not await request_drain(etcd, job.keys, SimClock(job.loop), "c~1~x", "?")
-        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
-        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "another")
-        await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
-        assert nodes[0].node.drain is not None
-        assert nodes[0].node.drain.reason == "why"
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_nobody_is_asked_to_leave_who_is_not_there(job: SimJob) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    etcd = job.server.connect(OPERATOR)
+    assert not await request_drain(etcd, job.keys, SimClock(job.loop), "c~1~x", "?")
+    assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+    assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "another")
+    await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
+    assert nodes[0].node.drain is not None
+    assert nodes[0].node.drain.reason == "why"
 
 
 @pytest.mark.parametrize("certain", [True, False])
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
-    lives: bool, certain: bool
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
+    job: SimJob, lives: bool, certain: bool
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc", delay_s=0.02)
-        await job.until_works("abc")
-        await job.pass_time(TTL_S)
-        etcd = job.server.connect(OPERATOR)
-        node, by = job.loop.rng.sample(job.followers(), 2)
-        if not lives:
-            job.crash(node.name)
-        (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
-        accusation = Accusation(by.node_id, "its process exited", certain)
-        session = by.node.context.session.lease_id
-        accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
-        job.server.apply(accuse, by.node_id)
-        asked = await request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
-        assert asked is lives
-        if lives:
-            await job.until(lambda: node.node.drain is not None, "it hears of it", TOLD_S)
-            assert [each.joins for each in nodes] == [1, 1, 1]
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc", delay_s=0.02)
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    etcd = job.server.connect(OPERATOR)
+    node, by = job.loop.rng.sample(job.followers(), 2)
+    if not lives:
+        job.crash(node.name)
+    (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
+    accusation = Accusation(by.node_id, "its process exited", certain)
+    session = by.node.context.session.lease_id
+    accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+    job.server.apply(accuse, by.node_id)
+    asked = await request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
+    assert asked is lives
+    if lives:
+        await job.until(lambda: node.node.drain is not None, "it hears of it", TOLD_S)
+        assert [each.joins for each in nodes] == [1, 1, 1]
 
 
-def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_an_answer() -> None:
-    async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
-        await job.pass_time(TTL_S)
-        node, by = job.followers()
-        etcd = job.server.connect(OPERATOR)
-        etcd.link.stall_requests(15.0, 1)
-        asking = asyncio.ensure_future(
-            request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
-        )
-        await job.pass_time(14.99)
-        (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
-        accusation = Accusation(by.node_id, "its process exited", is_certain=True)
-        session = by.node.context.session.lease_id
-        node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
-        accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
-        job.server.apply(accuse, by.node_id)
-        began_s = job.loop.time()
-        assert await asking
-        assert job.loop.time() - began_s < TTL_S
+@simulated(range(3), min_nodes=2, max_nodes=3)
+async def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_an_answer(
+    job: SimJob,
+) -> None:
+    job.start_all("abc")
+    await job.until_works("abc")
+    await job.pass_time(TTL_S)
+    node, by = job.followers()
+    etcd = job.server.connect(OPERATOR)
+    etcd.link.stall_requests(15.0, 1)
+    asking = asyncio.ensure_future(
+        request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
+    )
+    await job.pass_time(14.99)
+    (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
+    accusation = Accusation(by.node_id, "its process exited", is_certain=True)
+    session = by.node.context.session.lease_id
+    node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
+    accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+    job.server.apply(accuse, by.node_id)
+    began_s = job.loop.time()
+    assert await asking
+    assert job.loop.time() - began_s < TTL_S
 
-    simulate(scenario, range(3), min_nodes=2, max_nodes=3)
 
-
-def test_what_is_no_drain_does_not_keep_a_node_from_being_asked() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")
-        await job.until_works("ab")
-        job.server.apply(Txn((), (Put(job.keys.drain(nodes[0].node_id), b"?"),)))
-        etcd = job.server.connect(OPERATOR)
-        assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
-        await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
-
-    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+@simulated(range(2), min_nodes=2, max_nodes=2)
+async def test_what_is_no_drain_does_not_keep_a_node_from_being_asked(job: SimJob) -> None:
+    nodes = job.start_all("ab")
+    await job.until_works("ab")
+    job.server.apply(Txn((), (Put(job.keys.drain(nodes[0].node_id), b"?"),)))
+    etcd = job.server.connect(OPERATOR)
+    assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
+    await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
 
 
 # --- the watchdog ---------------------------------------------------------------------------------
@@ -385,9 +365,7 @@ def test_a_wedged_node_is_lost_though_it_cannot_say_so(links: bool) -> None:
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=links, watchdog_s=WATCHDOG_S)
 
 
-def test_a_process_that_was_stopped_is_not_told_as_wedged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_process_that_was_stopped_is_not_told_as_wedged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
         await watched(job, "abc")
         for _ in range(4):
@@ -403,19 +381,17 @@ def test_a_process_that_was_stopped_is_not_told_as_wedged(
     assert "hung" not in caplog.text
 
 
-def test_a_thread_that_waits_in_the_library_or_for_a_round_is_not_wedged() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("ab")  # their threads call in only when they join
-        inside = nodes[0].node.call_ins.inside(), nodes[1].node.call_ins.inside()
-        with inside[0], inside[1]:
-            await job.until_works("ab")
-            spare = job.start("c")
-            await job.pass_time(20 * WATCHDOG_S)
-        assert job.works("ab")
-        assert spare.node.phase is Phase.WAITING
-        assert not job.history.changes
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2, watchdog_s=WATCHDOG_S)
+@simulated(range(3), min_nodes=2, max_nodes=2, watchdog_s=WATCHDOG_S)
+async def test_a_thread_that_waits_in_the_library_or_for_a_round_is_not_wedged(job: SimJob) -> None:
+    nodes = job.start_all("ab")  # their threads call in only when they join
+    inside = nodes[0].node.call_ins.inside(), nodes[1].node.call_ins.inside()
+    with inside[0], inside[1]:
+        await job.until_works("ab")
+        spare = job.start("c")
+        await job.pass_time(20 * WATCHDOG_S)
+    assert job.works("ab")
+    assert spare.node.phase is Phase.WAITING
+    assert not job.history.changes
 
 
 def test_the_log_says_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -445,23 +421,21 @@ async def fails(node: SimNode, how: str) -> GateError:
     return raised.value
 
 
-def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        leaver = nodes[job.loop.rng.randrange(3)]
-        assert leaver.agent is not None
-        leaver.agent.cancel()
-        error = await job.on(leaver, fails(leaver, "ended with exit code 3"))
-        assert (error.node, error.exit_code, error.output) == (leaver.node_id, 3, "last line")
-        others = [node.name for node in nodes if node is not leaver]
-        await job.until_works(others, limit_s=5.0)
-        (change,) = [change for _, change in job.history.changes if change.lost]
-        assert dict(change.lost) == {leaver.node_id: "left: its gate ended with exit code 3"}
-        leaver.agent = job.on(leaver, leaver.run())
-        await job.until_works("abc")
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why(job: SimJob) -> None:
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    leaver = nodes[job.loop.rng.randrange(3)]
+    assert leaver.agent is not None
+    leaver.agent.cancel()
+    error = await job.on(leaver, fails(leaver, "ended with exit code 3"))
+    assert (error.node, error.exit_code, error.output) == (leaver.node_id, 3, "last line")
+    others = [node.name for node in nodes if node is not leaver]
+    await job.until_works(others, limit_s=5.0)
+    (change,) = [change for _, change in job.history.changes if change.lost]
+    assert dict(change.lost) == {leaver.node_id: "left: its gate ended with exit code 3"}
+    leaver.agent = job.on(leaver, leaver.run())
+    await job.until_works("abc")
 
 
 async def process_of(job: SimJob, name: str) -> SimNode:
@@ -470,99 +444,89 @@ async def process_of(job: SimJob, name: str) -> SimNode:
     return process
 
 
-def test_nodes_that_wait_are_shown_why_one_cannot_join_until_its_host_passes(
-    caplog: pytest.LogCaptureFixture,
+@simulated(range(3), min_nodes=3, max_nodes=3)
+async def test_nodes_that_wait_are_shown_why_one_cannot_join_until_its_host_passes(
+    job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        waits = job.start("a", join_timeout_s=2000.0)
-        job.start("b", join_timeout_s=2000.0)
-        await job.pass_time(70.0)
-        caplog.clear()
-        for _ in range(2):  # a supervisor starts it again: that is no news
-            process = await process_of(job, "c")
-            await job.on(process, fails(process, "raised OSError: no GPU"))
-            await job.leave("c")
-            await job.pass_time(1.0)
-            (line,) = [each for each in warnings_of(caplog, waits) if "c cannot join" in each]
-        assert "c cannot join: its gate raised OSError: no GPU; fix what its gate checks" in line
-        assert "are the others started" not in line
-        (kv,) = (kv for kv in job.server.snapshot() if kv.key == job.keys.refused)
-        for name in "dc":
-            assert kv.lease_id in job.server.leases()  # what another host does changes nothing
-            process = await process_of(job, name)
-            await job.on(process, Gate(process.node, None).settle(None))
-            await job.leave(name)
-        assert kv.lease_id not in job.server.leases()
-        assert not [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
-        job.start("c")
-        await job.until_works("abc", 30.0)
-
-    simulate(scenario, range(3), min_nodes=3, max_nodes=3)
-
-
-def test_a_pass_takes_back_no_note_about_other_settings() -> None:
-    async def scenario(job: SimJob) -> None:
-        leader = job.start("a")
-        await job.until(lambda: leader.node.leads, "it leads")
-        other = job.start("c", job=JobSettings(3, 3))
-        await job.until(lambda: other.error is not None, "it is refused", 20.0)
+    waits = job.start("a", join_timeout_s=2000.0)
+    job.start("b", join_timeout_s=2000.0)
+    await job.pass_time(70.0)
+    caplog.clear()
+    for _ in range(2):  # a supervisor starts it again: that is no news
         process = await process_of(job, "c")
-        await job.on(process, Gate(process.node, None).settle(None))
-        assert [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
+        await job.on(process, fails(process, "raised OSError: no GPU"))
         await job.leave("c")
+        await job.pass_time(1.0)
+        (line,) = [each for each in warnings_of(caplog, waits) if "c cannot join" in each]
+    assert "c cannot join: its gate raised OSError: no GPU; fix what its gate checks" in line
+    assert "are the others started" not in line
+    (kv,) = (kv for kv in job.server.snapshot() if kv.key == job.keys.refused)
+    for name in "dc":
+        assert kv.lease_id in job.server.leases()  # what another host does changes nothing
+        process = await process_of(job, name)
+        await job.on(process, Gate(process.node, None).settle(None))
+        await job.leave(name)
+    assert kv.lease_id not in job.server.leases()
+    assert not [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
+    job.start("c")
+    await job.until_works("abc", 30.0)
 
-    simulate(scenario, range(2), min_nodes=2, max_nodes=2)
+
+@simulated(range(2), min_nodes=2, max_nodes=2)
+async def test_a_pass_takes_back_no_note_about_other_settings(job: SimJob) -> None:
+    leader = job.start("a")
+    await job.until(lambda: leader.node.leads, "it leads")
+    other = job.start("c", job=JobSettings(3, 3))
+    await job.until(lambda: other.error is not None, "it is refused", 20.0)
+    process = await process_of(job, "c")
+    await job.on(process, Gate(process.node, None).settle(None))
+    assert [kv for kv in job.server.snapshot() if kv.key == job.keys.refused]
+    await job.leave("c")
 
 
-def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer() -> None:
-    async def scenario(job: SimJob) -> None:
-        process = await process_of(job, "c")
-        process.connection.link.partition()
-        error = await job.on(process, fails(process, "said no"))
-        assert "its gate said no" in str(error)
-        assert job.loop.time() < 2 * TTL_S
-
-    simulate(scenario, range(2), min_nodes=1, max_nodes=3)
+@simulated(range(2), min_nodes=1, max_nodes=3)
+async def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer(job: SimJob) -> None:
+    process = await process_of(job, "c")
+    process.connection.link.partition()
+    error = await job.on(process, fails(process, "said no"))
+    assert "its gate said no" in str(error)
+    assert job.loop.time() < 2 * TTL_S
 
 
-def test_a_wedged_node_keeps_nothing_of_a_dead_job() -> None:
+@simulated(SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
+async def test_a_wedged_node_keeps_nothing_of_a_dead_job(job: SimJob) -> None:
     """Its process lives, and would renew the job's lease for as long as it does."""
-
-    async def scenario(job: SimJob) -> None:
-        threads = await watched(job, "ab")
-        wedged = job.nodes["a"]
-        assert wedged.agent is not None
-        wedged.agent.cancel()
-        threads["a"].cancel()
-        await job.until_works("b")
-        job.crash("b")
-        keys = (job.keys.round, job.keys.change)
-        await job.until(
-            lambda: not any(job.server.snapshot(key) for key in keys),
-            "the job's keys are gone",
-            TIMING.job_ttl_s + 2 * TTL_S,
-        )
-
-    simulate(scenario, SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
+    threads = await watched(job, "ab")
+    wedged = job.nodes["a"]
+    assert wedged.agent is not None
+    wedged.agent.cancel()
+    threads["a"].cancel()
+    await job.until_works("b")
+    job.crash("b")
+    keys = (job.keys.round, job.keys.change)
+    await job.until(
+        lambda: not any(job.server.snapshot(key) for key in keys),
+        "the job's keys are gone",
+        TIMING.job_ttl_s + 2 * TTL_S,
+    )
 
 
-def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job() -> None:
+@simulated(SEEDS, min_nodes=2, max_nodes=3)
+async def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job(
+    job: SimJob,
+) -> None:
     """It would keep the nodes of a job with other settings waiting for as long as it hangs."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
-        node, *others = job.loop.rng.sample(nodes, 3)
-        assert node.agent is not None
-        node.agent.cancel()
-        node.node._member.evicted = True
-        job.crash(*(each.name for each in others))
-        await job.pass_time(TIMING.job_ttl_s + 2 * TTL_S)
-        assert not node.node.leads
-        job.start("d", job=JobSettings(1, 2))
-        await job.until_works("d", 60)
-
-    simulate(scenario, SEEDS, min_nodes=2, max_nodes=3)
+    nodes = job.start_all("abc")
+    await job.until_works("abc")
+    node, *others = job.loop.rng.sample(nodes, 3)
+    assert node.agent is not None
+    node.agent.cancel()
+    node.node._member.evicted = True
+    job.crash(*(each.name for each in others))
+    await job.pass_time(TIMING.job_ttl_s + 2 * TTL_S)
+    assert not node.node.leads
+    job.start("d", job=JobSettings(1, 2))
+    await job.until_works("d", 60)
 
 
 def test_lost_is_what_the_others_call_a_wedged_node() -> None:

@@ -13,7 +13,7 @@ from rdzv_etcd.protocol.liveness import MOST_MISTAKES, QUIET_S
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, Closure, NodeInfo
 from rdzv_etcd.protocol.views import place_in
-from tests.sim.world import TIMING, SimJob, SimNode, simulate
+from tests.sim.world import TIMING, SimJob, SimNode, simulate, simulated
 
 LONG_LEASE = replace(TIMING, lease_ttl_s=30)
 LINKS = pytest.mark.parametrize("peer_links", [False, True], ids=["", "links"])
@@ -97,24 +97,20 @@ def test_a_wrong_report_costs_one_write_and_no_restart(peer_links: bool, certain
     simulate(scenario, min_nodes=2, max_nodes=3, timing=LONG_LEASE, peer_links=peer_links)
 
 
-def test_who_was_wrong_is_not_believed_in_the_next_world_either() -> None:
-    async def scenario(job: SimJob) -> None:
-        by, about, other = await formed(job, "abc")
-        await job.pass_time(5.0)
-        assert await report(job, by, about.node_id)
-        await job.pass_time(2.0)
-        await job.join_again(other.name)
-        await job.until_works("abc")
-        await job.pass_time(2.0)
-        assert not await report(job, by, about.node_id)
-        assert restarts(job) == 3
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+@simulated(range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+async def test_who_was_wrong_is_not_believed_in_the_next_world_either(job: SimJob) -> None:
+    by, about, other = await formed(job, "abc")
+    await job.pass_time(5.0)
+    assert await report(job, by, about.node_id)
+    await job.pass_time(2.0)
+    await job.join_again(other.name)
+    await job.until_works("abc")
+    await job.pass_time(2.0)
+    assert not await report(job, by, about.node_id)
+    assert restarts(job) == 3
 
 
-def test_who_was_wrong_too_often_is_not_believed_any_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_who_was_wrong_too_often_is_not_believed_any_more(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
         nodes = await formed(job, "abcde")
         by, *others = nodes
@@ -149,39 +145,36 @@ def test_a_member_that_was_lost_and_came_back_can_be_reported_again(peer_links: 
     simulate(scenario, min_nodes=2, max_nodes=3, timing=LONG_LEASE, peer_links=peer_links)
 
 
-def test_a_member_that_comes_back_before_the_next_world_can_be_reported_in_it() -> None:
+@simulated(range(5), min_nodes=3, max_nodes=3, timing=LONG_LEASE)
+async def test_a_member_that_comes_back_before_the_next_world_can_be_reported_in_it(
+    job: SimJob,
+) -> None:
     """Nobody works without it, so it comes back while the change still stands that has declared it
     lost."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abc")
-        await job.pass_time(35.0)
-        by, *others = nodes
-        victim = job.loop.rng.choice(others)
-        job.pause(victim.name)
-        assert await report(job, by, victim.node_id, "hangs", certain=True)
-        await job.pass_time(5.0)
-        job.resume(victim.name)
-        await job.until_works("abc")
-        await job.pass_time(5.0)
-        job.crash(victim.name)
-        assert await report(job, by, victim.node_id, "no power", certain=True)
-
-    simulate(scenario, range(5), min_nodes=3, max_nodes=3, timing=LONG_LEASE)
+    nodes = await formed(job, "abc")
+    await job.pass_time(35.0)
+    by, *others = nodes
+    victim = job.loop.rng.choice(others)
+    job.pause(victim.name)
+    assert await report(job, by, victim.node_id, "hangs", certain=True)
+    await job.pass_time(5.0)
+    job.resume(victim.name)
+    await job.until_works("abc")
+    await job.pass_time(5.0)
+    job.crash(victim.name)
+    assert await report(job, by, victim.node_id, "no power", certain=True)
 
 
-def test_a_leader_that_is_reported_loses_the_lead_only_if_it_is_dead() -> None:
-    async def scenario(job: SimJob) -> None:
-        await formed(job, "abc")
-        await job.pass_time(15.0)
-        leader = job.leader
-        by = job.followers()[0]
-        assert await report(job, by, leader.node_id, certain=True)
-        await job.pass_time(3.0)
-        assert restarts(job) == 0
-        job.crash(job.leader.name)
-
-    simulate(scenario, range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+@simulated(range(5), min_nodes=2, max_nodes=3, timing=LONG_LEASE)
+async def test_a_leader_that_is_reported_loses_the_lead_only_if_it_is_dead(job: SimJob) -> None:
+    await formed(job, "abc")
+    await job.pass_time(15.0)
+    leader = job.leader
+    by = job.followers()[0]
+    assert await report(job, by, leader.node_id, certain=True)
+    await job.pass_time(3.0)
+    assert restarts(job) == 0
+    job.crash(job.leader.name)
 
 
 def test_a_member_that_has_gone_already_is_not_reported() -> None:
@@ -205,86 +198,77 @@ def test_a_member_that_has_gone_already_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("out", ["expelled", "closed", "broken"])
-def test_who_has_no_session_and_gets_none_is_not_kept_waiting(out: str) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "abc")
-        await job.pass_time(35.0)
-        reporter, other = nodes[0], nodes[1]
-        member, session = reporter.node._member, reporter.node.context.session
-        assert reporter.agent is not None
-        reporter.agent.cancel()  # or it joins again at once
-        if out == "expelled":
-            member.evicted = True
-        elif out == "closed":
-            member.closure = Closure(other.node_id, "done", True, 0.0)
-        else:
-            member.failure = ("session", OSError("by the test"))
-        session.lost(session.lease_id)
-        reporting = job.on(reporter, report(job, reporter, other.node_id))
-        await job.until(reporting.done, "it is answered", 5.0)
-        if out == "broken":
-            with pytest.raises(TaskFailedError):
-                reporting.result()
-        else:
-            assert reporting.result() is False
-        assert not job.history.changes
-
-    simulate(scenario, range(2), min_nodes=2, max_nodes=3)
+@simulated(range(2), min_nodes=2, max_nodes=3)
+async def test_who_has_no_session_and_gets_none_is_not_kept_waiting(job: SimJob, out: str) -> None:
+    nodes = await formed(job, "abc")
+    await job.pass_time(35.0)
+    reporter, other = nodes[0], nodes[1]
+    member, session = reporter.node._member, reporter.node.context.session
+    assert reporter.agent is not None
+    reporter.agent.cancel()  # or it joins again at once
+    if out == "expelled":
+        member.evicted = True
+    elif out == "closed":
+        member.closure = Closure(other.node_id, "done", True, 0.0)
+    else:
+        member.failure = ("session", OSError("by the test"))
+    session.lost(session.lease_id)
+    reporting = job.on(reporter, report(job, reporter, other.node_id))
+    await job.until(reporting.done, "it is answered", 5.0)
+    if out == "broken":
+        with pytest.raises(TaskFailedError):
+            reporting.result()
+    else:
+        assert reporting.result() is False
+    assert not job.history.changes
 
 
-def test_what_is_no_report() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "ab")
-        by, other = nodes
-        for node_id, evidence, problem in (
-            (by.node_id, "it", "reports itself dead"),
-            ("c~1~x", "it", "no member of the present world"),
-            (None, "it", "one of world.members"),
-            (other.node_id, "", "must say in words"),
-            (other.node_id, "  ", "must say in words"),
-            (other.node_id, None, "must say in words"),
-        ):
-            with pytest.raises(MisuseError, match=problem):
-                await report(job, by, node_id, evidence)
-        idle = job.make("c")
-        with pytest.raises(MisuseError, match="is in no world"):
-            await report(job, idle, other.node_id)
-        await job.leave("a")
-        with pytest.raises(RendezvousFailedError, match="has left"):
-            await report(job, by, other.node_id)
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2, timing=LONG_LEASE)
+@simulated(range(3), min_nodes=2, max_nodes=2, timing=LONG_LEASE)
+async def test_what_is_no_report(job: SimJob) -> None:
+    nodes = await formed(job, "ab")
+    by, other = nodes
+    for node_id, evidence, problem in (
+        (by.node_id, "it", "reports itself dead"),
+        ("c~1~x", "it", "no member of the present world"),
+        (None, "it", "one of world.members"),
+        (other.node_id, "", "must say in words"),
+        (other.node_id, "  ", "must say in words"),
+        (other.node_id, None, "must say in words"),
+    ):
+        with pytest.raises(MisuseError, match=problem):
+            await report(job, by, node_id, evidence)
+    idle = job.make("c")
+    with pytest.raises(MisuseError, match="is in no world"):
+        await report(job, idle, other.node_id)
+    await job.leave("a")
+    with pytest.raises(RendezvousFailedError, match="has left"):
+        await report(job, by, other.node_id)
 
 
-def test_long_and_hostile_evidence_is_cut() -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = await formed(job, "ab")
-        await job.pass_time(15.0)
-        job.crash("b")
-        assert await report(job, nodes[0], nodes[1].node_id, "\x1b[2J" + "x" * 10_000)
-        (accusation,) = accusations(job)
-        assert len(accusation.how) < 300
-        assert accusation.how.isprintable()
-        assert not isinstance(accusation, NodeInfo)
-
-    simulate(scenario, range(3), min_nodes=1, max_nodes=2, timing=LONG_LEASE)
+@simulated(range(3), min_nodes=1, max_nodes=2, timing=LONG_LEASE)
+async def test_long_and_hostile_evidence_is_cut(job: SimJob) -> None:
+    nodes = await formed(job, "ab")
+    await job.pass_time(15.0)
+    job.crash("b")
+    assert await report(job, nodes[0], nodes[1].node_id, "\x1b[2J" + "x" * 10_000)
+    (accusation,) = accusations(job)
+    assert len(accusation.how) < 300
+    assert accusation.how.isprintable()
+    assert not isinstance(accusation, NodeInfo)
 
 
-def test_a_node_that_has_no_session_just_then_accuses_nobody() -> None:
+@simulated(range(3), min_nodes=2, max_nodes=2)
+async def test_a_node_that_has_no_session_just_then_accuses_nobody(job: SimJob) -> None:
     """What it wrote would be on no lease, and would stay when the whole job has gone."""
+    a, b = await formed(job, "ab")
+    context, key = a.node.context, job.keys.node(b.node_id)
+    (presence,) = [kv for kv in job.server.snapshot() if kv.key == key]
 
-    async def scenario(job: SimJob) -> None:
-        a, b = await formed(job, "ab")
-        context, key = a.node.context, job.keys.node(b.node_id)
-        (presence,) = [kv for kv in job.server.snapshot() if kv.key == key]
+    async def accuse() -> float:
+        context.session.lost(context.session.lease_id)
+        witness = Witness(context, Member(a.node_id))
+        return await witness.accuse(b.node_id, presence, Accusation(a.node_id, "gone", True))
 
-        async def accuse() -> float:
-            context.session.lost(context.session.lease_id)
-            witness = Witness(context, Member(a.node_id))
-            return await witness.accuse(b.node_id, presence, Accusation(a.node_id, "gone", True))
-
-        grace_s: float = await job.on(a, accuse())
-        assert grace_s == 0.0
-        assert presence in job.server.snapshot()
-
-    simulate(scenario, range(3), min_nodes=2, max_nodes=2)
+    grace_s: float = await job.on(a, accuse())
+    assert grace_s == 0.0
+    assert presence in job.server.snapshot()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -38,6 +39,10 @@ def a_first_process(command: list[str]) -> list[str]:
     return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *an_agent(command)]
 
 
+def _named(value: Any) -> str:
+    return str(getattr(value, "name", getattr(value, "__name__", value)))
+
+
 def send(agent: Agent, number: int) -> None:
     agent.may_end = True
     torchrun = psutil.Process(agent.process.pid)
@@ -56,6 +61,7 @@ def send(agent: Agent, number: int) -> None:
             for number in _ENDING[1:]
         ),
     ],
+    ids=_named,
 )
 def test_an_agent_that_waits_leaves_before_it_ends(
     etcd: EtcdServer,
@@ -119,6 +125,7 @@ def test_a_spare_that_is_about_to_be_killed_gets_no_seat(
         pytest.param("SIGTERM,SIGINT,SIGHUP,SIGQUIT", signal.SIGHUP, marks=pytest.mark.release),
         pytest.param("SIGINT", signal.SIGTERM, marks=pytest.mark.release),
     ],
+    ids=_named,
 )
 def test_a_member_tells_the_others_which_signal_has_ended_it(
     etcd: EtcdServer, agents: Agents, tmp_path: Path, handled: str, number: signal.Signals
