@@ -63,7 +63,7 @@ def app() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run it and return its exit code; an error is one line, or JSON where that was asked for."""
+    """Run it and return its exit code; an error is one line, or JSON with ``--json``."""
     logging.getLogger("rdzv_etcd").setLevel(logging.ERROR)  # what matters is in the result
     # … but a wait for a secret or for the first contact comes before it, and so does one for an
     # etcd that is no good.
@@ -90,32 +90,32 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - a table
-    """The same where all can be written, the errors as well."""
+    """Run it, assuming that the output can be written."""
     try:
         code = app.main(list(arguments), prog_name="rdzv-etcd", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         if "--json" in arguments:
-            return _tell(error.format_message(), output.BAD_USAGE, arguments)
+            return _report(error.format_message(), output.BAD_USAGE, arguments)
         error.show()
         return output.BAD_USAGE
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except SettingsError as error:
-        return _tell(error, output.BAD_USAGE, arguments)
+        return _report(error, output.BAD_USAGE, arguments)
     except EtcdError as error:
-        return _tell(f"etcd cannot be asked: {error}", output.CANNOT_ASK, arguments)
+        return _report(f"etcd cannot be asked: {error}", output.CANNOT_ASK, arguments)
     except RdzvEtcdError as error:
-        return _tell(error, output.NOT_DONE, arguments)
+        return _report(error, output.NOT_DONE, arguments)
     return code if isinstance(code, int) else output.DONE
 
 
 def _write_no_more() -> None:
-    """Let the flush at the exit not fail as well."""
+    """Keep the flush at exit from failing as well."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: object, code: int, arguments: Sequence[str]) -> int:
+def _report(error: object, code: int, arguments: Sequence[str]) -> int:
     if "--json" in arguments:
         output.show_json("error", {"message": str(error), "exit_code": code})
     else:

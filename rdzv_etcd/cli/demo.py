@@ -153,8 +153,8 @@ class DemoView(LiveView):
 
     formed_s: float = 0.0
 
-    def tell(self, event: JobEvent) -> None:
-        super().tell(event)
+    def show(self, event: JobEvent) -> None:
+        super().show(event)
         if isinstance(event, WorldFormed):
             self.formed_s = event.wall_s
 

@@ -334,11 +334,11 @@ def what_repeats(notes: Sequence[Note]) -> str:
         return ""
     by_return = [note for note in later if note.back and not (note.lost or note.left)]
     if 2 * len(by_return) > len(later):
-        told = [why for note in by_return for why in note.back_because.values()]
-        if told:
+        whys = [why for note in by_return for why in note.back_because.values()]
+        if whys:
             return (
                 f"most of {len(later)} rounds ended because a member rejoined, the last time "
-                f"because {shown(told[-1])}"
+                f"because {shown(whys[-1])}"
             )
         return (
             f"most of {len(later)} rounds ended because a node joined: if it was a member before, "

@@ -1,4 +1,4 @@
-"""Reads what etcd holds of a job, in pages; writes nothing.
+"""Reads and watches what etcd holds of a job, in pages; writes nothing.
 
 Knows which reads there are, and how many of them are too many. Must not know what they mean.
 """
@@ -30,7 +30,7 @@ from rdzv_etcd.protocol.views import control_from, nodes_from
 from rdzv_etcd.settings import Settings
 
 SHOWN_NODES = 500
-"""A larger job is told in numbers, unless all of its nodes are asked for."""
+"""Of a larger job only numbers are shown, unless all of its nodes are asked for."""
 _ASKED_LEASES = 64
 """One request each."""
 _AT_ONCE = 8
@@ -54,7 +54,7 @@ class Job:
     """What is known of them, by node id."""
     formed_at: int = 0
     """etcd's revision when the last round was formed of which it has an audit; 0: there is none, or
-    there is a record that tells more."""
+    there is a record, which holds more."""
 
     @cached_property
     def is_gone(self) -> bool:
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing tells of a job."""
+        """Whether nothing is recorded for it."""
         control = self.control
         known = control.round or control.leader or control.ended or self.count
         return not (known or self.is_gone)
@@ -170,8 +170,8 @@ async def _left(etcd: Etcd, leases: Mapping[str, int]) -> dict[str, LeaseLeft]:
                 return None
 
     answers = await asyncio.gather(*map(ask, leases.values()))
-    told = zip(leases, answers, strict=True)
-    return {node_id: answer for node_id, answer in told if answer is not None}
+    asked = zip(leases, answers, strict=True)
+    return {node_id: answer for node_id, answer in asked if answer is not None}
 
 
 async def jobs_under(etcd: Etcd, prefix: str, most: int) -> tuple[list[str], bool]:
@@ -214,16 +214,16 @@ async def entangled_with(etcd: Etcd, keys: JobKeys) -> list[str]:
     """Say which other jobs' keys are below this one's, or the other way round: an ``etcd_prefix``
     is below a job's keys then. Some ten small reads. Raises EtcdError.
     """
-    told = []
+    found = []
     for part in requests.between_parts(keys):
         key = await _first(etcd, requests.page(part, 1, keys_only=True))
         if key is not None:
-            told.append(f"{key.decode(errors='replace')} is below job {keys.job_id!r}")
+            found.append(f"{key.decode(errors='replace')} is below job {keys.job_id!r}")
     for job in requests.jobs_above(keys.prefix):
         with contextlib.suppress(EtcdPermissionError):  # most users may not look there
             if await _first(etcd, requests.page(job.control, 1, keys_only=True)) is not None:
-                told.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
-    return told
+                found.append(f"etcd_prefix={keys.prefix} is below job {job.job_id!r}")
+    return found
 
 
 async def _first(etcd: Etcd, request: Get) -> bytes | None:

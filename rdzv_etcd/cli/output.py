@@ -74,13 +74,13 @@ def say(words: object, style: str = "") -> None:
 
 
 def warn(words: object) -> None:
-    """Print one line where it does not get among the results."""
+    """Print one line on standard error, apart from the results."""
     click.echo(shown(words, LINE), err=True)
 
 
 @contextmanager
-def telling_if_slow(words: object, after_s: float = 5.0, again_s: float = 60.0) -> Iterator[None]:
-    """Warn if the block takes longer, and now and then again. Only in the main thread.
+def warning_if_slow(words: object, after_s: float = 5.0, again_s: float = 60.0) -> Iterator[None]:
+    """Warn if the block takes longer, then again now and then. Only in the main thread.
 
     An alarm, not a thread: ``serve`` forks.
     """
@@ -107,7 +107,7 @@ def line(value: object, style: str = "") -> Text:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object | Text]]) -> Text:
-    """Lay out a table; print it with ``soft_wrap``. A cell that is no :class:`Text` is made one.
+    """Lay out a table; print it with ``soft_wrap``. A cell that is not a :class:`Text` becomes one.
 
     No column is squeezed. The last one is a sentence: where the terminal is too narrow for it, it
     is on lines of its own below its row, and so are the columns before it that do not fit.
@@ -161,7 +161,7 @@ def show_json(kind: str, fields: Mapping[str, object]) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask whether to go on. Raises :class:`RefusedError` if that is denied, or cannot be asked."""
+    """Ask for confirmation. Raises :class:`RefusedError` if that is denied, or cannot be asked."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -60,7 +60,7 @@ def _plan(connection: Connection) -> tuple[Plan, str]:
         raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
     with (
         output.ending_in_order(),
-        output.telling_if_slow("looking for an etcd that answers --version"),
+        output.warning_if_slow("looking for an etcd that answers --version"),
     ):
         binary = find_binary(os.environ)
     given = connection.credentials
@@ -72,7 +72,7 @@ def _plan(connection: Connection) -> tuple[Plan, str]:
 def _serve(plan: Plan, version: str, as_json: bool) -> int:
     etcd, where = Etcd(plan), plan.advertise
     try:
-        with output.telling_if_slow(
+        with output.warning_if_slow(
             f"waiting for {plan.binary} to answer as an etcd, for {START_LIMIT_S:g} s at most; if "
             f"it never does, name another in {BINARY_VARIABLE}"
         ):

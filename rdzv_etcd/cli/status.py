@@ -1,4 +1,4 @@
-"""``rdzv-etcd status``: how a job is, or all of them. Writes nothing to etcd."""
+"""``rdzv-etcd status``: the state of a job, or of all jobs. Writes nothing to etcd."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _cells(row: Row) -> tuple[object, ...]:
 
 
 def heard(row: Row) -> str:
-    """When a node was heard of last: etcd says how many whole seconds its lease has left."""
+    """When etcd last heard of a node: its lease has so many whole seconds left."""
     if row.heard is None:
         return "-"
     return f"<{row.heard.silent_s + 1} s (of {row.heard.granted_s})"

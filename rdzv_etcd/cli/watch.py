@@ -1,7 +1,7 @@
-"""``rdzv-etcd watch``: what happens in a job, and how it is meanwhile. Writes nothing to etcd.
+"""``rdzv-etcd watch``: the events of a job, and its state meanwhile. Writes nothing to etcd.
 
 Events come from a watch. The table is read again after them, and every few seconds, because nothing
-tells when a node was heard of last.
+shows when etcd last heard of a node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def follow(settings: Settings, view: LiveView, *, until_ended: bool) -> in
         while True:
             event = await events.next(max(0.0, due_s - clock.now_s()))
             if event is not None:
-                view.tell(event)
+                view.show(event)
                 if until_ended and isinstance(event, JobEnded):
                     return output.DONE if event.succeeded else output.FAILED
                 due_s = min(due_s, max(clock.now_s(), read_s + _READ_SOONEST_S))
@@ -99,12 +99,12 @@ async def follow(settings: Settings, view: LiveView, *, until_ended: bool) -> in
 
 
 class LiveView:
-    """Where events are told, with a table below them if there is a terminal."""
+    """Prints events, with a table below them on a terminal."""
 
     def __init__(
         self, *, as_json: bool = False, is_quiet: bool = False, with_pids: bool = False
     ) -> None:
-        """``is_quiet``: nothing is shown at all; ``with_pids``: nodes are told by their pid."""
+        """``is_quiet``: show nothing at all; ``with_pids``: name nodes with their pids."""
         self._is_quiet = is_quiet
         self._names = Names(with_pids=with_pids)
         self._console = output.console()
@@ -114,7 +114,7 @@ class LiveView:
         self._is_first = True
         self._problem = ""
         self._drained: frozenset[str] | None = None
-        """The nodes that were to leave when the job was read last; ``None``: it was not yet."""
+        """The nodes that were being drained at the last read; ``None`` before the first."""
         self._parts: list[RenderableType] = []
         self._note: RenderableType = ""
 
@@ -132,7 +132,7 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
 
-    def tell(self, event: JobEvent) -> None:
+    def show(self, event: JobEvent) -> None:
         """Print an event."""
         if isinstance(event, Snapshot):
             state = event.state
@@ -162,13 +162,13 @@ class LiveView:
         self._draw()
 
     async def refresh(self, etcd: Etcd, keys: JobKeys) -> None:
-        """Read the job again for the table, or, without one, find out whether etcd answers."""
+        """Read the job again for the table; without a table, check that etcd answers."""
         problem = ""
         try:
             work = read_job(etcd, keys, closely=True)
             job = await SystemClock().wait_for(work, _READ_LIMIT_S)
             self._parts = render(report_on(job), "")
-            self._tell_drains(job)
+            self._show_drains(job)
         except TimeoutError:
             problem = f"etcd does not answer within {_READ_LIMIT_S:g} s"
         except (EtcdError, StateCorruptError) as error:
@@ -182,8 +182,8 @@ class LiveView:
                 self.say(text, style="yellow")
         self._draw()
 
-    def _tell_drains(self, job: Job) -> None:
-        """Tell who is asked to leave since the last read; no event does."""
+    def _show_drains(self, job: Job) -> None:
+        """Print the nodes that are being drained since the last read: that is no event."""
         before, drains = self._drained, job.drains
         self._drained = frozenset(drains)
         if before is None and self._live is not None:
@@ -191,8 +191,8 @@ class LiveView:
         for node_id in sorted(self._drained - (before or frozenset())):
             if self._as_json:
                 drain = drains[node_id]
-                told = {"node": node_id, "by": drain.by, "reason": drain.reason}
-                output.show_json("event", {"type": "drain", "wall_s": time.time(), **told})
+                fields = {"node": node_id, "by": drain.by, "reason": drain.reason}
+                output.show_json("event", {"type": "drain", "wall_s": time.time(), **fields})
             else:
                 self.say(f"{self._names(node_id)} is being drained: {leaves(job, node_id)}")
 
