@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import os
 import signal
 import threading
@@ -134,6 +133,8 @@ def has_default_action(number: int) -> bool:
 def kernel_handler(number: int) -> int | None:
     """Return the address of the function that the kernel calls: the same one for all handlers in
     Python; 0 for the default action. ``None`` if it cannot be asked."""
+    import ctypes  # noqa: PLC0415 - only who asks pays
+
     found = ctypes.create_string_buffer(_LARGEST_SIGACTION)
     try:
         if ctypes.CDLL(None).sigaction(number, None, found) != 0:
