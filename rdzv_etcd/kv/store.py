@@ -164,7 +164,7 @@ class KeyValueStore:
                 written = await self._writes.apply(body, deadline)
             if written.wrote:
                 return desired
-            seen = await self._seen(name, written, deadline)
+            seen = await self._after(name, written, deadline)
             if seen is None:
                 if expected:
                     return expected
@@ -187,7 +187,7 @@ class KeyValueStore:
                 written = await self._writes.apply(body, deadline)
             if written.wrote:
                 return
-            seen = await self._seen(name, written, deadline)
+            seen = await self._after(name, written, deadline)
             deadline.require(f"append to {named_key(key)}")
 
     async def add(self, key: str, amount: int, timeout_s: float | None) -> int:
@@ -208,9 +208,7 @@ class KeyValueStore:
                     return number
             with named_if_too_large("to add to", key, 0):
                 written = await self._writes.apply(self._add_body(name, amount, seen), deadline)
-            kv = written.kv
-            if written.recovered_at is not None:
-                kv = await self._recovered(name, written, deadline)
+            kv = await self._after(name, written, deadline)
             if written.wrote and kv is not None:
                 self._remember(kv)
                 return self._number(key, kv)
@@ -273,19 +271,14 @@ class KeyValueStore:
         kvs = (await self._etcd.get(read, timeout_s=deadline.request_s())).kvs
         return kvs[0] if kvs else None
 
-    async def _seen(
+    async def _after(
         self, name: bytes, written: Written, deadline: StoreDeadline
     ) -> KeyValue | None:
-        """Return the key as it kept a write from writing."""
-        if written.recovered_at is not None:
-            return await self._peek(name, deadline)
-        return written.kv
-
-    async def _recovered(
-        self, name: bytes, written: Written, deadline: StoreDeadline
-    ) -> KeyValue | None:
-        """Return the key as the write left it, though others may have written since."""
-        if not written.wrote or written.recovered_at is None:
+        """Return the key as the write left it, though its reply may be lost and others may have
+        written since."""
+        if written.recovered_at is None:
+            return written.kv
+        if not written.wrote:
             return await self._peek(name, deadline)
         try:
             return await self._reads.first_put(name, written.recovered_at, deadline)
