@@ -13,7 +13,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Delete, Get, Put, Txn
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.connection import Credentials
-from tests.etcd.tools import END, PREFIX, InOrder, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, PREFIX, InOrder, awaited, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 TRAINER = Credentials(USER, USER_PASSWORD)
@@ -24,18 +24,16 @@ async def outlive_the_token() -> None:
     await asyncio.sleep(TOKEN_TTL_S + 1.5)  # etcd looks for expired tokens once a second
 
 
-def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(auth_etcd, credentials=TRAINER) as client:
-            lease = await client.grant(60)
-            await outlive_the_token()
-            calls = [client.txn(put(b"auth%d" % n, b"", lease.lease_id)) for n in range(20)]
-            assert all(done.succeeded for done in await asyncio.gather(*calls))
-            await outlive_the_token()
-            assert await client.keep_alive(lease.lease_id) == 60
-            assert await client.revoke(lease.lease_id)
-
-    run(scenario())
+@awaited
+async def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> None:
+    async with client_of(auth_etcd, credentials=TRAINER) as client:
+        lease = await client.grant(60)
+        await outlive_the_token()
+        calls = [client.txn(put(b"auth%d" % n, b"", lease.lease_id)) for n in range(20)]
+        assert all(done.succeeded for done in await asyncio.gather(*calls))
+        await outlive_the_token()
+        assert await client.keep_alive(lease.lease_id) == 60
+        assert await client.revoke(lease.lease_id)
 
 
 def test_an_expired_token_is_renewed_on_streams(fresh_etcd: Callable[..., EtcdServer]) -> None:
@@ -104,54 +102,50 @@ def test_authentication_switched_on_later_is_survived(
         Credentials("", ""),
     ],
 )
-def test_a_wrong_password_is_reported_without_a_retry(
+@awaited
+async def test_a_wrong_password_is_reported_without_a_retry(
     auth_etcd: EtcdServer, wrong: Credentials
 ) -> None:
-    async def scenario() -> None:
-        async with client_of(auth_etcd, credentials=wrong) as client:
-            started_s = asyncio.get_running_loop().time()
-            with pytest.raises(EtcdAuthError) as refused:
-                await client.connect()
-            assert asyncio.get_running_loop().time() - started_s < 20  # of 30 allowed
-            assert not wrong.password or wrong.password not in str(refused.value)
-            assert f"{auth_etcd.endpoint}, as user {wrong.user!r}: " in str(refused.value)
-            with pytest.raises(EtcdAuthError):
-                await soon(client.watch(PREFIX, start_revision=1).__anext__())
-            with pytest.raises(EtcdAuthError):
-                await client.keep_alive(1)
-
-    run(scenario())
-
-
-def test_missing_credentials_are_reported(auth_etcd: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(auth_etcd) as client:
-            with pytest.raises(EtcdAuthError, match="no user and password are configured"):
-                await client.connect()
-            with pytest.raises((EtcdAuthError, EtcdPermissionError)):
-                await soon(client.watch(PREFIX, start_revision=1).__anext__())
-
-    run(scenario())
-
-
-def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(auth_etcd: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(auth_etcd, credentials=TRAINER) as client:
+    async with client_of(auth_etcd, credentials=wrong) as client:
+        started_s = asyncio.get_running_loop().time()
+        with pytest.raises(EtcdAuthError) as refused:
             await client.connect()
-            await client.get(Get(PREFIX, END))
-            who = f"{auth_etcd.endpoint}, as user '{USER}': "
-            for call, what in (
-                (client.txn(Txn((), (Put(b"/elsewhere", b""),))), "write '/elsewhere'"),
-                (client.txn(Txn((), (), (Delete(b"/a/", b"/a0"),))), "delete all under '/a/'"),
-                (client.get(Get(b"/a", b"/c")), "read '/a' up to '/c'"),
-                (client.watch(b"/elsewhere", start_revision=1).__anext__(), "watch '/elsewhere'"),
-            ):
-                with pytest.raises(EtcdPermissionError) as denied:
-                    await soon(call)
-                assert str(denied.value).startswith(who)
-                assert str(denied.value).endswith(f": {what}")
+        assert asyncio.get_running_loop().time() - started_s < 20  # of 30 allowed
+        assert not wrong.password or wrong.password not in str(refused.value)
+        assert f"{auth_etcd.endpoint}, as user {wrong.user!r}: " in str(refused.value)
+        with pytest.raises(EtcdAuthError):
+            await soon(client.watch(PREFIX, start_revision=1).__anext__())
+        with pytest.raises(EtcdAuthError):
+            await client.keep_alive(1)
 
-    run(scenario())
+
+@awaited
+async def test_missing_credentials_are_reported(auth_etcd: EtcdServer) -> None:
+    async with client_of(auth_etcd) as client:
+        with pytest.raises(EtcdAuthError, match="no user and password are configured"):
+            await client.connect()
+        with pytest.raises((EtcdAuthError, EtcdPermissionError)):
+            await soon(client.watch(PREFIX, start_revision=1).__anext__())
+
+
+@awaited
+async def test_a_limited_user_makes_contact_and_is_told_what_is_forbidden(
+    auth_etcd: EtcdServer,
+) -> None:
+    async with client_of(auth_etcd, credentials=TRAINER) as client:
+        await client.connect()
+        await client.get(Get(PREFIX, END))
+        who = f"{auth_etcd.endpoint}, as user '{USER}': "
+        for call, what in (
+            (client.txn(Txn((), (Put(b"/elsewhere", b""),))), "write '/elsewhere'"),
+            (client.txn(Txn((), (), (Delete(b"/a/", b"/a0"),))), "delete all under '/a/'"),
+            (client.get(Get(b"/a", b"/c")), "read '/a' up to '/c'"),
+            (client.watch(b"/elsewhere", start_revision=1).__anext__(), "watch '/elsewhere'"),
+        ):
+            with pytest.raises(EtcdPermissionError) as denied:
+                await soon(call)
+            assert str(denied.value).startswith(who)
+            assert str(denied.value).endswith(f": {what}")
 
 
 def test_a_password_over_plain_http_is_refused_unless_nobody_else_can_read_it() -> None:

@@ -16,6 +16,7 @@ from tests.etcd.tools import (
     LIMIT_S,
     PREFIX,
     InOrder,
+    awaited,
     client_of,
     connection,
     create,
@@ -41,62 +42,54 @@ def client_at(*ports: int, connect_timeout_s: float = 30.0) -> EtcdClient:
     return EtcdClient(Connection(endpoints, connect_timeout_s=connect_timeout_s), InOrder())
 
 
-def test_a_refusing_endpoint_is_left_at_once(etcd_server: EtcdServer) -> None:
-    async def scenario() -> None:
-        client = client_at(free_port(), etcd_server.port)
-        try:
-            assert (await client.txn(put(b"refusing"), timeout_s=LIMIT_S)).succeeded
-        finally:
-            await client.close()
-
-    run(scenario())
+@awaited
+async def test_a_refusing_endpoint_is_left_at_once(etcd_server: EtcdServer) -> None:
+    client = client_at(free_port(), etcd_server.port)
+    try:
+        assert (await client.txn(put(b"refusing"), timeout_s=LIMIT_S)).succeeded
+    finally:
+        await client.close()
 
 
-def test_a_silent_endpoint_is_left_within_the_deadline(
+@awaited
+async def test_a_silent_endpoint_is_left_within_the_deadline(
     etcd_server: EtcdServer, silent_port: int
 ) -> None:
-    async def scenario() -> None:
-        client = client_at(silent_port, etcd_server.port)
-        try:
-            # A guarded write: it must be known that the silent endpoint never got it.
-            assert (await client.txn(create(b"silent"), timeout_s=20)).revision > 0
-            assert (await client.get(ANY, timeout_s=20)).revision > 0
-        finally:
-            await client.close()
-
-    run(scenario())
+    client = client_at(silent_port, etcd_server.port)
+    try:
+        # A guarded write: it must be known that the silent endpoint never got it.
+        assert (await client.txn(create(b"silent"), timeout_s=20)).revision > 0
+        assert (await client.get(ANY, timeout_s=20)).revision > 0
+    finally:
+        await client.close()
 
 
-def test_the_first_contact_with_nobody_is_reported_in_one_line(silent_port: int) -> None:
-    async def scenario() -> None:
-        client = client_at(free_port(), silent_port, connect_timeout_s=1.0)
-        try:
-            with pytest.raises(EtcdUnavailableError) as failed:
-                await client.connect()
-        finally:
-            await client.close()
-        message = str(failed.value)
-        assert "connection refused - is etcd running there?" in message
-        assert f"http://127.0.0.1:{silent_port}: no connection within" in message
-        assert "\n" not in message
-        assert len(failed.value.endpoints) == 2
-        assert "no connection" in failed.value.endpoints[f"http://127.0.0.1:{silent_port}"]
-
-    run(scenario())
+@awaited
+async def test_the_first_contact_with_nobody_is_reported_in_one_line(silent_port: int) -> None:
+    client = client_at(free_port(), silent_port, connect_timeout_s=1.0)
+    try:
+        with pytest.raises(EtcdUnavailableError) as failed:
+            await client.connect()
+    finally:
+        await client.close()
+    message = str(failed.value)
+    assert "connection refused - is etcd running there?" in message
+    assert f"http://127.0.0.1:{silent_port}: no connection within" in message
+    assert "\n" not in message
+    assert len(failed.value.endpoints) == 2
+    assert "no connection" in failed.value.endpoints[f"http://127.0.0.1:{silent_port}"]
 
 
-def test_an_unknown_host_is_reported() -> None:
-    async def scenario() -> None:
-        client = EtcdClient(
-            Connection((Endpoint("no-such-host.invalid"),), connect_timeout_s=2.0), InOrder()
-        )
-        try:
-            with pytest.raises(EtcdUnavailableError, match=r"cannot be resolved|no connection"):
-                await client.connect()
-        finally:
-            await client.close()
-
-    run(scenario())
+@awaited
+async def test_an_unknown_host_is_reported() -> None:
+    client = EtcdClient(
+        Connection((Endpoint("no-such-host.invalid"),), connect_timeout_s=2.0), InOrder()
+    )
+    try:
+        with pytest.raises(EtcdUnavailableError, match=r"cannot be resolved|no connection"):
+            await client.connect()
+    finally:
+        await client.close()
 
 
 def test_a_server_that_comes_back_is_found_again(fresh_etcd: Callable[..., EtcdServer]) -> None:

@@ -11,21 +11,19 @@ import psutil
 import pytest
 
 from rdzv_etcd.errors import EtcdUnavailableError
-from tests.etcd.tools import LIMIT_S, client_of, in_background, run
+from tests.etcd.tools import LIMIT_S, awaited, client_of, in_background, run
 from tests.support.servers import EtcdCluster, EtcdServer
 
 
-def test_replies_reach_the_lease_that_asked(etcd_server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(etcd_server) as client:
-            leases = [await client.grant(100 + n) for n in range(20)]
-            asked = [lease.lease_id for lease in leases for _ in range(3)] + [4711]
-            ttls = await asyncio.gather(*(client.keep_alive(lease_id) for lease_id in asked))
-            assert ttls == [lease.ttl_s for lease in leases for _ in range(3)] + [0]
-            for lease in leases:
-                await client.revoke(lease.lease_id)
-
-    run(scenario())
+@awaited
+async def test_replies_reach_the_lease_that_asked(etcd_server: EtcdServer) -> None:
+    async with client_of(etcd_server) as client:
+        leases = [await client.grant(100 + n) for n in range(20)]
+        asked = [lease.lease_id for lease in leases for _ in range(3)] + [4711]
+        ttls = await asyncio.gather(*(client.keep_alive(lease_id) for lease_id in asked))
+        assert ttls == [lease.ttl_s for lease in leases for _ in range(3)] + [0]
+        for lease in leases:
+            await client.revoke(lease.lease_id)
 
 
 def test_a_reply_that_does_not_come_is_an_error_in_time(
@@ -115,18 +113,16 @@ def test_another_member_takes_over_well_within_the_lease(
     run(scenario())
 
 
-def test_a_given_up_request_does_not_answer_the_next_one(etcd_server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(etcd_server) as client:
-            lease = await client.grant(60)
-            await client.keep_alive(lease.lease_id)
-            for _ in range(5):
-                given_up = asyncio.create_task(client.keep_alive(lease.lease_id))
-                await asyncio.sleep(0)
-                given_up.cancel()
-                assert await client.keep_alive(lease.lease_id) == 60
-                with pytest.raises(asyncio.CancelledError):
-                    await given_up
-            await client.revoke(lease.lease_id)
-
-    run(scenario())
+@awaited
+async def test_a_given_up_request_does_not_answer_the_next_one(etcd_server: EtcdServer) -> None:
+    async with client_of(etcd_server) as client:
+        lease = await client.grant(60)
+        await client.keep_alive(lease.lease_id)
+        for _ in range(5):
+            given_up = asyncio.create_task(client.keep_alive(lease.lease_id))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            assert await client.keep_alive(lease.lease_id) == 60
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+        await client.revoke(lease.lease_id)

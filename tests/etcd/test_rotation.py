@@ -14,7 +14,7 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdError
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings.connection import Credentials, Tls
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, LIMIT_S, PREFIX, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, LIMIT_S, PREFIX, awaited, client_of, in_background, put, run, soon
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -151,15 +151,13 @@ def test_the_first_refusal_of_a_keep_alive_is_a_warning(
     run(scenario())
 
 
-def test_a_certificate_that_is_refused_is_a_warning_of_the_keep_alive(
+@awaited
+async def test_a_certificate_that_is_refused_is_a_warning_of_the_keep_alive(
     tls_etcd: EtcdServer, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with client_of(tls_etcd, tls=Tls(certificates.foreign_ca)) as client:
-            for _ in range(2):
-                with pytest.raises(EtcdError):
-                    await client.keep_alive(4711, timeout_s=1.0)
-            (told,) = warnings(caplog)
-            assert "check ca_cert" in told
-
-    run(scenario())
+    async with client_of(tls_etcd, tls=Tls(certificates.foreign_ca)) as client:
+        for _ in range(2):
+            with pytest.raises(EtcdError):
+                await client.keep_alive(4711, timeout_s=1.0)
+        (told,) = warnings(caplog)
+        assert "check ca_cert" in told

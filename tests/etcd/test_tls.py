@@ -13,7 +13,7 @@ from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, Sett
 from rdzv_etcd.etcd.auth import channel_credentials
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Tls
-from tests.etcd.tools import LIMIT_S, client_of, connection, put, run
+from tests.etcd.tools import LIMIT_S, awaited, client_of, connection, put, run
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import EtcdServer
 
@@ -49,14 +49,12 @@ def test_a_client_certificate_opens_the_door(
     run(scenario())
 
 
-def test_a_ca_is_enough_where_no_client_certificate_is_wanted(
+@awaited
+async def test_a_ca_is_enough_where_no_client_certificate_is_wanted(
     tls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
-    async def scenario() -> None:
-        async with client_of(tls_etcd, tls=Tls(certificates.ca)) as client:
-            await client.connect()
-
-    run(scenario())
+    async with client_of(tls_etcd, tls=Tls(certificates.ca)) as client:
+        await client.connect()
 
 
 def test_without_a_ca_the_systems_roots_are_trusted(
@@ -182,11 +180,9 @@ def test_unusable_files_are_named_at_once(
         EtcdClient(connection(etcd_server, tls=Tls(files.ca, None, files.client_key)))
 
 
-def test_one_endpoint_with_a_good_certificate_is_enough(
+@awaited
+async def test_one_endpoint_with_a_good_certificate_is_enough(
     tls_etcd: EtcdServer, etcd_server: EtcdServer, certificates: Certificates
 ) -> None:
-    async def scenario() -> None:
-        async with client_of(etcd_server, tls_etcd, tls=Tls(certificates.ca)) as client:
-            await asyncio.wait_for(client.connect(), 30)
-
-    run(scenario())
+    async with client_of(etcd_server, tls_etcd, tls=Tls(certificates.ca)) as client:
+        await asyncio.wait_for(client.connect(), 30)

@@ -11,7 +11,7 @@ from rdzv_etcd.errors import CompactedError, EtcdPermissionError
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Watch
 from rdzv_etcd.settings.connection import Credentials
-from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put, run, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
 
 
@@ -130,22 +130,20 @@ def test_a_compaction_during_an_outage_is_reported(
     run(scenario())
 
 
-def test_closing_ends_a_pending_iteration(etcd_server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(etcd_server) as client:
-            watch = client.watch(PREFIX + b"nothing", start_revision=1)
-            step = asyncio.ensure_future(watch.__anext__())
-            await asyncio.sleep(0)
-            await watch.close()
-            await watch.close()
-            with pytest.raises(StopAsyncIteration):
-                await step
-            other = client.watch(PREFIX + b"nothing", start_revision=1)
-            await client.close()
-            with pytest.raises(StopAsyncIteration):
-                await other.__anext__()
-
-    run(scenario())
+@awaited
+async def test_closing_ends_a_pending_iteration(etcd_server: EtcdServer) -> None:
+    async with client_of(etcd_server) as client:
+        watch = client.watch(PREFIX + b"nothing", start_revision=1)
+        step = asyncio.ensure_future(watch.__anext__())
+        await asyncio.sleep(0)
+        await watch.close()
+        await watch.close()
+        with pytest.raises(StopAsyncIteration):
+            await step
+        other = client.watch(PREFIX + b"nothing", start_revision=1)
+        await client.close()
+        with pytest.raises(StopAsyncIteration):
+            await other.__anext__()
 
 
 def test_opening_during_an_outage_waits_for_its_end(fresh_etcd: Callable[..., EtcdServer]) -> None:
@@ -162,11 +160,9 @@ def test_opening_during_an_outage_waits_for_its_end(fresh_etcd: Callable[..., Et
     run(scenario())
 
 
-def test_a_forbidden_range_is_reported(auth_etcd: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(auth_etcd, credentials=Credentials(USER, USER_PASSWORD)) as client:
-            watch = client.watch(b"/elsewhere", start_revision=1)
-            with pytest.raises(EtcdPermissionError):
-                await soon(watch.__anext__())
-
-    run(scenario())
+@awaited
+async def test_a_forbidden_range_is_reported(auth_etcd: EtcdServer) -> None:
+    async with client_of(auth_etcd, credentials=Credentials(USER, USER_PASSWORD)) as client:
+        watch = client.watch(b"/elsewhere", start_revision=1)
+        with pytest.raises(EtcdPermissionError):
+            await soon(watch.__anext__())

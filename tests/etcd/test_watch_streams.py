@@ -12,7 +12,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.watch import UNREAD_LIMIT, EtcdWatch
 from rdzv_etcd.settings.connection import Credentials
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put, run, soon
 from tests.library.nodes import wait_until
 from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
 
@@ -52,58 +52,51 @@ def streams_begun(server: EtcdServer) -> float:
     )
 
 
-def test_one_stream_is_enough(server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            made = await many(client)
-            await count(server, "watch_stream", 1)
-            await count(server, "watcher", MANY)
-            for watch in made[::2]:
-                await watch.close()
-            await count(server, "watcher", MANY // 2)
-            await client.txn(put(b"after"))
-            for watch in made[1::2]:
-                assert await names(watch, 1) == [b"after"]
-            for watch in made:
-                await watch.close()
-            await count(server, "watcher", 0)
-            await count(server, "watch_stream", 0)
-            assert await names((await many(client))[0], 0) == []
-            await count(server, "watch_stream", 1)
-
-    run(scenario())
+@awaited
+async def test_one_stream_is_enough(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        made = await many(client)
+        await count(server, "watch_stream", 1)
+        await count(server, "watcher", MANY)
+        for watch in made[::2]:
+            await watch.close()
+        await count(server, "watcher", MANY // 2)
+        await client.txn(put(b"after"))
+        for watch in made[1::2]:
+            assert await names(watch, 1) == [b"after"]
+        for watch in made:
+            await watch.close()
+        await count(server, "watcher", 0)
+        await count(server, "watch_stream", 0)
+        assert await names((await many(client))[0], 0) == []
+        await count(server, "watch_stream", 1)
 
 
-def test_all_go_on_after_a_restart(server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            made = await many(client)
-            await client.txn(put(b"one"))
-            await in_background(server.restart)
-            await client.txn(put(b"two"), repeatable=True)
-            for watch in made:
-                assert await names(watch, 2) == [b"one", b"two"]
-            await count(server, "watch_stream", 1)
-
-    run(scenario())
+@awaited
+async def test_all_go_on_after_a_restart(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        made = await many(client)
+        await client.txn(put(b"one"))
+        await in_background(server.restart)
+        await client.txn(put(b"two"), repeatable=True)
+        for watch in made:
+            assert await names(watch, 2) == [b"one", b"two"]
+        await count(server, "watch_stream", 1)
 
 
-def test_watches_may_be_closed_at_any_point(server: EtcdServer) -> None:
+@awaited
+async def test_watches_may_be_closed_at_any_point(server: EtcdServer) -> None:
     """Before they are asked for, before etcd has confirmed them, and right after."""
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            kept = (await many(client))[0]
-            for steps in range(30):
-                brief = client.watch(PREFIX, END, start_revision=1)
-                for _ in range(steps):
-                    await asyncio.sleep(0)
-                await brief.close()
-            await client.txn(put(b"after"))
-            assert await names(kept, 1) == [b"after"]
-            await count(server, "watcher", MANY)
-
-    run(scenario())
+    async with client_of(server) as client:
+        kept = (await many(client))[0]
+        for steps in range(30):
+            brief = client.watch(PREFIX, END, start_revision=1)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await brief.close()
+        await client.txn(put(b"after"))
+        assert await names(kept, 1) == [b"after"]
+        await count(server, "watcher", MANY)
 
 
 def test_a_refused_watch_ends_alone(server: EtcdServer) -> None:
@@ -146,20 +139,18 @@ def test_a_refused_watch_moves_nobody_to_another_endpoint(
     run(scenario())
 
 
-def test_a_watch_from_a_compacted_revision_ends_alone(server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            made = await many(client)
-            revision = (await client.txn(put(b"one"))).revision
-            await in_background(lambda: server.gateway.compact(revision))
-            late = client.watch(PREFIX, END, start_revision=1)
-            with pytest.raises(CompactedError):
-                await soon(late.__anext__())
-            await client.txn(put(b"two"))
-            for watch in made:
-                assert await names(watch, 2) == [b"one", b"two"]
-
-    run(scenario())
+@awaited
+async def test_a_watch_from_a_compacted_revision_ends_alone(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        made = await many(client)
+        revision = (await client.txn(put(b"one"))).revision
+        await in_background(lambda: server.gateway.compact(revision))
+        late = client.watch(PREFIX, END, start_revision=1)
+        with pytest.raises(CompactedError):
+            await soon(late.__anext__())
+        await client.txn(put(b"two"))
+        for watch in made:
+            assert await names(watch, 2) == [b"one", b"two"]
 
 
 @pytest.mark.slow
@@ -205,20 +196,18 @@ def test_a_slow_reader_moves_nobody_to_another_endpoint(
     run(scenario())
 
 
-def test_a_stream_that_does_not_answer_is_given_up(server: EtcdServer) -> None:
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            made = await many(client)
-            silent = client._streams._current
-            server.pause()
-            late = client.watch(PREFIX, END, start_revision=0)
-            await in_background(
-                lambda: wait_until("given up", lambda: client._streams._current is not silent)
-            )
-            server.resume()
-            await soon(late.ready())
-            await client.txn(put(b"after"), repeatable=True)
-            for watch in (*made, late):
-                assert (await names(watch, 1))[0] == b"after"
-
-    run(scenario())
+@awaited
+async def test_a_stream_that_does_not_answer_is_given_up(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        made = await many(client)
+        silent = client._streams._current
+        server.pause()
+        late = client.watch(PREFIX, END, start_revision=0)
+        await in_background(
+            lambda: wait_until("given up", lambda: client._streams._current is not silent)
+        )
+        server.resume()
+        await soon(late.ready())
+        await client.txn(put(b"after"), repeatable=True)
+        for watch in (*made, late):
+            assert (await names(watch, 1))[0] == b"after"

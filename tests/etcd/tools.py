@@ -18,6 +18,7 @@ from rdzv_etcd.etcd import port
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S
 from rdzv_etcd.settings.connection import Connection, Credentials, Endpoint, Tls
+from tests.support.scenarios import as_test
 from tests.support.servers import EtcdServer
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ def run(test: Coroutine[Any, Any, T]) -> T:
         return result
 
     return asyncio.run(guarded())
+
+
+awaited = as_test(lambda scenario: run(scenario()))
+"""Decorates a scenario; see :func:`tests.support.scenarios.as_test`."""
 
 
 def connection(

@@ -11,8 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any
 
 import pytest
 import uvloop
@@ -32,9 +31,8 @@ from rdzv_etcd.errors import (
 from rdzv_etcd.runtime.loop_thread import THREAD_NAME
 from tests.library.nodes import LIMIT_S, Job, wait_until, when_entered
 from tests.support.leaks import job_root
+from tests.support.scenarios import as_test
 from tests.support.servers import EtcdServer
-
-P = ParamSpec("P")
 
 
 class Nodes:
@@ -99,14 +97,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, LIMIT_S))
 
 
-def awaited(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test in an event loop of its own."""
-
-    @wraps(test)
-    def made(*args: P.args, **named: P.kwargs) -> None:
-        run(test(*args, **named))
-
-    return made
+awaited = as_test(lambda scenario: run(scenario()))
 
 
 @awaited

@@ -24,6 +24,7 @@ from rdzv_etcd.peers import Answer, Contact, End, Peer, tcp
 from rdzv_etcd.peers.tcp import TcpPeers
 from tests.support import netns
 from tests.support.netns import Host, Network
+from tests.support.scenarios import as_test
 
 HERE = "127.0.0.1"
 LIMIT_S = 30.0
@@ -47,6 +48,9 @@ def in_loop(work: Coroutine[Any, Any, None]) -> None:
     before = psutil.Process().num_fds()
     asyncio.run(asyncio.wait_for(work, LIMIT_S))
     assert psutil.Process().num_fds() == before
+
+
+awaited = as_test(lambda scenario: in_loop(scenario()))
 
 
 @asynccontextmanager
@@ -143,52 +147,44 @@ def test_the_node_itself_answers(address: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [Peer(JOB, "c~3~x"), Peer("/p/other", B.node_id)])
-def test_another_node_says_that_it_is_another(asked: Peer) -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            contact = await reached(a, b.port, asked)
-            assert contact.answer is Answer.OTHER
-            assert contact.link is None
-
-    in_loop(work())
+@awaited
+async def test_another_node_says_that_it_is_another(asked: Peer) -> None:
+    async with node() as b, node(A) as a:
+        contact = await reached(a, b.port, asked)
+        assert contact.answer is Answer.OTHER
+        assert contact.link is None
 
 
-def test_a_host_refuses_where_nobody_listens() -> None:
-    async def work() -> None:
-        async with node(A) as a:
-            with socket.create_server((HERE, 0)) as gone:
-                port = gone.getsockname()[1]
-            contact = await reached(a, port)
-            assert contact.answer is Answer.REFUSED
-
-    in_loop(work())
+@awaited
+async def test_a_host_refuses_where_nobody_listens() -> None:
+    async with node(A) as a:
+        with socket.create_server((HERE, 0)) as gone:
+            port = gone.getsockname()[1]
+        contact = await reached(a, port)
+        assert contact.answer is Answer.REFUSED
 
 
-def test_a_host_that_cannot_be_reached() -> None:
-    async def work() -> None:
-        async with node(A) as a:
-            # A listener whose queue is full answers nothing, as a host that is gone.
-            with contextlib.ExitStack() as stack:
-                full = stack.enter_context(socket.create_server((HERE, 0), backlog=0))
-                for _ in range(4):
-                    waiting = stack.enter_context(socket.socket())
-                    waiting.setblocking(False)
-                    with contextlib.suppress(BlockingIOError):
-                        waiting.connect(full.getsockname())
-                contact = await reached(a, full.getsockname()[1], limit_s=0.3)
-            assert contact == Contact(Answer.UNREACHABLE, "timed out")
-
-    in_loop(work())
+@awaited
+async def test_a_host_that_cannot_be_reached() -> None:
+    async with node(A) as a:
+        # A listener whose queue is full answers nothing, as a host that is gone.
+        with contextlib.ExitStack() as stack:
+            full = stack.enter_context(socket.create_server((HERE, 0), backlog=0))
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    waiting.connect(full.getsockname())
+            contact = await reached(a, full.getsockname()[1], limit_s=0.3)
+        assert contact == Contact(Answer.UNREACHABLE, "timed out")
 
 
-def test_a_name_that_nobody_knows() -> None:
-    async def work() -> None:
-        async with node(A) as a:
-            contact = await a.connect("nobody.invalid", 1, B, LIMIT_S)
-            assert contact.answer is Answer.UNREACHABLE
-            assert "cannot be resolved" in contact.why
-
-    in_loop(work())
+@awaited
+async def test_a_name_that_nobody_knows() -> None:
+    async with node(A) as a:
+        contact = await a.connect("nobody.invalid", 1, B, LIMIT_S)
+        assert contact.answer is Answer.UNREACHABLE
+        assert "cannot be resolved" in contact.why
 
 
 @pytest.mark.parametrize("first", ["::1", HERE])
@@ -220,29 +216,25 @@ def test_a_name_of_several_addresses(first: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("silence_s", [0.0, 0.001, 3.0, 864_000.0, LONGEST_S])
-def test_any_time_of_silence_that_may_be_set(silence_s: float) -> None:
-    async def work() -> None:
-        async with node() as b:
-            a = TcpPeers(silence_s)
-            assert (await reached(a, b.port)).answer is Answer.SAME
-            await a.close()
-
-    in_loop(work())
+@awaited
+async def test_any_time_of_silence_that_may_be_set(silence_s: float) -> None:
+    async with node() as b:
+        a = TcpPeers(silence_s)
+        assert (await reached(a, b.port)).answer is Answer.SAME
+        await a.close()
 
 
-def test_an_attempt_that_is_cancelled_leaves_no_connection() -> None:
-    async def work() -> None:
-        async with node(me=None) as b, node(A) as a:
-            trying = asyncio.ensure_future(reached(a, b.port))
-            await until(lambda: any(watched.is_connected for watched in a._links))
-            trying.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await trying
-            await b.admit(B)
-            assert (await reached(a, b.port)).answer is Answer.SAME
-            await until(lambda: len(b._watchers) == 1)
-
-    in_loop(work())
+@awaited
+async def test_an_attempt_that_is_cancelled_leaves_no_connection() -> None:
+    async with node(me=None) as b, node(A) as a:
+        trying = asyncio.ensure_future(reached(a, b.port))
+        await until(lambda: any(watched.is_connected for watched in a._links))
+        trying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trying
+        await b.admit(B)
+        assert (await reached(a, b.port)).answer is Answer.SAME
+        await until(lambda: len(b._watchers) == 1)
 
 
 async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -273,52 +265,44 @@ async def _talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         (_talks, Answer.MUTE),
     ],
 )
-def test_whoever_else_accepts_is_no_node(serve: Any, answer: Answer) -> None:
-    async def work() -> None:
-        async with plain_server(serve) as port, node(A) as a:
-            contact = await reached(a, port, limit_s=1.0)
-            assert contact.answer is answer
-            assert contact.link is None
-
-    in_loop(work())
+@awaited
+async def test_whoever_else_accepts_is_no_node(serve: Any, answer: Answer) -> None:
+    async with plain_server(serve) as port, node(A) as a:
+        contact = await reached(a, port, limit_s=1.0)
+        assert contact.answer is answer
+        assert contact.link is None
 
 
-def test_who_comes_before_a_node_answers_waits_for_it() -> None:
-    async def work() -> None:
-        async with node(me=None) as b, node(A) as a:
-            early = asyncio.ensure_future(reached(a, b.port))
-            assert (await reached(a, b.port, limit_s=0.2)).answer is Answer.HELD
-            assert not early.done()
-            await b.admit(B)
-            assert (await early).answer is Answer.SAME
-
-    in_loop(work())
+@awaited
+async def test_who_comes_before_a_node_answers_waits_for_it() -> None:
+    async with node(me=None) as b, node(A) as a:
+        early = asyncio.ensure_future(reached(a, b.port))
+        assert (await reached(a, b.port, limit_s=0.2)).answer is Answer.HELD
+        assert not early.done()
+        await b.admit(B)
+        assert (await early).answer is Answer.SAME
 
 
-def test_a_node_that_has_ended_before_it_answered() -> None:
-    async def work() -> None:
-        async with node(me=None) as b, node(A) as a:
-            port = b.port
-            await b.close()
-            await b.admit(B)
-            assert b.port == 0
-            assert (await reached(a, port)).answer is Answer.REFUSED
-
-    in_loop(work())
+@awaited
+async def test_a_node_that_has_ended_before_it_answered() -> None:
+    async with node(me=None) as b, node(A) as a:
+        port = b.port
+        await b.close()
+        await b.admit(B)
+        assert b.port == 0
+        assert (await reached(a, port)).answer is Answer.REFUSED
 
 
 # --- how a link ends ------------------------------------------------------------------------------
 
 
-def test_a_node_that_leaves_says_good_bye() -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            contact = await reached(a, b.port)
-            assert contact.link is not None
-            await b.close()
-            assert await contact.link.ended() is End.GOOD_BYE
-
-    in_loop(work())
+@awaited
+async def test_a_node_that_leaves_says_good_bye() -> None:
+    async with node() as b, node(A) as a:
+        contact = await reached(a, b.port)
+        assert contact.link is not None
+        await b.close()
+        assert await contact.link.ended() is End.GOOD_BYE
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -360,78 +344,68 @@ def test_a_node_that_leaves_leaves_no_connection_to_the_end_of_the_loop(turns: i
         assert psutil.Process().num_fds() == before
 
 
-def test_a_node_without_a_port_of_its_own_closes_its_links_at_once() -> None:
-    async def work() -> None:
-        async with node() as b:
-            watches = TcpPeers(silence_s=1.0)
-            before = set(tcp._sockets)
-            assert (await reached(watches, b.port)).answer is Answer.SAME
-            (own,) = set(tcp._sockets) - before
-            assert own.fileno() >= 0
-            await watches.close()
-            assert own.fileno() == -1
-
-    in_loop(work())
+@awaited
+async def test_a_node_without_a_port_of_its_own_closes_its_links_at_once() -> None:
+    async with node() as b:
+        watches = TcpPeers(silence_s=1.0)
+        before = set(tcp._sockets)
+        assert (await reached(watches, b.port)).answer is Answer.SAME
+        (own,) = set(tcp._sockets) - before
+        assert own.fileno() >= 0
+        await watches.close()
+        assert own.fileno() == -1
 
 
-def test_who_watches_may_stop() -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            contact = await reached(a, b.port)
+@awaited
+async def test_who_watches_may_stop() -> None:
+    async with node() as b, node(A) as a:
+        contact = await reached(a, b.port)
+        assert contact.link is not None
+        contact.link.close()
+        contact.link.close()
+        await contact.link.ended()
+        await until(lambda: not b._watchers)
+        assert (await reached(a, b.port)).answer is Answer.SAME
+
+
+@awaited
+async def test_a_killed_process_is_refused_by_its_host() -> None:
+    with other_process() as (process, port):
+        async with node(A) as a:
+            contact = await reached(a, port)
             assert contact.link is not None
-            contact.link.close()
-            contact.link.close()
-            await contact.link.ended()
-            await until(lambda: not b._watchers)
-            assert (await reached(a, b.port)).answer is Answer.SAME
-
-    in_loop(work())
-
-
-def test_a_killed_process_is_refused_by_its_host() -> None:
-    async def work() -> None:
-        with other_process() as (process, port):
-            async with node(A) as a:
-                contact = await reached(a, port)
-                assert contact.link is not None
-                process.kill()
-                assert await contact.link.ended() is End.CLOSED
-                await until_refused(a, port)
-
-    in_loop(work())
-
-
-def test_a_stopped_process_keeps_its_links() -> None:
-    async def work() -> None:
-        with other_process() as (process, port):
-            async with node(A) as a:
-                contact = await reached(a, port)
-                assert contact.link is not None
-                process.send_signal(signal.SIGSTOP)
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(contact.link.ended(), 2.5)  # longer than its silence
-                assert (await reached(a, port, limit_s=0.2)).answer is Answer.HELD
-                process.send_signal(signal.SIGCONT)
-                assert (await reached(a, port)).answer is Answer.SAME
-
-    in_loop(work())
-
-
-def test_a_reset_on_the_way_closes_a_link() -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            contact = await reached(a, b.port)
-            assert contact.link is not None
-            (watcher,) = b._watchers
-            assert watcher._transport is not None
-            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
-            sock = watcher._transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            watcher._transport.abort()
+            process.kill()
             assert await contact.link.ended() is End.CLOSED
-            assert (await reached(a, b.port)).answer is Answer.SAME
+            await until_refused(a, port)
 
-    in_loop(work())
+
+@awaited
+async def test_a_stopped_process_keeps_its_links() -> None:
+    with other_process() as (process, port):
+        async with node(A) as a:
+            contact = await reached(a, port)
+            assert contact.link is not None
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(contact.link.ended(), 2.5)  # longer than its silence
+            assert (await reached(a, port, limit_s=0.2)).answer is Answer.HELD
+            process.send_signal(signal.SIGCONT)
+            assert (await reached(a, port)).answer is Answer.SAME
+
+
+@awaited
+async def test_a_reset_on_the_way_closes_a_link() -> None:
+    async with node() as b, node(A) as a:
+        contact = await reached(a, b.port)
+        assert contact.link is not None
+        (watcher,) = b._watchers
+        assert watcher._transport is not None
+        linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+        sock = watcher._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        watcher._transport.abort()
+        assert await contact.link.ended() is End.CLOSED
+        assert (await reached(a, b.port)).answer is Answer.SAME
 
 
 def test_a_host_that_is_gone_falls_silent(tmp_path: Path) -> None:
@@ -481,22 +455,20 @@ def test_a_child_does_not_keep_its_parent_alive(how: str) -> None:
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
 
 
-def test_a_child_holds_other_files_under_its_parents_numbers() -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            contact = await reached(a, b.port)
-            assert contact.link is not None
-            ours = {
-                connection.fd
-                for connection in psutil.Process().net_connections(kind="tcp")
-                if b.port in (connection.laddr.port, *(connection.raddr or ())[1:])
-            }
-            assert len(ours) == 3  # the listener, and both ends
-            with multiprocess_fork() as tell:
-                assert tell(ours) == [os.devnull] * 3
-            assert (await reached(a, b.port)).answer is Answer.SAME
-
-    in_loop(work())
+@awaited
+async def test_a_child_holds_other_files_under_its_parents_numbers() -> None:
+    async with node() as b, node(A) as a:
+        contact = await reached(a, b.port)
+        assert contact.link is not None
+        ours = {
+            connection.fd
+            for connection in psutil.Process().net_connections(kind="tcp")
+            if b.port in (connection.laddr.port, *(connection.raddr or ())[1:])
+        }
+        assert len(ours) == 3  # the listener, and both ends
+        with multiprocess_fork() as tell:
+            assert tell(ours) == [os.devnull] * 3
+        assert (await reached(a, b.port)).answer is Answer.SAME
 
 
 @contextmanager
@@ -521,18 +493,16 @@ def multiprocess_fork() -> Iterator[Callable[[set[int]], list[str]]]:
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH, ids=range(len(RUBBISH)))
-def test_a_stranger_hears_nothing(rubbish: bytes) -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            reader, writer = await asyncio.open_connection(HERE, b.port)
-            with contextlib.suppress(ConnectionError):
-                writer.write(rubbish)
-                await writer.drain()
-                assert await reader.read() == b""
-            writer.transport.abort()
-            assert (await reached(a, b.port)).answer is Answer.SAME
-
-    in_loop(work())
+@awaited
+async def test_a_stranger_hears_nothing(rubbish: bytes) -> None:
+    async with node() as b, node(A) as a:
+        reader, writer = await asyncio.open_connection(HERE, b.port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(rubbish)
+            await writer.drain()
+            assert await reader.read() == b""
+        writer.transport.abort()
+        assert (await reached(a, b.port)).answer is Answer.SAME
 
 
 def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,51 +520,43 @@ def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     in_loop(work())
 
 
-def test_a_crowd_that_says_nothing_keeps_nobody_away() -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            first = await reached(a, b.port)
-            assert first.link is not None
-            crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
-            await until(lambda: len(b._watchers) >= tcp._MAX_OF_A_KIND)
-            assert len(b._watchers) <= tcp._MAX_OF_A_KIND + 1
-            assert (await reached(a, b.port)).answer is Answer.SAME
-            for _, writer in crowd:
-                writer.transport.abort()
-
-    in_loop(work())
+@awaited
+async def test_a_crowd_that_says_nothing_keeps_nobody_away() -> None:
+    async with node() as b, node(A) as a:
+        first = await reached(a, b.port)
+        assert first.link is not None
+        crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
+        await until(lambda: len(b._watchers) >= tcp._MAX_OF_A_KIND)
+        assert len(b._watchers) <= tcp._MAX_OF_A_KIND + 1
+        assert (await reached(a, b.port)).answer is Answer.SAME
+        for _, writer in crowd:
+            writer.transport.abort()
 
 
-def test_so_many_that_know_what_to_say_break_only_each_other_s_links() -> None:
+@awaited
+async def test_so_many_that_know_what_to_say_break_only_each_other_s_links() -> None:
     """Whoever may read the job's keys knows it; the next one takes the place of the oldest."""
-
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            links = [(await reached(a, b.port)).link for _ in range(tcp._MAX_OF_A_KIND + 10)]
-            assert all(links)
-            assert len(b._watchers) <= tcp._MAX_OF_A_KIND
-            assert links[0] is not None
-            assert await links[0].ended() is End.CLOSED
-            assert (await reached(a, b.port)).answer is Answer.SAME
-
-    in_loop(work())
+    async with node() as b, node(A) as a:
+        links = [(await reached(a, b.port)).link for _ in range(tcp._MAX_OF_A_KIND + 10)]
+        assert all(links)
+        assert len(b._watchers) <= tcp._MAX_OF_A_KIND
+        assert links[0] is not None
+        assert await links[0].ended() is End.CLOSED
+        assert (await reached(a, b.port)).answer is Answer.SAME
 
 
-def test_a_cancellation_in_the_moment_of_an_answer_is_not_swallowed() -> None:
+@awaited
+async def test_a_cancellation_in_the_moment_of_an_answer_is_not_swallowed() -> None:
     """As `asyncio.wait_for` does before Python 3.12: whoever leaves would wait for ever."""
-
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            for turns in range(40):
-                attempt = asyncio.ensure_future(reached(a, b.port))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                was_done = attempt.done()
-                attempt.cancel()
-                await asyncio.wait({attempt})
-                assert attempt.cancelled() or was_done
-
-    in_loop(work())
+    async with node() as b, node(A) as a:
+        for turns in range(40):
+            attempt = asyncio.ensure_future(reached(a, b.port))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            was_done = attempt.done()
+            attempt.cancel()
+            await asyncio.wait({attempt})
+            assert attempt.cancelled() or was_done
 
 
 def test_no_thread_for_a_name_is_no_more_than_a_node_that_is_not_reached(
@@ -614,35 +576,30 @@ def test_no_thread_for_a_name_is_no_more_than_a_node_that_is_not_reached(
     in_loop(work())
 
 
-def test_what_is_said_after_the_greeting_is_ignored() -> None:
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            reader, writer = await asyncio.open_connection(HERE, b.port)
-            writer.write(b'rdzv-etcd peer 1 ["/p/job","b~2~x"]\n')
-            assert await reader.readline() == b"rdzv-etcd peer 1 yes\n"
-            for _ in range(100):
-                writer.write(b"x" * 100_000)
-                await writer.drain()
-            assert (await reached(a, b.port)).answer is Answer.SAME
-            writer.transport.abort()
-
-    in_loop(work())
+@awaited
+async def test_what_is_said_after_the_greeting_is_ignored() -> None:
+    async with node() as b, node(A) as a:
+        reader, writer = await asyncio.open_connection(HERE, b.port)
+        writer.write(b'rdzv-etcd peer 1 ["/p/job","b~2~x"]\n')
+        assert await reader.readline() == b"rdzv-etcd peer 1 yes\n"
+        for _ in range(100):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        assert (await reached(a, b.port)).answer is Answer.SAME
+        writer.transport.abort()
 
 
-def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_again() -> None:
+@awaited
+async def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_again() -> None:
     """Its process lives, and accepts; its links end without a good-bye."""
-
-    async def scenario() -> None:
-        async with node() as watched, node(A) as watching:
-            contact = await reached(watching, watched.port)
-            assert contact.link is not None
-            watched.disown()
-            assert await contact.link.ended() is End.CLOSED
-            assert (await reached(watching, watched.port)).answer is Answer.MUTE
-            await watched.admit(B)
-            again = await reached(watching, watched.port)
-            assert again.answer is Answer.SAME
-            assert again.link is not None
-            again.link.close()
-
-    in_loop(scenario())
+    async with node() as watched, node(A) as watching:
+        contact = await reached(watching, watched.port)
+        assert contact.link is not None
+        watched.disown()
+        assert await contact.link.ended() is End.CLOSED
+        assert (await reached(watching, watched.port)).answer is Answer.MUTE
+        await watched.admit(B)
+        again = await reached(watching, watched.port)
+        assert again.answer is Answer.SAME
+        assert again.link is not None
+        again.link.close()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, cast
 
 from rdzv_etcd.clock import wait_for
 from rdzv_etcd.errors import RdzvEtcdError
@@ -38,6 +37,7 @@ from tests.sim.invariants import Invariant
 from tests.sim.peers import MemoryPeer, PeerSwitch
 from tests.sim.work import EXIT_LIMIT_S, Work
 from tests.support.machines import MachineClock, MachineLoop, run_on_machines
+from tests.support.scenarios import as_test
 
 TTL_S = 10
 TICK_S = 0.5
@@ -54,9 +54,6 @@ TIMING = Timing(
     ended_ttl_s=600,
     close_timeout_s=30.0,
 )
-
-
-P = ParamSpec("P")
 
 
 class NotReachedError(AssertionError):
@@ -530,23 +527,9 @@ def simulate(
 
 def simulated(
     seeds: Iterable[int] = range(20), *, limit_s: float = 20_000.0, **job: Any
-) -> Callable[[Callable[Concatenate[SimJob, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., None]]:
     """Make a scenario a test, which :func:`simulate` runs; its other arguments are the test's."""
-
-    def made(
-        scenario: Callable[Concatenate[SimJob, P], Coroutine[Any, Any, None]],
-    ) -> Callable[P, None]:
-        def test(*args: P.args, **named: P.kwargs) -> None:
-            simulate(lambda job: scenario(job, *args, **named), seeds, limit_s=limit_s, **job)
-
-        signature = inspect.signature(scenario)
-        _, *others = signature.parameters.values()
-        test.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-            setattr(test, name, getattr(scenario, name))
-        return test
-
-    return made
+    return as_test(lambda scenario: simulate(scenario, seeds, limit_s=limit_s, **job), given=1)
 
 
 async def _one(loop: MachineLoop, scenario: Scenario, options: dict[str, Any]) -> None:

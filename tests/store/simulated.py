@@ -11,6 +11,7 @@ from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.testing import MemoryConnection, MemoryEtcd, SimClock, SimLoop, run_simulation
+from tests.support.scenarios import as_test
 
 KEYS = JobKeys("/rdzv_etcd", "job").store(1, "run")
 LIMIT_S = 60.0
@@ -26,6 +27,10 @@ def simulate(scenario: Scenario, seed: int = 0) -> None:
             await scenario(server)
 
     run_simulation(main, seed=seed)
+
+
+simulated = as_test(simulate, given=1)
+"""Decorates a scenario; see :func:`tests.support.scenarios.as_test`."""
 
 
 async def open_store(

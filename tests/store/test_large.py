@@ -8,7 +8,7 @@ from rdzv_etcd.etcd.port import Get, GetResult, Txn, TxnResult
 from rdzv_etcd.etcd.reads import PART_BYTES
 from rdzv_etcd.protocol.store import StoreKeys
 from rdzv_etcd.testing import Applied, MemoryEtcd
-from tests.store.simulated import KEYS, LIMIT_S, open_store, simulate
+from tests.store.simulated import KEYS, LIMIT_S, open_store, simulate, simulated
 
 SIZES = {"small": 200, "medium": 20_000, "large": 1_200_000}
 """Bytes of one value."""
@@ -58,33 +58,29 @@ def test_many_values_are_read_and_set_in_parts(size: int) -> None:
     simulate(scenario)
 
 
-def test_many_small_values_take_few_requests() -> None:
-    async def scenario(server: MemoryEtcd) -> None:
-        store, _ = await open_store(server)
-        values = {f"rank/{n}": b"value %d" % n for n in range(4096)}
-        traffic = _Traffic(server)
-        await store.multi_set(list(values.items()), LIMIT_S)
-        assert await store.multi_get(list(values), LIMIT_S) == list(values.values())
-        assert await store.check(list(values), LIMIT_S)
-        assert await store.num_keys(LIMIT_S) == 4096
-        assert traffic.requests <= 3 * 45 + 8
-
-    simulate(scenario)
+@simulated
+async def test_many_small_values_take_few_requests(server: MemoryEtcd) -> None:
+    store, _ = await open_store(server)
+    values = {f"rank/{n}": b"value %d" % n for n in range(4096)}
+    traffic = _Traffic(server)
+    await store.multi_set(list(values.items()), LIMIT_S)
+    assert await store.multi_get(list(values), LIMIT_S) == list(values.values())
+    assert await store.check(list(values), LIMIT_S)
+    assert await store.num_keys(LIMIT_S) == 4096
+    assert traffic.requests <= 3 * 45 + 8
 
 
-def test_only_the_part_whose_reply_is_lost_is_read_again() -> None:
-    async def scenario(server: MemoryEtcd) -> None:
-        store, etcd = await open_store(server)
-        keys = [f"large/{n}" for n in range(8)]
-        await store.multi_set([(key, b"x" * SIZES["large"]) for key in keys], LIMIT_S)
-        traffic = _Traffic(server)
+@simulated
+async def test_only_the_part_whose_reply_is_lost_is_read_again(server: MemoryEtcd) -> None:
+    store, etcd = await open_store(server)
+    keys = [f"large/{n}" for n in range(8)]
+    await store.multi_set([(key, b"x" * SIZES["large"]) for key in keys], LIMIT_S)
+    traffic = _Traffic(server)
 
-        def is_the_fourth(request: object) -> bool:
-            return isinstance(request, Get) and request.key.endswith(b"large/3")
+    def is_the_fourth(request: object) -> bool:
+        return isinstance(request, Get) and request.key.endswith(b"large/3")
 
-        etcd.link.drop_replies(2, is_the_fourth)
-        assert len(await store.multi_get(keys, LIMIT_S)) == 8
-        times = {key.decode()[-7:]: count for key, count in traffic.reads.items()}
-        assert times == {**dict.fromkeys(keys, 1), "large/3": 3}
-
-    simulate(scenario)
+    etcd.link.drop_replies(2, is_the_fourth)
+    assert len(await store.multi_get(keys, LIMIT_S)) == 8
+    times = {key.decode()[-7:]: count for key, count in traffic.reads.items()}
+    assert times == {**dict.fromkeys(keys, 1), "large/3": 3}

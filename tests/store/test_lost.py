@@ -12,7 +12,7 @@ from rdzv_etcd.errors import EtcdPermissionError, StoreLostError
 from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.kv.store import KeyValueStore
 from rdzv_etcd.testing import MemoryEtcd
-from tests.store.simulated import LIMIT_S, next_request, open_store, simulate
+from tests.store.simulated import LIMIT_S, next_request, open_store, simulate, simulated
 
 Call: TypeAlias = Callable[[KeyValueStore], Coroutine[Any, Any, object]]
 Lose: TypeAlias = Callable[[MemoryEtcd, int], None]
@@ -57,97 +57,89 @@ async def used(store: KeyValueStore) -> None:
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("put_back", [False, True], ids=["lease gone", "lease granted again"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_every_call_on_a_store_that_is_gone_says_so(call: Call, put_back: bool, lose: Lose) -> None:
+@simulated
+async def test_every_call_on_a_store_that_is_gone_says_so(
+    server: MemoryEtcd, call: Call, put_back: bool, lose: Lose
+) -> None:
     """Whether its caller has used the store before or not, and again and again."""
-
-    async def scenario(server: MemoryEtcd) -> None:
-        store, etcd = await open_store(server)
-        fresh, _ = await open_store(server, "fresh")
-        lease_id = store._lease_id
-        fresh._writes._lease_id = fresh._lease_id = lease_id
-        await used(store)
-        lose(server, lease_id)
-        if put_back:
-            await etcd.grant(600, lease_id=lease_id)
-        for each in (fresh, store, fresh):
-            with pytest.raises(StoreLostError, match="Join again"):
-                await call(each)
-        assert not server.snapshot(), "something was written"
-
-    simulate(scenario)
+    store, etcd = await open_store(server)
+    fresh, _ = await open_store(server, "fresh")
+    lease_id = store._lease_id
+    fresh._writes._lease_id = fresh._lease_id = lease_id
+    await used(store)
+    lose(server, lease_id)
+    if put_back:
+        await etcd.grant(600, lease_id=lease_id)
+    for each in (fresh, store, fresh):
+        with pytest.raises(StoreLostError, match="Join again"):
+            await call(each)
+    assert not server.snapshot(), "something was written"
 
 
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
-def test_a_wait_under_way_ends_when_the_store_is_lost(lose: Lose) -> None:
-    async def scenario(server: MemoryEtcd) -> None:
-        store, _ = await open_store(server)
-        await used(store)
-        asked = next_request(server)
-        waiting = asyncio.ensure_future(store.multi_get(["key", "absent"], None))
-        await asked
-        await asyncio.sleep(1.0)
-        assert not waiting.done()
-        lose(server, store._lease_id)
-        with pytest.raises(StoreLostError):
-            await waiting
-
-    simulate(scenario)
+@simulated
+async def test_a_wait_under_way_ends_when_the_store_is_lost(server: MemoryEtcd, lose: Lose) -> None:
+    store, _ = await open_store(server)
+    await used(store)
+    asked = next_request(server)
+    waiting = asyncio.ensure_future(store.multi_get(["key", "absent"], None))
+    await asked
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    lose(server, store._lease_id)
+    with pytest.raises(StoreLostError):
+        await waiting
 
 
 @pytest.mark.parametrize("bump_revision", [0, 1_000_000])
 @pytest.mark.parametrize("seen_by", ["a write", "a wait", "a wait under way"])
-def test_what_one_writer_knows_to_be_lost_everybody_is_told(
-    seen_by: str, bump_revision: int
+@simulated
+async def test_what_one_writer_knows_to_be_lost_everybody_is_told(
+    server: MemoryEtcd, seen_by: str, bump_revision: int
 ) -> None:
     """etcd is restored from a snapshot that has the store, but not the last thing written to it.
     Only who has written that can know."""
-
-    async def scenario(server: MemoryEtcd) -> None:
-        store, _ = await open_store(server)
-        other, _ = await open_store(server, "other")
-        await used(other)
-        saved = server.save()
-        assert await store.add("n", 1, LIMIT_S) == 2
-        others = asyncio.ensure_future(other.get("absent", None))
-        mine = asyncio.ensure_future(store.get("absent", None))
-        await asyncio.sleep(1.0)
-        if seen_by != "a wait under way":
-            mine.cancel()
-        server.restore(saved, bump_revision=bump_revision)
-        if seen_by == "a write":
-            with pytest.raises(StoreLostError):
-                await store.add("n", 1, LIMIT_S)
-        elif seen_by == "a wait":
-            with pytest.raises(StoreLostError):
-                await store.get("absent", None)
-        else:
-            with pytest.raises(StoreLostError):
-                await mine
+    store, _ = await open_store(server)
+    other, _ = await open_store(server, "other")
+    await used(other)
+    saved = server.save()
+    assert await store.add("n", 1, LIMIT_S) == 2
+    others = asyncio.ensure_future(other.get("absent", None))
+    mine = asyncio.ensure_future(store.get("absent", None))
+    await asyncio.sleep(1.0)
+    if seen_by != "a wait under way":
+        mine.cancel()
+    server.restore(saved, bump_revision=bump_revision)
+    if seen_by == "a write":
         with pytest.raises(StoreLostError):
-            await others
+            await store.add("n", 1, LIMIT_S)
+    elif seen_by == "a wait":
         with pytest.raises(StoreLostError):
-            await other.add("n", 1, LIMIT_S)
+            await store.get("absent", None)
+    else:
+        with pytest.raises(StoreLostError):
+            await mine
+    with pytest.raises(StoreLostError):
+        await others
+    with pytest.raises(StoreLostError):
+        await other.add("n", 1, LIMIT_S)
 
-    simulate(scenario)
 
+@simulated
+async def test_a_writer_that_cannot_let_the_others_know_writes_no_more(server: MemoryEtcd) -> None:
+    store, etcd = await open_store(server)
+    saved = server.save()
+    await used(store)
+    server.restore(saved, bump_revision=1_000_000)
 
-def test_a_writer_that_cannot_let_the_others_know_writes_no_more() -> None:
-    async def scenario(server: MemoryEtcd) -> None:
-        store, etcd = await open_store(server)
-        saved = server.save()
-        await used(store)
-        server.restore(saved, bump_revision=1_000_000)
+    def deletes(request: object) -> bool:
+        return isinstance(request, Txn) and isinstance(request.success[0], Delete)
 
-        def deletes(request: object) -> bool:
-            return isinstance(request, Txn) and isinstance(request.success[0], Delete)
-
-        etcd.link.fail(EtcdPermissionError("may not delete"), 2, deletes)
-        for _ in range(3):
-            with pytest.raises(StoreLostError):
-                await store.add("n", 1, LIMIT_S)
-        assert [kv.key for kv in server.snapshot()] == []
-
-    simulate(scenario)
+    etcd.link.fail(EtcdPermissionError("may not delete"), 2, deletes)
+    for _ in range(3):
+        with pytest.raises(StoreLostError):
+            await store.add("n", 1, LIMIT_S)
+    assert [kv.key for kv in server.snapshot()] == []
 
 
 @pytest.mark.parametrize("seed", range(5))
