@@ -108,11 +108,12 @@ async def beside(work: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
         await abandon(task)
 
 
-async def race(*work: Awaitable[Any]) -> tuple[asyncio.Future[Any], ...]:
-    """Run all until one is done, cancel the others, and return all, ended, in the same order."""
+async def race(*work: Awaitable[Any]) -> tuple[asyncio.Future[Any] | None, ...]:
+    """Run all until one is done, and cancel the others; return in the same order the tasks that
+    were done, and ``None`` for those that were not."""
     tasks = tuple(asyncio.ensure_future(each) for each in work)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await abandon(*tasks)
-    return tasks
+    return tuple(task if task in done else None for task in tasks)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rdzv_etcd.arguments import KEY_SHOWN
-from rdzv_etcd.clock import Clock, abandon
+from rdzv_etcd.clock import Clock, race
 from rdzv_etcd.errors import (
     EtcdError,
     EtcdUnavailableError,
@@ -159,12 +159,8 @@ class Reader:
     async def _unless_lost(self, following: Coroutine[Any, Any, None], revision: int) -> None:
         """Follow, unless the store loses something after ``revision``."""
         losing = self._lost(next(iter(self._writes.proof())), revision)
-        tasks = [asyncio.ensure_future(following), asyncio.ensure_future(losing)]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            (tasks[0] if tasks[0] in done else tasks[1]).result()
-        finally:
-            await abandon(*tasks)
+        first = next(filter(None, await race(following, losing)))
+        first.result()
 
     async def _lost(self, whole: bytes, revision: int) -> None:
         watch = self._etcd.watch(whole, start_revision=revision + 1)

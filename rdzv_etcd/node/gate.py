@@ -1,7 +1,7 @@
 """A gate in front of each arrival: a node that does not pass it does not join.
 
 Runs a command or calls a function, bounded in time: on threads of its own, while the caller's
-waits, and never on the event loop. What a failure leads to is at the end.
+waits, and never on the event loop.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LAST_CHANGE_VARIABLE = "RDZV_ETCD_LAST_CHANGE"
 """Empty before a node's first world."""
 
 _KEPT = 4096
-"""Bytes of a command's output that are kept, the last ones …"""
+"""Bytes of a command's output that are kept, the last ones."""
 _LINES = 10
-"""… and lines of them."""
+"""Lines of these that are shown."""
 _LAST_OUTPUT_S = 1.0
 """How long output is read after a command has ended: what it has started may hold the pipe open."""
 _SHOWN = 400
@@ -43,7 +43,7 @@ _SHOWN = 400
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a gate is told of the arrival that it lets through, or does not."""
+    """What a gate gets to know about the arrival that it lets through, or does not."""
 
     job: str
     """The job's id."""
@@ -57,7 +57,7 @@ class Arrival:
 
 GateFunction: TypeAlias = "Callable[[Arrival], object]"
 """Lets the node join if it returns ``None`` or something true; not if it raises an exception, or
-returns anything else. Called on a thread of its own, each time anew."""
+returns anything else. Called on a new thread each time."""
 
 
 def check_gate(gate: object) -> None:
@@ -96,7 +96,7 @@ class Check:
         self._is_abandoned = False
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until there is an answer; tell whether there is. Signals are handled meanwhile."""
+        """Block until there is an answer, and return whether there is; handles signals."""
         return self._done.wait(timeout_s)
 
     def answer(self) -> Failure | None:
@@ -104,11 +104,11 @@ class Check:
         return self._failure
 
     def late(self, limit_s: float) -> Failure:
-        """What it means that there is no answer."""
+        """The failure that there is no answer."""
         return Failure(f"was not done within {limit_s:g} s")
 
     def abandon(self) -> None:
-        """Wait for it no more, and end what can be ended."""
+        """Stop waiting for it, and end what can be ended."""
         self._is_abandoned = True
         self._done.open()
 
@@ -125,7 +125,7 @@ class Check:
 
 
 class FunctionCheck(Check):
-    """Calls a function. One that takes too long goes on by itself: a thread cannot be ended."""
+    """Calls a function. One that takes too long continues: a thread cannot be ended."""
 
     def __init__(self, gate: GateFunction, arrival: Arrival) -> None:
         super().__init__()

@@ -315,7 +315,7 @@ async def read_state(
 async def _left_s(etcd: Etcd, control: Control, timeout_s: float | None) -> float | None:
     if control.round is None:
         return None
-    with contextlib.suppress(EtcdPermissionError):  # whoever may read the keys may not ask for it
+    with contextlib.suppress(EtcdPermissionError):  # perhaps it may only read the keys
         left = await etcd.time_to_live(control.round.job_lease, timeout_s=timeout_s)
         return 0.0 if left is None else float(left.left_s)
     return None

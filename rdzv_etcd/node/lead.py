@@ -36,8 +36,8 @@ from rdzv_etcd.protocol.world_end import MemberLoss, losses
 from rdzv_etcd.text import many
 from rdzv_etcd.world_change import left_because
 
-_TOLD = 8
-"""More than this are one mistake, or one attack: they are only counted."""
+_MOST_REPORTED = 8
+"""More unreadable keys than this are one mistake, or one attack: they are only counted."""
 
 
 class Strangers:
@@ -46,7 +46,7 @@ class Strangers:
     def __init__(self, status_log: StatusLog) -> None:
         self._log = status_log
         self._known: dict[str, int] = {}
-        self._told = 0
+        self._reported = 0
 
     def look_at(self, nodes: Nodes) -> None:
         """Warn of what is new among the unreadable keys."""
@@ -55,23 +55,23 @@ class Strangers:
             return
         new = [it for node_id, it in nodes.unreadable.items() if node_id not in self._known]
         self._known = known
-        for stranger in new[: max(0, _TOLD - self._told)]:
+        for stranger in new[: max(0, _MOST_REPORTED - self._reported)]:
             self._log.warn(f"not counted among the nodes: {stranger.problem}")
-        if self._told < _TOLD < self._told + len(new):
+        if self._reported < _MOST_REPORTED < self._reported + len(new):
             self._log.warn(
                 f"there are {len(known)} keys among the nodes that this library did not write; no "
                 "more of them are reported"
             )
-        self._told += len(new)
+        self._reported += len(new)
 
 
 _RESTS = 3
 """While thousands arrive, deciding at each arrival would take all the time: after a decision the
-leader rests for this many times as long as that took …"""
+leader rests for this many times as long as that took."""
 _LONGEST_REST_S = 1.0
-"""… and no longer than this: it may have been stopped in its midst."""
+"""It rests no longer than this: it may have been stopped during the decision."""
 _FORGETTING_S = 2.0
-"""A leader that waits for etcd's answer to what can be done later decides nothing meanwhile."""
+"""Limit for requests that can be made later: a leader that waits for them decides nothing."""
 
 
 class Leadership:
@@ -148,7 +148,7 @@ class Leadership:
         try:
             result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
         except EtcdError as error:
-            await context.back_off(self._backoff, error, "cannot resign the lead")
+            await context.back_off(self._backoff, error, "this node cannot resign the lead")
             return
         if context.control.view.leader_revision == control.leader_revision:
             context.show_written(result.revision, leader=None, leader_revision=0)
@@ -171,7 +171,7 @@ class Leadership:
         try:
             result = await context.write(requests.claim(context.keys, leader, session), session)
         except EtcdError as error:
-            await context.back_off(self._backoff, error, "cannot claim the vacant lead")
+            await context.back_off(self._backoff, error, "this node cannot claim the vacant lead")
         else:
             if result is not None:
                 self.note(leader, result)
@@ -285,7 +285,7 @@ class Leadership:
             return _earliest(step.until_s, context.log.progress(step.reason, now_s))
         else:
             return step.until_s
-        # If it was refused, somebody came (back) in this very moment, or the lead is gone: the
+        # If it was refused, a node joined (again) in this very moment, or the lead is gone: the
         # watches will tell, if they have not done so already.
         news = presences.view is not nodes or not _same_keys(context.control.view, seen)
         return now_s if done or news else now_s + RETRY_S
@@ -351,16 +351,15 @@ class Leadership:
         """Publish the round; ``False`` if things are not as they were when it was decided."""
         context = self._context
         settings, member = context.settings, self._member
-        run = self._name_run(
-            control, draft.highest_epoch(member, control, nodes, settings.epoch_floor)
-        )
+        highest = draft.highest_known_epoch(member, control, nodes, settings.epoch_floor)
         record = draft.next_record(
             member,
             control,
             nodes,
             decision,
             settings,
-            run=run,
+            run=self._name_run(control, highest),
+            highest_epoch=highest,
             job_lease=0 if control.formed is not None else await self._job_lease.get(),
             lease_ttl_s=context.session.ttl_s,
         )
@@ -458,10 +457,10 @@ class Leadership:
             await presences.refresh()
 
     async def _wait_out(self, problem: RdzvEtcdError) -> None:
-        """Do nothing until what keeps this node from leading may have been mended."""
+        """Do nothing until what keeps this node from leading may have been fixed."""
         context = self._context
         self._note_problem(problem, has_worked=self._has_read)
-        if context.control.problem is None:  # nothing will tell that it is over
+        if context.control.problem is None:  # nothing will show that it is over
             await context.clock.sleep(RETRY_S)
             return
         until_s = context.clock.now_s() + context.session.renewal_period_s
@@ -471,8 +470,8 @@ class Leadership:
                 await context.control.refresh()
 
     def _note_problem(self, problem: RdzvEtcdError, *, has_worked: bool = False) -> None:
-        """Let a join that waits on this node's lead fail with the cause; ``has_worked``: what does
-        not work now did so before."""
+        """Let a join that waits on this node's lead fail with the cause; ``has_worked``: what fails
+        now has worked before."""
         context = self._context
         if isinstance(problem, EtcdUnavailableError):
             context.log.info(f"this node cannot lead at the moment: {problem}")
@@ -547,7 +546,7 @@ class PreparedLease:
         return lease_id
 
     def in_doubt(self) -> None:
-        """Note that a round may use it or not: nobody knows what became of the write.
+        """Note that a round may use it or not: the outcome of the write is unknown.
 
         The next attempt offers it again, so that no second lease is left behind.
         """
@@ -565,7 +564,7 @@ class PreparedLease:
         limit_s = self._context.farewell_limit_s
         if not self._is_in_doubt:  # if it is: a round may live on it, and it expires if none does
             with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
-                # Shielded: of a grant that was cut off nobody would know the id.
+                # Shielded: the id of a grant that was cut off would be unknown.
                 grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
                 await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
         if self._granting is granting:
@@ -577,6 +576,6 @@ class PreparedLease:
 
 
 def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:
-    """Retrieve the error of a grant that nobody may wait for any more."""
+    """Retrieve the error of a grant: perhaps no call waits for it any more."""
     if not granting.cancelled():
         granting.exception()

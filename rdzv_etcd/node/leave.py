@@ -161,7 +161,7 @@ RUNS_REMEMBERED = 8
 
 
 def why_interrupted(error: BaseException, what: str) -> str:
-    """Why a node has left whose caller waits no longer for ``what``, as the others are told."""
+    """Why a node has left whose caller no longer waits for ``what``, as the others are shown."""
     by = what_interrupted(error)
     return shown(f"was interrupted in {what}{': ' if by else ''}{by}", MAX_REASON)
 

@@ -135,10 +135,10 @@ class Node:
         return bool(self._tasks) and self._leadership.is_mine
 
     def waiting_count(self) -> int:
-        """Above zero if this node is to join again; from memory, never raises or blocks."""
+        """Above zero if this node should join again; from memory, never raises or blocks."""
         member = self._member
         if member.failure is not None and not member.is_finishing:
-            return 1  # who joins again is told
+            return 1  # the next join raises it
         if not self._tasks:
             return 0
         return waiting_count(self.control, member.record, member.evicted, member.closure)
@@ -162,7 +162,7 @@ class Node:
         return why_over(self._member, self.control, seat.epoch)
 
     def should_yield(self, seat: Seat) -> bool:
-        """Whether a member of that world is to leave at the next commit point; from memory."""
+        """Whether a member of that world should leave at the next commit point; from memory."""
         return should_yield(self._member, self.control, seat.epoch)
 
     @property
@@ -184,18 +184,18 @@ class Node:
 
     @property
     def drain(self) -> Drain | None:
-        """Why this node is to leave, if it is."""
+        """Why this node is being drained, if it is."""
         return self._member.drain
 
     @property
     def is_told_to_stop(self) -> bool:
-        """Whether a join would end at once: the run is over, or this node is to leave."""
+        """Whether a join would end at once: the run is over, or this node is being drained."""
         return self._member.closure is not None or self._member.drain is not None
 
     async def changed(self) -> None:
         """Wait until this node's round is over (see :meth:`waiting_count`).
 
-        Raises RendezvousFailedError if this node leaves, or cannot go on.
+        Raises RendezvousFailedError if this node leaves, or cannot continue.
         """
         await self._until(lambda: self.waiting_count() > 0)
 
@@ -288,7 +288,7 @@ class Node:
 
     @property
     def is_gone(self) -> bool:
-        """Whether this node has left, or cannot go on."""
+        """Whether this node has left, or cannot continue."""
         return self._member.phase is Phase.GONE or self._member.failure is not None
 
     def check_not_gone(self) -> None:
@@ -360,7 +360,8 @@ class Node:
         return is_made
 
     def _check_not_drained(self) -> None:
-        """Raise DrainedError if this node is to leave; a run that is over ends it differently."""
+        """Raise DrainedError if this node is being drained; a run that is over ends it
+        differently."""
         member = self._member
         if member.drain is not None and member.closure is None:
             raise leaving.drained_error(self._context.settings.job_id, member.node_id, member.drain)

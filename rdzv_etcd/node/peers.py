@@ -293,8 +293,8 @@ class PeerLinks:
         self._doubts.clear()
         while member.epoch == epoch:
             watching, _ = await race(self._watch(ring), self._until_other(epoch))
-            if not watching.cancelled():
-                watching.result()
+            if watching is not None:
+                watching.result()  # it ends only with an error
 
     async def _until_other(self, epoch: int) -> None:
         """Wait until a node is back that had no presence, or this one is in another world."""
@@ -364,7 +364,7 @@ class PeerLinks:
             self._peer_watch.watch(info, suspect=self._others_are_gone),
             self._context.wakeup.wait(when=lambda: is_lost() and not was_lost),
         )
-        return None if seeing.cancelled() else seeing.result()
+        return None if seeing is None else seeing.result()
 
     @property
     def _others_are_gone(self) -> bool:

@@ -6,8 +6,8 @@ lease ran out. Until then it comes back unnoticed.
 It watches its own presence, because etcd may revoke the lease of a node that has renewed it in
 time: a leader of etcd that was paused believes for a moment after it wakes up that all leases have
 run out (etcd#15247; newer versions, 3.5.30 too, check first, but not whether they were asleep). The
-next keep-alive would tell, up to a third of a TTL later, when the other members have long been told
-that this one is lost. And if only the key is gone (somebody deleted it), no keep-alive tells, and a
+next keep-alive would show that, up to a third of a TTL later, when this member has long been
+declared lost. And if only the key is gone (an operator deleted it), no keep-alive shows it, and a
 waiting node would wait forever.
 
 All that belongs to the job as a whole lives on the job lease, and what its epochs count from on the
@@ -53,7 +53,7 @@ async def repair(context: NodeContext, member: Member) -> None:
     await context.whenever(
         lambda: _is_needed(context, member),
         lambda: _put_back(context, member),
-        "cannot come back after an outage",
+        "this node cannot come back after an outage",
     )
 
 
@@ -153,7 +153,7 @@ async def watch_own(context: NodeContext, member: Member) -> None:
         except WatchLostError:
             pass  # etcd may have lost the presence as well: it is looked for at once
         except EtcdError as error:
-            complaint = "cannot check that this node's presence is in etcd"
+            complaint = "this node cannot check that its presence is in etcd"
             await context.back_off(backoff, error, complaint, at_least_s=_RETRY_S)
 
 
@@ -292,7 +292,7 @@ async def keep_job_leases(context: NodeContext, member: Member) -> None:
                 ttl_s = await context.etcd.keep_alive(lease_id, timeout_s=limit_s)
                 pause_s = min(pause_s, ttl_s / 3) if ttl_s else pause_s
         except EtcdError as error:
-            await context.back_off(backoff, error, "cannot renew the job's lease")
+            await context.back_off(backoff, error, "this node cannot renew the job's lease")
             continue
         backoff.reset()
         renewed = True

@@ -1,10 +1,10 @@
-"""Gives a node up whose own thread is wedged, so that the others do, too: gray failure.
+"""Gives up a node whose own thread is wedged, so that the others do as well: gray failure.
 
 The library's thread would renew the lease and answer on the links for as long as the process lives,
 whatever became of the thread that works. When that has not called in for too long, this says so in
 place of the node's presence, as another node would (:mod:`rdzv_etcd.protocol.liveness`), lets
 the lease go, and answers on no link any more. When the thread is back, it finds that the others
-went on without it, and may join again.
+formed a world without it, and may join again.
 
 What counts is the time in which the library's own thread ran and looked: a process that was stopped
 as a whole (SIGSTOP, a debugger, a paused machine) was not wedged, and its lease says what it was.
@@ -47,7 +47,7 @@ class Vigil:
     silent_s: float = 0.0
     """For how long it has not, while this process ran."""
     looked_s: float = 0.0
-    """When somebody looked last, on the clock."""
+    """When the watchdog looked last, on the clock."""
 
     def is_wedged(self, limit_s: float) -> bool:
         return self.silent_s >= limit_s
@@ -79,7 +79,7 @@ def is_on_duty(member: Member, control: Control) -> bool:
 
 
 _SAY_SO_S = 5.0
-"""How long etcd may take to note it; the lease is let go in any case."""
+"""How long etcd may take to note it; the lease is abandoned in any case."""
 
 
 class CallIns:
@@ -92,7 +92,7 @@ class CallIns:
 
     def __init__(self) -> None:
         self.owner: int | None = None
-        """The thread's number; ``None``: nobody has joined, or there are no threads (virtual time).
+        """The thread's number; ``None``: no thread has joined, or there are none (virtual time).
         """
         self.calls = 0
         self._inside: list[int] = []
@@ -148,7 +148,7 @@ class CallIns:
                 loop.call_soon_threadsafe(self.call_in)
 
     def stack(self) -> str:
-        """What the owner is doing."""
+        """The stack of the owner."""
         frame = None if self.owner is None else sys._current_frames().get(self.owner)
         if frame is None:
             return "the thread has ended"
@@ -176,7 +176,7 @@ class Watchdog:
         """The lease that the node has let go, until it is revoked: the accusation is on it."""
 
     async def run(self) -> None:
-        """Look, until cancelled: nobody tells when a thread does nothing."""
+        """Look, until cancelled: there is no event when a thread does nothing."""
         context, call_ins = self._context, self._call_ins
         vigil = Vigil(call_ins.calls, 0.0, context.clock.now_s())
         while True:
@@ -195,7 +195,7 @@ class Watchdog:
                 await self._give_up()
 
     async def _give_up(self) -> None:
-        """Have the others go on without this node."""
+        """Let the others continue without this node."""
         context, member = self._context, self._member
         how = how_wedged(self._limit_s)
         member.evicted = True

@@ -28,11 +28,12 @@ def next_record(
     settings: Settings,
     *,
     run: str,
+    highest_epoch: int,
     job_lease: int,
     lease_ttl_s: int,
 ) -> Round:
     """Draft the record of the round to be formed; ``run``: its name by :func:`keeps_name`,
-    ``lease_ttl_s``: that of the leader's own lease."""
+    ``highest_epoch``: that known, ``lease_ttl_s``: that of the leader's own lease."""
     formed = control.formed
     master = decision.world[0]
     origin = _origin(member, control, run)
@@ -47,9 +48,7 @@ def next_record(
         master_address=master.address,
         master_port=master.port,
         job_lease=job_lease if formed is None else formed.job_lease,
-        epoch_base=epoch_base(
-            control, decision.world, highest_epoch(member, control, nodes, settings.epoch_floor)
-        ),
+        epoch_base=epoch_base(control, decision.world, highest_epoch),
         expelled=decision.expelled + decision.finished,  # neither asks for a seat
         slices=slices,
         heirs=decision.heirs,
@@ -58,7 +57,7 @@ def next_record(
     )
 
 
-def highest_epoch(member: Member, control: Control, nodes: Nodes, epoch_floor: int) -> int:
+def highest_known_epoch(member: Member, control: Control, nodes: Nodes, epoch_floor: int) -> int:
     """Return the highest epoch that any node knows of, as far as it can be believed."""
     claims = (presence.info.epoch_seen for presence in nodes.present.values())
     return max(

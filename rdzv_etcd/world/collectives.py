@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 
 from rdzv_etcd.arguments import Bytes, as_bytes, check_name, seconds
-from rdzv_etcd.clock import abandon
+from rdzv_etcd.clock import race
 from rdzv_etcd.errors import (
     BarrierBrokenError,
     BarrierTimeoutError,
@@ -281,17 +281,14 @@ class Collective:
         self._sure = doubt
         if await self._is_done(turn, seen):
             return True
-        told = asyncio.ensure_future(self._told(turn, seen.revision))
-        doubted = asyncio.ensure_future(wakeup.wait(when=lambda: self._doubt() != doubt))
-        try:
-            await asyncio.wait({told, doubted}, return_when=asyncio.FIRST_COMPLETED)
-            if not told.done():
-                return False
-            told.result()
-            self._done = max(self._done, turn)
-            return True
-        finally:
-            await abandon(told, doubted)
+        told, _ = await race(
+            self._told(turn, seen.revision), wakeup.wait(when=lambda: self._doubt() != doubt)
+        )
+        if told is None:
+            return False
+        told.result()
+        self._done = max(self._done, turn)
+        return True
 
     def _doubt(self) -> tuple[int, int]:
         """What changes whenever etcd may have lost what was there."""
