@@ -187,9 +187,15 @@ def _ttls_fit(ttls_s: tuple[int, int]) -> None:
 
 
 _TTLS = Shape(lambda **ttls_s: tuple(ttls_s.values()), _ttls_fit, shortest=_TTL, longest=_TTL)
-_TTLS_S = Kind(
-    _TTLS.read, lambda _, ttls_s: dict(zip(("shortest", "longest"), ttls_s, strict=True))
-)
+
+
+def _write_ttls(name: str, ttls_s: tuple[int, int]) -> Object:
+    written = dict(zip(("shortest", "longest"), ttls_s, strict=True))
+    _TTLS.read(name, written)
+    return written
+
+
+_TTLS_S = Kind(_TTLS.read, _write_ttls)
 
 
 def _record_fits(record: Round) -> None:

@@ -73,7 +73,13 @@ def counted(most: int) -> Kind:
 
 def clamped(most: int) -> Kind:
     """A whole number that is written as the nearest one that readers accept."""
-    return Kind(whole(0, most).read, lambda _, value: min(max(0, value), most))
+
+    def nearest(name: str, value: Any) -> int:
+        if type(value) is not int:
+            raise ValueError(f"{name!r} is {_short(value)}, not a whole number")
+        return min(max(0, value), most)
+
+    return Kind(whole(0, most).read, nearest)
 
 
 def a_name(name: str, value: object) -> str:
@@ -262,6 +268,7 @@ def _entry(
     if at.optional and is_dataclass(make):
         of = next(each for each in fields(make) if each.name == attribute)
         default = of.default_factory() if of.default_factory is not MISSING else of.default
+        assert default is not MISSING, f"{name} is optional, and its attribute has no default"
     return name, attribute, at.kind, default, at.always
 
 

@@ -92,7 +92,7 @@ class Ended:
     origin: str
     """See :attr:`Round.origin`."""
     closure: Closure
-    epoch: int
+    epoch: int = 0
     """The highest epoch that the closing node had seen."""
 
 

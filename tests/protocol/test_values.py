@@ -261,6 +261,13 @@ def test_unknown_fields_are_ignored(
     assert decode(KEY, json.dumps(fields).encode()) == value
 
 
+def test_an_ended_run_without_its_epoch_is_read() -> None:
+    closed = {"by": "a", "reason": "done", "succeeded": True, "wall_s": 1.0}
+    value = json.dumps({"v": 1, "runs": [{"run": "r", **closed}]}).encode()
+    (ended,) = values.decode_ended(KEY, value)
+    assert ended == Ended("r", Closure("a", "done", True, 1.0), 0)
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -335,6 +342,8 @@ def test_a_spoilt_record_is_refused_and_the_field_named(
         ({"node_id": "nobody~3"}, "not known"),
         ({"node_id": ""}, "id"),
         ({"port": 10**5000}, "port|digits"),
+        ({"epoch_seen": True}, "'epoch_seen'"),
+        ({"clock_us": 1.5}, "'clock_us'"),
     ],
 )
 def test_a_presence_that_others_could_not_read_is_not_written(
@@ -361,6 +370,8 @@ def test_a_presence_that_others_could_not_read_is_not_written(
         {"job_lease": -1},
         {"closure": Closure("a", "done", True, math.nan)},
         {"closure": Closure("a", "x" * (MAX_TEXT + 1), True, 1.0)},
+        {"lease_ttls_s": (2, 1)},
+        {"lease_ttls_s": (0, 1)},
     ],
 )
 def test_a_record_that_others_could_not_read_is_not_written(change: dict[str, Any]) -> None:
