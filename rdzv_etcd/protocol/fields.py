@@ -268,7 +268,8 @@ def _entry(
     if at.optional and is_dataclass(make):
         of = next(each for each in fields(make) if each.name == attribute)
         default = of.default_factory() if of.default_factory is not MISSING else of.default
-        assert default is not MISSING, f"{name} is optional, and its attribute has no default"
+        if default is MISSING:
+            raise TypeError(f"the field {name!r} is optional, and its attribute has no default")
     return name, attribute, at.kind, default, at.always
 
 

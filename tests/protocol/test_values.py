@@ -17,7 +17,7 @@ from rdzv_etcd.errors import StateCorruptError, StateVersionError, UnwritableVal
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol.codec import MAX_EPOCH
-from rdzv_etcd.protocol.fields import MAX_NAME, MAX_TEXT, decode_key
+from rdzv_etcd.protocol.fields import FLAG, MAX_NAME, MAX_TEXT, At, Shape, decode_key
 from rdzv_etcd.protocol.model import (
     Change,
     Closure,
@@ -266,6 +266,11 @@ def test_an_ended_run_without_its_epoch_is_read() -> None:
     value = json.dumps({"v": 1, "runs": [{"run": "r", **closed}]}).encode()
     (ended,) = values.decode_ended(KEY, value)
     assert ended == Ended("r", Closure("a", "done", True, 1.0), 0)
+
+
+def test_an_optional_field_needs_a_default() -> None:
+    with pytest.raises(TypeError, match="'succeeded' is optional"):
+        Shape(Closure, succeeded=At(FLAG, optional=True))
 
 
 @pytest.mark.parametrize(
