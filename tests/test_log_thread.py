@@ -55,7 +55,8 @@ def written() -> Iterator[Written]:
 
 
 @pytest.fixture
-def lines() -> Iterator[LogThread]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[LogThread]:
+    monkeypatch.setattr(log_module, "FLUSH_S", LIMIT_S)  # a slow machine writes 10,000 lines, too
     made = LogThread()
     yield made
     made.end()

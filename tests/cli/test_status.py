@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rdzv_etcd.cli.jobs import SHOWN_NODES
-from rdzv_etcd.errors import GateError
+from rdzv_etcd.errors import GateError, RendezvousFailedError
 from rdzv_etcd.protocol.codec import (
     encode_accusation,
     encode_change,
@@ -108,7 +108,7 @@ def test_a_job_that_waits_for_its_first_round(
 
 
 def _join_until_left(node: Group) -> None:
-    with pytest.raises(Exception, match="left"):
+    with pytest.raises(RendezvousFailedError):
         node.join()
 
 

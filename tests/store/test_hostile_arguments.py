@@ -94,10 +94,12 @@ def _swapped(call: Callable[[Any, Any], object], argument: Any, store: Any) -> o
     return call(store, argument)
 
 
-def same_as_torch(place: Place, call: Call) -> None:
+def same_as_torch(place: Place, call: Call, timeout: timedelta | None = None) -> None:
+    """``timeout``: of a call that waits for what does not come."""
     store, torchs = place.open(), HashStore()
     for each in (store, torchs):
-        each.set_timeout(BRIEF)
+        if timeout is not None:
+            each.set_timeout(timeout)
         each.set("a", "1")
         each.set("b", "2")
     expected = outcome(torchs, call)
@@ -140,7 +142,7 @@ def test_values(place: Place, call: Callable[[Any, Any], object]) -> None:
 def test_several_keys(place: Place, name: str) -> None:
     for keys in SEVERAL:
         same_as_torch(
-            place, partial(_swapped, lambda store, keys: getattr(store, name)(keys), keys)
+            place, partial(_swapped, lambda store, keys: getattr(store, name)(keys), keys), BRIEF
         )
 
 
