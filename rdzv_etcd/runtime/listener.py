@@ -88,7 +88,7 @@ def loopback_problem(listener: Listener, endpoints: Sequence[Endpoint]) -> str |
         for source in _sources_towards(endpoint):
             if not source.is_loopback:
                 return (
-                    f"the other nodes are told to reach this one at {listener.address}, which on "
+                    f"the other nodes would connect to this one at {listener.address}, which on "
                     f"every host means that host itself; this one reaches etcd at "
                     f"{endpoint.target} from {source}: omit --local-addr, or give that address, if "
                     "there are nodes on other hosts"
