@@ -15,7 +15,7 @@ import click
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import connected
-from rdzv_etcd.cli.options import Target, common, yes_option
+from rdzv_etcd.cli.options import JobTarget, common, yes_option
 from rdzv_etcd.cli.output import RefusedError, ago
 from rdzv_etcd.errors import OutcomeUnknownError
 from rdzv_etcd.etcd.port import Etcd, KeyValue
@@ -75,7 +75,7 @@ def close(
     reason: str,
     succeeded: bool,
     yes: bool,
-    target: Target,
+    target: JobTarget,
     as_json: bool,
 ) -> int:
     """Close JOB on all nodes, as failed unless --succeeded is given.
@@ -138,7 +138,7 @@ def reset(
     job: str | None,
     force: bool,
     yes: bool,
-    target: Target,
+    target: JobTarget,
     as_json: bool,
 ) -> int:
     """Delete all keys of JOB, as if the id had never been used. Refused while nodes are present.

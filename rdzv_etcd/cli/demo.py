@@ -61,7 +61,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class Retraining:
     """What a change of the world cost."""
 
     what: str
@@ -136,7 +136,7 @@ def _an_etcd() -> Iterator[Settings]:
                 os.kill(started.supervisor_pid, signal.SIGTERM)
 
 
-async def _run(settings: Settings, folder: Path, as_json: bool) -> tuple[list[Recovery], Step]:
+async def _run(settings: Settings, folder: Path, as_json: bool) -> tuple[list[Retraining], Step]:
     with DemoView(is_quiet=as_json, with_pids=True) as view:  # with JSON only the result is shown
         play = Play(settings.connection.endpoints[0].target, view, folder)
         following = asyncio.create_task(follow(settings, view, until_ended=False))
@@ -175,7 +175,7 @@ class Play:
         self._last: Step | None = None
         self._noted_s = 0.0
 
-    async def run(self) -> tuple[list[Recovery], Step]:
+    async def run(self) -> tuple[list[Retraining], Step]:
         """Play it. Raises DemoError."""
         for name in "abc":
             await self._start(name)
@@ -192,7 +192,7 @@ class Play:
             await self._next()
         return [lost, added], cast(Step, self._last)
 
-    async def _train(self, size: int, what: str = "", since_s: float = 0.0) -> Recovery:
+    async def _train(self, size: int, what: str = "", since_s: float = 0.0) -> Retraining:
         """Let a new world of that size train for a while; return what it cost to get there."""
         before, first = self._last, await self._next_step()
         epoch = 0 if before is None else before.epoch
@@ -212,7 +212,7 @@ class Play:
             )
         while (await self._next_step()).step < first.step + _STEPS:
             pass
-        return Recovery(what, size, round(formed_s, 3) if formed_s > 0 else None, took_s, again)
+        return Retraining(what, size, round(formed_s, 3) if formed_s > 0 else None, took_s, again)
 
     async def _next_step(self) -> Step:
         while not isinstance(news := await self._next(), Step):

@@ -22,7 +22,7 @@ from rich.text import Text
 from rdzv_etcd.cli import doctor_etcd, output
 from rdzv_etcd.cli.doctor_etcd import Finding, numbers_of
 from rdzv_etcd.cli.jobs import Job, entangled_with, jobs_under, places_of, read_job
-from rdzv_etcd.cli.options import Seconds, Target, common, nnodes_option
+from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
 from rdzv_etcd.embedded.port import own_addresses
 from rdzv_etcd.errors import EtcdError, StateCorruptError
@@ -70,7 +70,9 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     help="Also keep an idle connection open this long; 30 reveals a limit on pings.",
 )
 @common
-def doctor(*, job: str | None, nnodes: str, listen_s: float, target: Target, as_json: bool) -> int:
+def doctor(
+    *, job: str | None, nnodes: str, listen_s: float, target: JobTarget, as_json: bool
+) -> int:
     """Diagnose why a job or this node does not work; run it with an agent's own options.
 
     Looks at etcd, at the way to it, at what this user may do there, at the job and its nodes, at

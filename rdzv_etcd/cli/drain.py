@@ -17,7 +17,7 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.admin import find_node, operator
 from rdzv_etcd.cli.jobs import connected, read_job, watching
-from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
+from rdzv_etcd.cli.options import JobTarget, Seconds, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError
@@ -39,7 +39,7 @@ _ASK_AGAIN_S = 5.0
 """etcd may lose the request: while somebody waits, it is repeated this often."""
 
 
-class Fate(Enum):
+class DrainOutcome(Enum):
     """What became of a node that is being drained."""
 
     ASKED = "is being drained"
@@ -71,7 +71,7 @@ def drain(
     reason: str,
     wait_s: float | None,
     yes: bool,
-    target: Target,
+    target: JobTarget,
     as_json: bool,
 ) -> int:
     """Ask NODE of JOB to leave gracefully, at a point that costs the others no work.
@@ -91,14 +91,18 @@ def drain(
     if as_json:
         fields = {"job": settings.job_id, "node": node_id, "by": stands.by}
         output.show_json("drain", {**fields, "reason": stands.reason, "fate": fate.name.lower()})
-    elif fate is not Fate.ASKED:
+    elif fate is not DrainOutcome.ASKED:
         output.say(f"{node_id} {fate.value}{f': {shown(how)}' if how else ''}")
-    return output.DONE if fate in (Fate.ASKED, Fate.LEFT, Fate.GONE) else output.NOT_DONE
+    return (
+        output.DONE
+        if fate in (DrainOutcome.ASKED, DrainOutcome.LEFT, DrainOutcome.GONE)
+        else output.NOT_DONE
+    )
 
 
 async def _drain(
     settings: Settings, node: str, reason: str, wait_s: float | None, *, yes: bool, as_json: bool
-) -> tuple[str, Drain, Fate, str]:
+) -> tuple[str, Drain, DrainOutcome, str]:
     """Return the node's id, the request that stands, and what became of the node and how.
 
     Raises RefusedError, EtcdError.
@@ -122,12 +126,12 @@ async def _drain(
             control = control_from(keys, await etcd.get(read_control(keys)))
             stands = control.drains.get(node_id) or Drain(operator(), reason)  # it left at once
             if not as_json:
-                verb = "was already being drained" if was_asked else Fate.ASKED.value
+                verb = "was already being drained" if was_asked else DrainOutcome.ASKED.value
                 output.say(f"{node_id} {verb} ({why_drained(stands, node_id)}). {follows}")
             return stands
 
         if wait_s is None:
-            return node_id, await begin(), Fate.ASKED, ""
+            return node_id, await begin(), DrainOutcome.ASKED, ""
         async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
             stands = await begin()
             is_member = node_id in state.members
@@ -144,12 +148,12 @@ async def wait_until_gone(
     *,
     is_member: bool,
     ask_again: Callable[[], Awaitable[bool]],
-) -> tuple[Fate, str]:
+) -> tuple[DrainOutcome, str]:
     """Wait until a node is gone, and return how. Raises EtcdError."""
     clock = SystemClock()
     end_s = until_s = clock.now_s() + wait_s
     ask_s = clock.now_s() + _ASK_AGAIN_S
-    fate, how = Fate.OPEN, ""
+    fate, how = DrainOutcome.OPEN, ""
     while (left_s := until_s - clock.now_s()) > 0:
         event = await events.next(max(0.0, min(left_s, ask_s - clock.now_s())))
         if clock.now_s() >= ask_s:
@@ -157,14 +161,14 @@ async def wait_until_gone(
                 await ask_again()
             ask_s = clock.now_s() + _ASK_AGAIN_S
         if isinstance(event, NodeLeft) and event.node == node_id:
-            return Fate.LEFT, event.reason
+            return DrainOutcome.LEFT, event.reason
         if isinstance(event, NodeLost) and event.node == node_id:
             if is_member:
-                return Fate.LOST, event.how
-            fate, how = Fate.GONE, event.how
+                return DrainOutcome.LOST, event.how
+            fate, how = DrainOutcome.GONE, event.how
             until_s = min(end_s, clock.now_s() + _BACK_S)
         elif isinstance(event, Joined) and event.node == node_id:
-            fate, how, until_s = Fate.OPEN, "", end_s
+            fate, how, until_s = DrainOutcome.OPEN, "", end_s
     return fate, how
 
 

@@ -15,7 +15,7 @@ import click
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.admin import find_node, operator
 from rdzv_etcd.cli.jobs import connected, watching
-from rdzv_etcd.cli.options import Seconds, Target, common, yes_option
+from rdzv_etcd.cli.options import JobTarget, Seconds, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.errors import EtcdError, EtcdUnavailableError
@@ -36,7 +36,7 @@ _LOOK_EVERY_S = 2.0
 """If no event comes: an accusation and its answer that arrive together are none."""
 
 
-class Fate(Enum):
+class Eviction(Enum):
     """What became of a node that was accused."""
 
     ANSWERED = "it is alive (it answered); nothing was changed"
@@ -73,7 +73,7 @@ def evict(
     certain: bool,
     wait_s: float,
     yes: bool,
-    target: Target,
+    target: JobTarget,
     as_json: bool,
 ) -> int:
     """Probe NODE of JOB; if it does not respond, declare it lost now instead of waiting for its
@@ -94,7 +94,7 @@ def evict(
         output.show_json("evict", fields)
     else:
         output.say(f"{node_id}: {fate.value}")
-    return output.DONE if fate in (Fate.LOST, Fate.GONE) else output.NOT_DONE
+    return output.DONE if fate in (Eviction.LOST, Eviction.GONE) else output.NOT_DONE
 
 
 async def accuse_and_wait(
@@ -105,7 +105,7 @@ async def accuse_and_wait(
     yes: bool,
     *,
     lease_s: int = _LEASE_S,
-) -> tuple[str, Fate]:
+) -> tuple[str, Eviction]:
     """Return the node's id, and what has become of it within ``wait_s``; the accusation stands
     all the while. Raises RefusedError, EtcdError."""
     keys = JobKeys(settings.prefix, settings.job_id)
@@ -127,13 +127,13 @@ async def accuse_and_wait(
                 clock = SystemClock()
                 until_s, renewed_s = clock.now_s() + wait_s, clock.now_s()
                 fate = await _look(etcd, keys, node_id, at)
-                while fate is Fate.OPEN and (left_s := until_s - clock.now_s()) > 0:
+                while fate is Eviction.OPEN and (left_s := until_s - clock.now_s()) > 0:
                     await events.next(min(left_s, _LOOK_EVERY_S, lease.ttl_s / 3))
                     if clock.now_s() >= renewed_s + lease.ttl_s / 3:
                         renewed_s = clock.now_s()
                         await _renew(etcd, lease.lease_id)
                     fate = await _look(etcd, keys, node_id, at)
-                if fate is Fate.OPEN:
+                if fate is Eviction.OPEN:
                     txn = requests.withdraw_accusation(keys, node_id, at)
                     await etcd.txn(txn, repeatable=True)
                 return node_id, fate
@@ -166,22 +166,22 @@ async def _read(etcd: Etcd, keys: JobKeys, node_id: str) -> tuple[KeyValue, Node
     return place.kv, place.holds
 
 
-async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Fate:
+async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Eviction:
     control = control_from(keys, await etcd.get(requests.read_control(keys)))
     if isinstance((await read_place(etcd, keys, node_id)).holds, NodeInfo):
-        return Fate.ANSWERED
+        return Eviction.ANSWERED
     return judge(control, node_id, at)
 
 
-def judge(control: Control, node_id: str, at: int) -> Fate:
+def judge(control: Control, node_id: str, at: int) -> Eviction:
     """Decide what became of a node that has not answered since revision ``at``; pure."""
     change, record = control.change, control.round
     if change is not None and control.change_revision > at and change.may_name(node_id):
-        return Fate.LOST
+        return Eviction.LOST
     if record is not None and control.round_revision > at:
-        return Fate.LOST  # the others continued without it
+        return Eviction.LOST  # the others continued without it
     formed = control.formed
     is_seated = formed is not None and (formed.slices is not None or node_id in formed.members)
     if not is_seated or control.open_change is not None:
-        return Fate.GONE
-    return Fate.OPEN
+        return Eviction.GONE
+    return Eviction.OPEN

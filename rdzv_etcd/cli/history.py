@@ -23,7 +23,7 @@ import click
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, read_job
-from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.report import how_it_ended, report_on
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.etcd.port import KeyValue
@@ -90,7 +90,7 @@ class Refusal:
     help="Also draw the size of the world over time: svg, png or pdf.  [needs the extra plot]",
 )
 @common
-def history(*, job: str | None, target: Target, as_json: bool, plot: Path | None) -> int:
+def history(*, job: str | None, target: JobTarget, as_json: bool, plot: Path | None) -> int:
     """Show the last rounds of JOB: how each was formed, and what ended the one before.
 
     Of each job the last 100 rounds are kept (option history), for a day beyond its end (ended_ttl).

@@ -42,7 +42,7 @@ class Seconds(click.FloatRange):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class JobTarget:
     """Which etcd, and how to reach it; made of the common options."""
 
     endpoint: str
@@ -93,7 +93,7 @@ def common(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def with_target(*, endpoint: str, conf: str, job_id: str, **given: Any) -> int:
         # Some may come from the environment.
-        return command(target=Target(*map(as_utf8, (endpoint, conf, job_id))), **given)
+        return command(target=JobTarget(*map(as_utf8, (endpoint, conf, job_id))), **given)
 
     for option in reversed(_COMMON):
         with_target = option(with_target)

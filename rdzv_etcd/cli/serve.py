@@ -11,9 +11,16 @@ import signal
 import click
 
 from rdzv_etcd.cli import output
-from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, find_binary
-from rdzv_etcd.embedded.child import START_LIMIT_S, Etcd, Login, Plan, StartError, ToldToStopError
+from rdzv_etcd.embedded.child import (
+    START_LIMIT_S,
+    EtcdProcess,
+    Login,
+    Plan,
+    StartError,
+    ToldToStopError,
+)
 from rdzv_etcd.embedded.port import listen_urls, own_addresses
 from rdzv_etcd.embedded.program import UNBLOCKED, is_told_to_stop, take_lock, wait_for_signal
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
@@ -25,7 +32,7 @@ _LOOK_EVERY_S = 60.0
 
 @click.command()
 @common
-def serve(*, target: Target, as_json: bool) -> int:
+def serve(*, target: JobTarget, as_json: bool) -> int:
     """Run a throw-away etcd in the foreground; its data is deleted when it stops.
 
     The same etcd that embed=1 starts, except that it keeps running. If a user and password are set
@@ -70,7 +77,7 @@ def _plan(connection: Connection) -> tuple[Plan, str]:
 
 
 def _serve(plan: Plan, version: str, as_json: bool) -> int:
-    etcd, where = Etcd(plan), plan.advertise
+    etcd, where = EtcdProcess(plan), plan.advertise
     try:
         with output.warning_if_slow(
             f"waiting for {plan.binary} to answer as an etcd, for {START_LIMIT_S:g} s at most; if "

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, jobs_under, read_job
-from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.report import Report, Row, State, report_on
 from rdzv_etcd.errors import StateCorruptError
 from rdzv_etcd.etcd.port import Etcd
@@ -36,7 +36,7 @@ _STYLES = {
 @click.argument("job", required=False)
 @click.option("--all", "every_node", is_flag=True, help="List every node of a very large job.")
 @common
-def status(*, job: str | None, every_node: bool, target: Target, as_json: bool) -> int:
+def status(*, job: str | None, every_node: bool, target: JobTarget, as_json: bool) -> int:
     """Show the state of JOB, or one line for each job.
 
     \b

@@ -20,7 +20,7 @@ from rich.live import Live
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.jobs import Job, connected, read_job, watching
-from rdzv_etcd.cli.options import Target, common
+from rdzv_etcd.cli.options import JobTarget, common
 from rdzv_etcd.cli.output import duration
 from rdzv_etcd.cli.report import leaves, report_on
 from rdzv_etcd.cli.status import render
@@ -60,7 +60,7 @@ _READ_LIMIT_S = 5.0
     "--until-ended", is_flag=True, help="End when a run of the job has: 0 finished, 1 failed."
 )
 @common
-def watch(*, job: str | None, until_ended: bool, target: Target, as_json: bool) -> int:
+def watch(*, job: str | None, until_ended: bool, target: JobTarget, as_json: bool) -> int:
     """Show what happens in JOB, as it happens, and on a terminal a table of its nodes.
 
     With --json, each event is an object on a line of its own. Ends with Ctrl-C.

@@ -73,7 +73,7 @@ class Plan:
     """With it, clients must authenticate."""
 
 
-class Etcd:
+class EtcdProcess:
     """One etcd child process with a temporary data directory."""
 
     def __init__(self, plan: Plan) -> None:

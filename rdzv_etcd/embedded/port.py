@@ -33,7 +33,7 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 # --- what answers ---------------------------------------------------------------------------------
 
 
-class Answer(Enum):
+class PortAnswer(Enum):
     """What was found at an endpoint."""
 
     ETCD = "an etcd"
@@ -45,7 +45,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    answer: Answer
+    answer: PortAnswer
     detail: str = ""
     """For NOTHING: why there was no connection, in the system's words."""
 
@@ -62,27 +62,27 @@ def probe(endpoint: Endpoint, timeout_s: float) -> Found:
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
         connection.connect()
     except (UnicodeError, http.client.InvalidURL):
-        return Found(Answer.NOTHING, f"{endpoint.host} is not a host name")
+        return Found(PortAnswer.NOTHING, f"{endpoint.host} is not a host name")
     except OSError as error:
-        return Found(Answer.NOTHING, (error.strerror or str(error)).lower())
+        return Found(PortAnswer.NOTHING, (error.strerror or str(error)).lower())
     try:
         _, body = ask(connection, "/version", timeout_s)
     except OSError:
-        return Found(Answer.SILENCE)  # an etcd that starts or ends does that
+        return Found(PortAnswer.SILENCE)  # an etcd that starts or ends does that
     except http.client.HTTPException:
-        return Found(Answer.STRANGER)
+        return Found(PortAnswer.STRANGER)
     return Found(_judge(body))
 
 
-def _judge(body: bytes) -> Answer:
+def _judge(body: bytes) -> PortAnswer:
     if b"HTTPS server" in body:  # what Go's TLS listener answers to plain http
-        return Answer.TLS
+        return PortAnswer.TLS
     try:
         page = json.loads(body)
     except ValueError:
-        return Answer.STRANGER
+        return PortAnswer.STRANGER
     is_etcd = isinstance(page, dict) and "etcdserver" in page
-    return Answer.ETCD if is_etcd else Answer.STRANGER
+    return PortAnswer.ETCD if is_etcd else PortAnswer.STRANGER
 
 
 def ask(
@@ -146,7 +146,7 @@ def check_closed(connection: Connection, timeout_s: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class PortListener:
     """A socket of this machine (network namespace) that accepts connections."""
 
     address: str
@@ -154,12 +154,12 @@ class Listener:
     uid: int
 
 
-def listeners(port: int) -> tuple[Listener, ...]:
+def listeners(port: int) -> tuple[PortListener, ...]:
     """Return what listens on ``port``; empty where the system does not say."""
     return tuple(found for table in _TABLES for found in _rows(table, port))
 
 
-def reached_by(listener: Listener, address: str) -> bool:
+def reached_by(listener: PortListener, address: str) -> bool:
     """Tell whether connections to ``address`` may get to ``listener``."""
     bound, asked = _plain(listener.address), _plain(address)
     if bound.is_unspecified:
@@ -187,7 +187,7 @@ def check_owner(endpoint: Endpoint, addresses: Iterable[str]) -> None:
         )
 
 
-def _rows(table: str, port: int) -> Iterable[Listener]:
+def _rows(table: str, port: int) -> Iterable[PortListener]:
     try:
         lines = Path(table).read_text().splitlines()[1:]
     except OSError:
@@ -196,7 +196,7 @@ def _rows(table: str, port: int) -> Iterable[Listener]:
         fields = line.split()
         address, _, number = fields[1].partition(":")
         if fields[3] == _LISTENS and int(number, 16) == port:
-            yield Listener(_address(address), int(fields[7]))
+            yield PortListener(_address(address), int(fields[7]))
 
 
 def _address(text: str) -> str:

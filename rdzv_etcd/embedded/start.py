@@ -21,8 +21,8 @@ from typing import IO
 from rdzv_etcd.embedded.binary import BINARY_VARIABLE, Binary, find_binary
 from rdzv_etcd.embedded.child import Login
 from rdzv_etcd.embedded.port import (
-    Answer,
     Found,
+    PortAnswer,
     check_closed,
     check_owner,
     listen_urls,
@@ -99,12 +99,12 @@ class _Ensure:
         pause_s = _FIRST_PAUSE_S
         while True:
             found = probe(self._endpoint, _PROBE_TIMEOUT_S)
-            if found.answer is Answer.ETCD:
+            if found.answer is PortAnswer.ETCD:
                 check_owner(self._endpoint, own_addresses(self._endpoint.host))
                 check_closed(self._settings.connection, _PROBE_TIMEOUT_S)
                 return None
             self._refuse_strangers(found.answer)
-            if found.answer is Answer.NOTHING:
+            if found.answer is PortAnswer.NOTHING:
                 started = self._start_if_ours()
                 if started is not None:
                     return started
@@ -172,22 +172,22 @@ class _Ensure:
     def _accept_other(self, problem: str) -> None:
         """A failed start is no failure if another process's etcd took the port meanwhile."""
         answer = probe(self._endpoint, _PROBE_TIMEOUT_S).answer
-        if answer is Answer.ETCD:
+        if answer is PortAnswer.ETCD:
             return
         self._refuse_strangers(answer)
         raise EmbeddedEtcdError(f"the embedded etcd did not start at {self._where}: {problem}")
 
-    def _refuse_strangers(self, answer: Answer) -> None:
+    def _refuse_strangers(self, answer: PortAnswer) -> None:
         """Raise if what listens there is not etcd, or has been silent for too long."""
-        if answer is Answer.TLS:
+        if answer is PortAnswer.TLS:
             raise EmbeddedEtcdError(
                 f"{self._where}: {answer.value}; write https:// in the endpoint"
             )
-        if answer is Answer.STRANGER:
+        if answer is PortAnswer.STRANGER:
             raise EmbeddedEtcdError(
                 f"{self._where}: {answer.value}; free the port or choose another in --rdzv-endpoint"
             )
-        if answer is not Answer.SILENCE or is_locked(self._endpoint.port):
+        if answer is not PortAnswer.SILENCE or is_locked(self._endpoint.port):
             self._silent_since = None
             return
         now = time.monotonic()
@@ -247,7 +247,7 @@ def _why_none_answers_here(endpoint: Endpoint, found: Found, own: tuple[str, ...
         for listener in listeners(endpoint.port)
         if not any(reached_by(listener, address) for address in own)
     ]
-    if elsewhere and found.answer is Answer.NOTHING:
+    if elsewhere and found.answer is PortAnswer.NOTHING:
         return (
             "another process keeps an embedded etcd on this port that listens only on "
             f"{', '.join(elsewhere)}; give every node the same --rdzv-endpoint"

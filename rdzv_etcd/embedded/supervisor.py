@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 
-from rdzv_etcd.embedded.child import Etcd, Login, Plan, StartError, ToldToStopError
+from rdzv_etcd.embedded.child import EtcdProcess, Login, Plan, StartError, ToldToStopError
 from rdzv_etcd.embedded.program import (
     UNBLOCKED,
     is_told_to_stop,
@@ -31,7 +31,7 @@ BLIND_LIMIT_S = 600.0
 """An etcd that has not answered for this much longer than the grace time is given up."""
 
 
-def keep(etcd: Etcd, options: argparse.Namespace) -> str:
+def keep(etcd: EtcdProcess, options: argparse.Namespace) -> str:
     """Return, with the reason, when no node has used etcd for the grace time.
 
     At the start there is no node yet: the first one has at least ``start_grace`` seconds.
@@ -62,7 +62,7 @@ def keep(etcd: Etcd, options: argparse.Namespace) -> str:
             return "no node uses it"
 
 
-def _is_used(etcd: Etcd, stale_after_s: float) -> bool | None:
+def _is_used(etcd: EtcdProcess, stale_after_s: float) -> bool | None:
     """Tell whether any node holds a lease; ``None`` if etcd does not answer.
 
     A lease that is not renewed does not count forever, however long it was granted for.
@@ -96,7 +96,7 @@ def main() -> int:
 
 def _serve(plan: Plan, options: argparse.Namespace) -> int:
     try:
-        etcd = Etcd(plan)
+        etcd = EtcdProcess(plan)
     except OSError as error:
         _report(options.status_fd, "failed", f"there is no room for its data: {error}")
         return 1

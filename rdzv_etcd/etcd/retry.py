@@ -50,7 +50,7 @@ _NOT_DONE = frozenset({Verdict.NOT_SENT, Verdict.REFUSED, Verdict.STALE_TOKEN})
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     """A kind of call."""
 
     name: str
@@ -68,12 +68,12 @@ class Kind:
     would have answered a request that is sent again."""
 
 
-READ = Kind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
-GUARDED_WRITE = Kind("guarded write", _NOT_DONE, True, 10.0, 10.0)
-REPEATABLE_WRITE = Kind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 3.0)
-UNCLAIMED_GRANT = Kind("lease grant", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
+READ = CallKind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
+GUARDED_WRITE = CallKind("guarded write", _NOT_DONE, True, 10.0, 10.0)
+REPEATABLE_WRITE = CallKind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 3.0)
+UNCLAIMED_GRANT = CallKind("lease grant", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
 """Of a lease whose id is not known to the caller yet: an orphan carries nothing, and expires."""
-KEEP_ALIVE = Kind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5)
+KEEP_ALIVE = CallKind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5)
 
 
 class Deadline:
@@ -116,7 +116,7 @@ class Pause:
 class _Call:
     """What has happened to one call so far."""
 
-    kind: Kind
+    kind: CallKind
     method: str
     request: Any
     deadline: Deadline
@@ -245,11 +245,11 @@ class Failover:
     def pause(self) -> Pause:
         return Pause(self.clock, len(self._servers))
 
-    def attempt_limit_s(self, kind: Kind) -> float:
+    def attempt_limit_s(self, kind: CallKind) -> float:
         """Return how long one attempt of a small request may take."""
         return kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
 
-    async def call(self, kind: Kind, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(self, kind: CallKind, method: str, request: Any, timeout_s: float) -> Any:
         """Make one unary call as its kind allows. Raises only :class:`EtcdError`."""
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))

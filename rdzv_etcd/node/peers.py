@@ -17,7 +17,7 @@ from rdzv_etcd.clock import Clock, abandon, beside, race
 from rdzv_etcd.errors import EtcdError
 from rdzv_etcd.node.accuse import SETTLED_S, Place, Witness
 from rdzv_etcd.node.context import NodeContext
-from rdzv_etcd.peers import Answer, Contact, End, Peer, PeerNetwork
+from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer, PeerNetwork
 from rdzv_etcd.protocol.liveness import (
     LONGEST_ROOM_S,
     follows_loss,
@@ -62,19 +62,19 @@ class Evidence(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LinkSeen:
     """What came of watching a node over links."""
 
     contact: Contact
     """The last attempt to reach it."""
-    end: End | None = None
+    end: LinkEnd | None = None
     """How its last link ended, if it had one."""
     after_s: float | None = None
     """How long after the end of that link the attempt had its answer."""
 
 
 def evidence_of(
-    seen: Seen, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
+    seen: LinkSeen, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
 ) -> Evidence | None:
     """Return what shows that a node is gone; ``None``: nothing does. Pure.
 
@@ -121,7 +121,7 @@ class PeerWatch:
         }
         self._fell_silent &= kept
 
-    def judge(self, node_id: str, seen: Seen, *, others_are_gone: bool) -> Evidence | None:
+    def judge(self, node_id: str, seen: LinkSeen, *, others_are_gone: bool) -> Evidence | None:
         """Return what shows that the node is gone; ``None``: nothing does."""
         return evidence_of(
             seen,
@@ -130,12 +130,12 @@ class PeerWatch:
             others_are_gone=others_are_gone,
         )
 
-    async def watch(self, info: NodeInfo, *, suspect: bool) -> Seen:
+    async def watch(self, info: NodeInfo, *, suspect: bool) -> LinkSeen:
         """Watch a node, over as many links as it takes, until it says goodbye or does not answer
         any more. ``suspect``: it may be gone already."""
         clock = self._clock
         look = suspect or info.node_id in self._handshakes_s
-        seen = Seen(await (self._recontact(info) if look else self._contact(info, _CONTACT_S)))
+        seen = LinkSeen(await (self._recontact(info) if look else self._contact(info, _CONTACT_S)))
         brief = 0
         while seen.contact.link is not None:
             link, began_s = seen.contact.link, clock.now_s()
@@ -143,16 +143,16 @@ class PeerWatch:
                 end = await link.ended()
             finally:
                 link.close()
-            if end is End.GOOD_BYE:
-                return Seen(seen.contact, end)
-            if end is End.SILENT:
+            if end is LinkEnd.GOOD_BYE:
+                return LinkSeen(seen.contact, end)
+            if end is LinkEnd.SILENT:
                 self._fell_silent.add(info.node_id)
             ended_s = clock.now_s()
             brief = brief + 1 if ended_s < began_s + _BRIEF_S else 0
             if brief >= _BRIEF_LINKS:  # something breaks them as soon as they are made
                 await clock.sleep(min(_LONGEST_PAUSE_S, _BRIEF_S * (brief - _BRIEF_LINKS + 1)))
             contact = await self._recontact(info)
-            seen = Seen(contact, end, clock.now_s() - ended_s)
+            seen = LinkSeen(contact, end, clock.now_s() - ended_s)
         return seen
 
     async def _contact(self, info: NodeInfo, timeout_s: float) -> Contact:
@@ -335,7 +335,7 @@ class PeerLinks:
                 seen = await self._see(info)
                 if seen is None:
                     continue
-                if seen.end is End.GOOD_BYE:
+                if seen.end is LinkEnd.GOOD_BYE:
                     return
                 evidence = self._judge(node_id, seen)
                 if evidence is not None:
@@ -351,7 +351,7 @@ class PeerLinks:
             else:
                 await clock.sleep(_RETRY_S)
 
-    async def _see(self, info: NodeInfo) -> Seen | None:
+    async def _see(self, info: NodeInfo) -> LinkSeen | None:
         """Watch a node until it does not answer any more; ``None`` if it is declared lost before:
         another node was faster."""
         control, node_id = self._context.control, info.node_id
@@ -370,7 +370,7 @@ class PeerLinks:
     def _others_are_gone(self) -> bool:
         return bool(self._gone) or self._follows_loss
 
-    def _judge(self, node_id: str, seen: Seen) -> Evidence | None:
+    def _judge(self, node_id: str, seen: LinkSeen) -> Evidence | None:
         evidence = self._peer_watch.judge(node_id, seen, others_are_gone=self._others_are_gone)
         if evidence is Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
             return None
@@ -394,7 +394,7 @@ class PeerLinks:
 
     # -- losing one -------------------------------------------------------------------------------
 
-    async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> bool:
+    async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: LinkSeen) -> bool:
         """Report in etcd how the node was lost; ``False`` if its presence is not what it was, or if
         this node may not accuse it now. Raises EtcdError."""
         context, clock = self._context, self._context.clock
@@ -442,7 +442,7 @@ class PeerLinks:
             return False
         return True
 
-    def _how(self, info: NodeInfo, evidence: Evidence, seen: Seen) -> str:
+    def _how(self, info: NodeInfo, evidence: Evidence, seen: LinkSeen) -> str:
         names = self._context.log.names
         names.learn([info.node_id])
         me = names(self._me)

@@ -21,7 +21,7 @@ class Peer:
     """Names the process, not only the host."""
 
 
-class End(Enum):
+class LinkEnd(Enum):
     """How a link ended."""
 
     GOOD_BYE = "it said good-bye"
@@ -41,10 +41,10 @@ class Answer(Enum):
     UNREACHABLE = "not reached"
 
 
-class Link(Protocol):
+class PeerLink(Protocol):
     """An open link to the node that is watched."""
 
-    async def ended(self) -> End:
+    async def ended(self) -> LinkEnd:
         """Wait until the link has ended, and return how."""
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Contact:
     answer: Answer
     why: str = ""
     """In words."""
-    link: Link | None = None
+    link: PeerLink | None = None
 
     @property
     def says_gone(self) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 from rdzv_etcd.clock import wait_for
-from rdzv_etcd.peers import Answer, Contact, End, Peer
+from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer
 from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.text import shown
 
@@ -266,7 +266,7 @@ class _Watched(asyncio.Protocol):
         self._said = b""
         self._transport: asyncio.Transport | None = None
         self._answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
 
     @property
     def is_connected(self) -> bool:
@@ -275,7 +275,7 @@ class _Watched(asyncio.Protocol):
     async def answer(self) -> Answer:
         return await asyncio.shield(self._answered)
 
-    async def ended(self) -> End:
+    async def ended(self) -> LinkEnd:
         return await asyncio.shield(self._end)
 
     def close(self) -> None:
@@ -301,11 +301,11 @@ class _Watched(asyncio.Protocol):
         if not self._answered.done():
             self._answered.set_result(Answer.MUTE)
         if self._said.endswith(_GOOD_BYE):
-            self._end.set_result(End.GOOD_BYE)
+            self._end.set_result(LinkEnd.GOOD_BYE)
         elif error is None or isinstance(error, ConnectionError):
-            self._end.set_result(End.CLOSED)
+            self._end.set_result(LinkEnd.CLOSED)
         else:  # timed out, no route to the host
-            self._end.set_result(End.SILENT)
+            self._end.set_result(LinkEnd.SILENT)
 
 
 def _contact(answer: Answer) -> Contact:

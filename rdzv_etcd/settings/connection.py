@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from rdzv_etcd.errors import SettingsError
-from rdzv_etcd.settings.fields import Kind, check_numbers, option
+from rdzv_etcd.settings.fields import OptionKind, check_numbers, option
 from rdzv_etcd.text import named
 
 DEFAULT_PORT = 2379
@@ -53,7 +53,7 @@ class Tls:
 
     ca_cert: Path | None = option(
         "ca_cert",
-        Kind.FILE,
+        OptionKind.FILE,
         "CA certificates (PEM) that etcd's certificate is checked against.",
         default=None,
         shown="the system's roots",
@@ -61,14 +61,14 @@ class Tls:
     )
     cert: Path | None = option(
         "cert",
-        Kind.FILE,
+        OptionKind.FILE,
         "Client certificate (PEM); may contain its key as well.",
         default=None,
         aliases=("ssl_cert",),
     )
     key: Path | None = option(
         "key",
-        Kind.FILE,
+        OptionKind.FILE,
         "Key of the client certificate (PEM).",
         default=None,
         shown="in `cert`",
@@ -84,7 +84,7 @@ class Credentials:
     password: str = field(repr=False)
     user_file: Path | None = option(
         "user_file",
-        Kind.FILE,
+        OptionKind.FILE,
         "File that holds the etcd user's name; read again whenever a token is renewed.",
         default=None,
         shown="`$RDZV_ETCD_USER`",
@@ -92,7 +92,7 @@ class Credentials:
     )
     password_file: Path | None = option(
         "password_file",
-        Kind.FILE,
+        OptionKind.FILE,
         "File that holds the etcd user's password; read again whenever a token is renewed.",
         default=None,
         shown="`$RDZV_ETCD_PASSWORD`",
@@ -110,21 +110,21 @@ class Connection:
     credentials: Credentials | None = None
     request_timeout_s: float = option(
         "request_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "Time limit for one request to etcd with its retries.",
         default=60.0,
         aliases=("read_timeout",),
     )
     connect_timeout_s: float = option(
         "connect_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "Time limit for the very first contact with etcd, so that a wrong endpoint is reported "
         "quickly.",
         default=10.0,
     )
     allow_plain_password: bool = option(
         "allow_plain_password",
-        Kind.FLAG,
+        OptionKind.FLAG,
         "Send the password over plain http also to an etcd on another machine; otherwise that is "
         "refused.",
         default=False,

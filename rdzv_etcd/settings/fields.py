@@ -53,7 +53,7 @@ MAX_SECRET = 16384
 _OPTION = "option"
 
 
-class Kind(Enum):
+class OptionKind(Enum):
     """How a value is written; the value is what the table in docs/options.md calls it."""
 
     SECONDS = "seconds"
@@ -70,7 +70,7 @@ class Option:
     """One setting that a user may give."""
 
     name: str
-    kind: Kind
+    kind: OptionKind
     default: str
     """As it is shown to people."""
     help: str | None
@@ -92,9 +92,9 @@ class Option:
     @property
     def wanted(self) -> str:
         """What a number has to be, for messages."""
-        if self.kind is Kind.COUNT:
+        if self.kind is OptionKind.COUNT:
             return f"a whole number from {int(not self.zero)} to {self.most}"
-        whole = "whole " if self.kind is Kind.WHOLE_SECONDS else ""
+        whole = "whole " if self.kind is OptionKind.WHOLE_SECONDS else ""
         least = (
             f"a {whole}number of seconds, zero or more"
             if self.zero
@@ -108,7 +108,7 @@ class Option:
 
 def option(
     name: str,
-    kind: Kind,
+    kind: OptionKind,
     help_: str | None,
     *,
     default: Any,
@@ -137,7 +137,11 @@ def check_numbers(settings: object) -> None:
     """Check the numbers among the options of a dataclass's instance; raises SettingsError."""
     for name, described in options_of(type(settings)).items():
         value = getattr(settings, name)
-        is_number = described.kind in (Kind.SECONDS, Kind.WHOLE_SECONDS, Kind.COUNT)
+        is_number = described.kind in (
+            OptionKind.SECONDS,
+            OptionKind.WHOLE_SECONDS,
+            OptionKind.COUNT,
+        )
         if is_number and value is not None and not described.allows(value):
             raise SettingsError(f"{name} is {shown_text(value)}; it must be {described.wanted}")
 

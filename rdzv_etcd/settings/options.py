@@ -19,8 +19,8 @@ from rdzv_etcd.settings.fields import (
     MAX_NODES,
     MAX_RANK_KEY,
     MAX_SLICE_NODES,
-    Kind,
     Option,
+    OptionKind,
     check_length,
     check_metrics_file,
     check_numbers,
@@ -41,7 +41,7 @@ class JobSettings:
     max_nodes: int
     node_unit: int = option(
         "node_unit",
-        Kind.COUNT,
+        OptionKind.COUNT,
         "Only worlds whose size is a multiple of this are formed.",
         default=1,
         most=MAX_NODES,
@@ -118,13 +118,13 @@ class Timing:
 
     lease_ttl_s: int = option(
         "lease_ttl",
-        Kind.WHOLE_SECONDS,
+        OptionKind.WHOLE_SECONDS,
         "A node that is silent this long is lost; at least 2.",
         default=10,
     )
     join_timeout_s: float = option(
         "join_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "How long a node waits for `min_nodes`; a spare waits for as long as there is no seat. "
         "torchrun always sets `timeout`; an explicit `join_timeout` beats it.",
         default=600.0,
@@ -133,35 +133,37 @@ class Timing:
     )
     last_call_timeout_s: float = option(
         "last_call_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "How long a first round with `min_nodes` stays open when more nodes may come; at most "
         "`join_timeout`.",
         default=30.0,
     )
     rejoin_timeout_s: float = option(
         "rejoin_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "How long a later round stays open for live members of the one before. Longer than workers "
         "take to stop (torch gives them 30 s after `SIGTERM`), a checkpoint included.",
         default=120.0,
     )
-    settle_s: float = option("settle", Kind.SECONDS, None, default=0.1, zero=True)
+    settle_s: float = option("settle", OptionKind.SECONDS, None, default=0.1, zero=True)
     """How long a round stays open when every live node is back already."""
-    closed_ttl_s: int = option("closed_ttl", Kind.WHOLE_SECONDS, None, default=60)
+    closed_ttl_s: int = option("closed_ttl", OptionKind.WHOLE_SECONDS, None, default=60)
     """How long a closed job counts as closed to nodes that are started afterwards."""
     ended_ttl_s: int = option(
         "ended_ttl",
-        Kind.WHOLE_SECONDS,
+        OptionKind.WHOLE_SECONDS,
         "How long etcd remembers that a run ended, for nodes of it that were cut off meanwhile, "
         "and the job's last epoch, for its next run; at least 60 is used.",
         default=86400,
         shown="86400 (`embed`: 60)",
     )
-    job_lease_ttl_s: int | None = option("job_lease_ttl", Kind.WHOLE_SECONDS, None, default=None)
+    job_lease_ttl_s: int | None = option(
+        "job_lease_ttl", OptionKind.WHOLE_SECONDS, None, default=None
+    )
     """See :attr:`job_ttl_s`."""
     close_timeout_s: float = option(
         "close_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "Time limit for closing and for leaving the job.",
         default=30.0,
     )
@@ -192,7 +194,7 @@ class Settings:
     timing: Timing = field(default_factory=Timing)
     prefix: str = option(
         "etcd_prefix",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "All keys are placed under it.",
         default=DEFAULT_PREFIX,
         shown=f"`{DEFAULT_PREFIX}`",
@@ -200,7 +202,7 @@ class Settings:
     )
     rank_key: str | None = option(
         "rank_key",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "Ranks follow this value in natural order (`node2` before `node10`). `env:NAME`, or a "
         "bare name in capitals such as `SLURM_PROCID`, is an environment variable, which must be "
         "set; anything else, or `value:TEXT`, is the value itself.",
@@ -210,13 +212,13 @@ class Settings:
     local_addr: str | None = None
     """The address at which other nodes reach this one; ``None``: to be found."""
     slice_nodes: int = option(
-        "slice_nodes", Kind.COUNT, None, default=DEFAULT_SLICE_NODES, most=MAX_SLICE_NODES
+        "slice_nodes", OptionKind.COUNT, None, default=DEFAULT_SLICE_NODES, most=MAX_SLICE_NODES
     )
     """The ranks of a larger world are published in slices of a quarter of this, so that what a node
     reads does not grow with the job."""
     after_end: AfterEnd = option(
         "after_end",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "What a node does that is started after a run of the job has ended. `new-run`: it begins a "
         "new one, and logs that. `refuse`: it fails, as with etcd-v2, for 60 seconds after the "
         "end. `finish`: within that time it ends as the run did, with code 0 if that finished.",
@@ -226,7 +228,7 @@ class Settings:
     )
     orphans: Orphans = option(
         "orphans",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "What becomes of the workers when their agent is killed, and of one that it leaves at a "
         "signal. `leave`: they run until they notice. `kill`: a guard, a process of its own, "
         "ends them: SIGTERM, after 10 s SIGKILL.",
@@ -236,7 +238,7 @@ class Settings:
     )
     log: Log = option(
         "log",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "How this library's log lines are shown. `loglevel`: as torch's own (`LOGLEVEL`, or "
         "warnings). `warning`, `info`: from that level on, to standard error. `json`: the same "
         "from info on, one JSON object a line.",
@@ -250,14 +252,14 @@ class Settings:
     """An epoch that the job has reached before: its next ones are higher."""
     peer_links: bool = option(
         "peer_links",
-        Kind.FLAG,
+        OptionKind.FLAG,
         "Members watch each other over connections of their own, so that a death is noticed in "
         "milliseconds instead of after `lease_ttl`. Nodes that cannot connect rely on the lease.",
         default=True,
     )
     peer_silence_s: float | None = option(
         "peer_silence",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "A host that has not answered for this long is asked, over etcd, whether it lives. 0: only "
         "deaths of processes are noticed early.",
         default=None,
@@ -266,7 +268,7 @@ class Settings:
     )
     gate_command: str | None = option(
         "gate_command",
-        Kind.TEXT,
+        OptionKind.TEXT,
         "A program with its arguments, split at blanks as a shell does, that is run before each "
         "arrival; a node on which it fails does not join. See "
         "[guide.md](guide.md#a-gate-in-front-of-the-job).",
@@ -274,13 +276,13 @@ class Settings:
     )
     gate_timeout_s: float = option(
         "gate_timeout",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "How long a gate may take; after that it counts as failed.",
         default=60.0,
     )
     watchdog_s: float = option(
         "watchdog",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "A node whose main thread has been silent this long is declared lost, though its process "
         "lives. 0: never. With torchrun it must be longer than starting and stopping workers "
         "takes.",
@@ -289,14 +291,14 @@ class Settings:
     )
     metrics_file: Path | None = option(
         "metrics_file",
-        Kind.NEW_FILE,
+        OptionKind.NEW_FILE,
         "Write this node's [metrics](metrics.md) into that file, for the text-file collector of "
         "Prometheus' node exporter; `.prom` at its end. Each agent of a host needs its own.",
         default=None,
     )
     metrics_port: int | None = option(
         "metrics_port",
-        Kind.COUNT,
+        OptionKind.COUNT,
         "Serve this node's [metrics](metrics.md) on that port, for Prometheus. 0: any free port, "
         "which is logged.",
         default=None,
@@ -305,7 +307,7 @@ class Settings:
     )
     history: int = option(
         "history",
-        Kind.COUNT,
+        OptionKind.COUNT,
         "For how many rounds etcd keeps what led to them, for `rdzv-etcd history`; the leader's "
         "number counts, so give all nodes the same. They outlive the job by `ended_ttl`, each has "
         "at most 8 KiB. 0: none.",
@@ -315,12 +317,12 @@ class Settings:
     )
     embed: bool = option(
         "embed",
-        Kind.FLAG,
+        OptionKind.FLAG,
         "Start an etcd on the machine that the endpoint names if none answers there; with the user "
         "and password given, if any.",
         default=False,
     )
-    embed_grace_s: float = option("embed_grace", Kind.SECONDS, None, default=30.0)
+    embed_grace_s: float = option("embed_grace", OptionKind.SECONDS, None, default=30.0)
     """An embedded etcd stops when no node has been there for this long."""
 
     def __post_init__(self) -> None:
@@ -354,20 +356,20 @@ class Settings:
 _FACTORS = (
     Option(
         "keep_alive_interval",
-        Kind.SECONDS,
+        OptionKind.SECONDS,
         "5, if the next is given",
         "As in etcd-v2: `lease_ttl` = `keep_alive_interval` × `keep_alive_max_attempt`.",
     ),
     Option(
         "keep_alive_max_attempt",
-        Kind.COUNT,
+        OptionKind.COUNT,
         "3, if the former is given",
         "See `keep_alive_interval`.",
     ),
 )
 _PROTOCOL = Option(
     "protocol",
-    Kind.TEXT,
+    OptionKind.TEXT,
     "`http`",
     "`http` or `https`; must agree with the scheme in the endpoint if it has one.",
     choices=tuple(Scheme),

@@ -24,7 +24,7 @@ from rdzv_etcd.settings.connection import (
     Tls,
     parse_endpoints,
 )
-from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM, Kind, Option, options_of, whole
+from rdzv_etcd.settings.fields import MAX_EPOCH_CLAIM, Option, OptionKind, options_of, whole
 from rdzv_etcd.settings.options import (
     NAMES,
     OPTIONS,
@@ -173,11 +173,11 @@ def _parse(option: Option, typed: str, raw: object) -> Any:
             raise SettingsError(f"{typed} is empty")
         if any(0xD800 <= ord(character) <= 0xDFFF for character in raw):
             raise SettingsError(f"{typed}={raw!r} is not valid UTF-8")
-    if option.kind is Kind.FLAG:
+    if option.kind is OptionKind.FLAG:
         return _parse_flag(typed, raw)
-    if option.kind in (Kind.FILE, Kind.NEW_FILE):
-        return _parse_file(typed, raw, is_new=option.kind is Kind.NEW_FILE)
-    if option.kind is Kind.TEXT:
+    if option.kind in (OptionKind.FILE, OptionKind.NEW_FILE):
+        return _parse_file(typed, raw, is_new=option.kind is OptionKind.NEW_FILE)
+    if option.kind is OptionKind.TEXT:
         return _parse_text(option, typed, raw)
     return _parse_number(option, typed, raw)
 
@@ -202,7 +202,7 @@ def _parse_number(option: Option, typed: str, raw: object) -> float:
         except (ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number) and option.allows(number):
-            if option.kind is Kind.SECONDS:
+            if option.kind is OptionKind.SECONDS:
                 return number
             if number == int(number):
                 return int(number)

@@ -21,8 +21,8 @@ from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.testing.checks import check_types
 from rdzv_etcd.testing.model import (
     Grant,
-    KeepAlive,
     KeptAlive,
+    RenewLease,
     Request,
     Response,
     Revoke,
@@ -30,7 +30,7 @@ from rdzv_etcd.testing.model import (
     TimeLeft,
     TimeToLive,
 )
-from rdzv_etcd.testing.network import Fate, Link, Planned
+from rdzv_etcd.testing.network import Delivery, Link, Planned
 from rdzv_etcd.testing.watch import MemoryWatch
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ ATTEMPT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _MemoryCall:
     request: Request
     repeatable: bool
     deadline_s: float
@@ -96,7 +96,7 @@ class MemoryConnection:
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
         return cast(
-            KeptAlive, await self._call(KeepAlive(lease_id), timeout_s, repeatable=True)
+            KeptAlive, await self._call(RenewLease(lease_id), timeout_s, repeatable=True)
         ).ttl_s
 
     async def time_to_live(
@@ -163,7 +163,7 @@ class MemoryConnection:
     ) -> Response:
         self._require_open()
         limit_s = self._request_timeout_s if timeout_s is None else timeout_s
-        call = _Call(request, repeatable, asyncio.get_running_loop().time() + limit_s)
+        call = _MemoryCall(request, repeatable, asyncio.get_running_loop().time() + limit_s)
         doubtful = False
         while True:
             try:
@@ -185,7 +185,7 @@ class MemoryConnection:
                     gone = EtcdUnavailableError(f"{_kind(request)} failed: {error}")
                     raise _final_error(request, gone, doubtful=True) from None
 
-    async def _try(self, call: _Call) -> Response:
+    async def _try(self, call: _MemoryCall) -> Response:
         """Send once, to a server that can be reached, and return the reply."""
         await self._connected(call)
         fault = self.link.next_fault(call.request)
@@ -196,7 +196,7 @@ class MemoryConnection:
             await self._connected(call)
         return await self._attempt(call, fault)
 
-    async def _connected(self, call: _Call) -> None:
+    async def _connected(self, call: _MemoryCall) -> None:
         """Wait until the server can be reached; a silent cut is not noticed here."""
         while not self._server.up or (self.link.cut and not self.link.silent):
             left_s = self._left_s(call)
@@ -207,7 +207,7 @@ class MemoryConnection:
             await asyncio.wait((self.link.change(),), timeout=left_s)
             self._require_open()
 
-    async def _attempt(self, call: _Call, fault: Planned) -> Response:
+    async def _attempt(self, call: _MemoryCall, fault: Planned) -> Response:
         """Send once and wait for the reply, for a broken connection, or for the time to pass."""
         server, link = self._server, self.link
         reply: asyncio.Future[Response | EtcdError] = asyncio.get_running_loop().create_future()
@@ -216,13 +216,13 @@ class MemoryConnection:
         def arrive() -> None:
             if cuts != link.cuts or not self.passing or link.request_lost():
                 return
-            hangs = link.hangs and not isinstance(call.request, KeepAlive)
+            hangs = link.hangs and not isinstance(call.request, RenewLease)
             outcome = self._apply(call.request)
             if hangs:
                 return
             if fault.again_s is not None and call.repeatable:
                 server.call_later(fault.again_s, again)
-            if fault.fate is Fate.REPLY_LOST:
+            if fault.fate is Delivery.REPLY_LOST:
                 link.cuts += 1
                 link.changed()
             elif not link.reply_lost():
@@ -236,17 +236,19 @@ class MemoryConnection:
             if cuts == link.cuts and self.passing and not reply.done():
                 reply.set_result(outcome)
 
-        if fault.fate is not Fate.REQUEST_LOST:
+        if fault.fate is not Delivery.REQUEST_LOST:
             server.call_later(fault.delay_s + link.draw_delay_s(), arrive)
-        outcome = await self._reply(call, reply, cuts, known_lost=fault.fate is Fate.REQUEST_LOST)
+        outcome = await self._reply(
+            call, reply, cuts, known_lost=fault.fate is Delivery.REQUEST_LOST
+        )
         if isinstance(outcome, EtcdError):
             raise outcome
         return outcome
 
     def _apply(self, request: Request) -> Response | EtcdError:
-        if self._server.overloaded and isinstance(request, KeepAlive):
+        if self._server.overloaded and isinstance(request, RenewLease):
             return EtcdUnavailableError("etcd is overloaded: it renews no lease")
-        if self.link.refusal is not None and not isinstance(request, KeepAlive):
+        if self.link.refusal is not None and not isinstance(request, RenewLease):
             return self.link.refusal()
         try:
             self._server.check_permission(request)
@@ -256,7 +258,7 @@ class MemoryConnection:
 
     async def _reply(
         self,
-        call: _Call,
+        call: _MemoryCall,
         reply: asyncio.Future[Response | EtcdError],
         cuts: int,
         *,
@@ -284,7 +286,7 @@ class MemoryConnection:
                 raise _ConnectionBrokenError("the connection broke")
         return reply.result()
 
-    def _left_s(self, call: _Call) -> float:
+    def _left_s(self, call: _MemoryCall) -> float:
         return call.deadline_s - asyncio.get_running_loop().time()
 
     def _require_open(self) -> None:
@@ -312,7 +314,7 @@ def _leaves_nothing(request: Request) -> bool:
         return request.reads_only
     if isinstance(request, Grant):
         return not request.lease_id  # that lease is unknown to all
-    return isinstance(request, (Get, TimeToLive, KeepAlive))
+    return isinstance(request, (Get, TimeToLive, RenewLease))
 
 
 def _settled(response: Response, *, doubtful: bool) -> Response:

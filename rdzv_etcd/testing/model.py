@@ -88,14 +88,14 @@ class Model:
             return self._grant(request)
         if isinstance(request, Revoke):
             return self._revoke(request)
-        if isinstance(request, KeepAlive | TimeToLive):
+        if isinstance(request, RenewLease | TimeToLive):
             return self._look_up(request)
         return self._compact(request)
 
-    def _look_up(self, request: KeepAlive | TimeToLive) -> KeptAlive | TimeLeft:
+    def _look_up(self, request: RenewLease | TimeToLive) -> KeptAlive | TimeLeft:
         """Answer as if the lease had just been renewed: the server keeps the time."""
         lease = self.leases.get(request.lease_id)
-        if isinstance(request, KeepAlive):
+        if isinstance(request, RenewLease):
             return KeptAlive(0 if lease is None else lease.ttl_s)
         return TimeLeft(None if lease is None else LeaseLeft(lease.ttl_s, lease.ttl_s))
 
@@ -354,7 +354,7 @@ class Revoke:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepAlive:
+class RenewLease:
     """Renew a lease once."""
 
     lease_id: int
@@ -401,7 +401,7 @@ class Compacted:
     revision: int
 
 
-Request: TypeAlias = "Get | Txn | Grant | Revoke | KeepAlive | TimeToLive | Compact"
+Request: TypeAlias = "Get | Txn | Grant | Revoke | RenewLease | TimeToLive | Compact"
 Response: TypeAlias = (
     "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | TimeLeft | Compacted"
 )

@@ -20,7 +20,7 @@ WatchMatch = Callable[[bytes, "bytes | None"], bool]
 """Selects watches by key and range end."""
 
 
-class Fate(Enum):
+class Delivery(Enum):
     """The fate of one call."""
 
     NORMAL = "normal"
@@ -34,7 +34,7 @@ class Planned:
 
     count: int
     matching: Match
-    fate: Fate = Fate.NORMAL
+    fate: Delivery = Delivery.NORMAL
     delay_s: float = 0.0
     stall_s: float = 0.0
     again_s: float | None = None
@@ -118,7 +118,7 @@ class Link:
 
         At their deadline: nothing reached a server, and the client knows it.
         """
-        self._plan(Planned(count, matching or _any, Fate.REQUEST_LOST))
+        self._plan(Planned(count, matching or _any, Delivery.REQUEST_LOST))
 
     def drop_replies(self, count: int = 1, matching: Match | None = None) -> None:
         """Apply the next calls, but lose the reply and the connection with it.
@@ -126,7 +126,7 @@ class Link:
         A write that must not be repeated raises :class:`~rdzv_etcd.errors.OutcomeUnknownError`;
         any other call is tried again: a repeatable write is then applied twice.
         """
-        self._plan(Planned(count, matching or _any, Fate.REPLY_LOST))
+        self._plan(Planned(count, matching or _any, Delivery.REPLY_LOST))
 
     def hold_requests(self, delay_s: float, count: int = 1, matching: Match | None = None) -> None:
         """Let the next requests arrive late: perhaps after their caller has given up."""

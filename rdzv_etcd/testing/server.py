@@ -22,9 +22,9 @@ from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.model import (
     Compact,
-    KeepAlive,
     KeptAlive,
     Model,
+    RenewLease,
     Request,
     Response,
     Revision,
@@ -232,7 +232,7 @@ class MemoryEtcd:
         """Do one request now; notify watches. Raises the port's errors."""
         if source:
             self.requests[type(request).__name__] += 1
-        if isinstance(request, KeepAlive | TimeToLive):
+        if isinstance(request, RenewLease | TimeToLive):
             self._expire_if_due(request.lease_id)
         before = self.model.revision
         try:
@@ -271,7 +271,7 @@ class MemoryEtcd:
         if isinstance(response, LeaseGrant):
             self._expiry_s[response.lease_id] = self.clock.now_s() + response.ttl_s
             self._arm()
-        elif isinstance(request, KeepAlive) and isinstance(response, KeptAlive):
+        elif isinstance(request, RenewLease) and isinstance(response, KeptAlive):
             if response.ttl_s:
                 self._expiry_s[request.lease_id] = self.clock.now_s() + response.ttl_s
         elif isinstance(request, Revoke):

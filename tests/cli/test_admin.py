@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from rdzv_etcd.cli.evict import Fate, accuse_and_wait, judge
+from rdzv_etcd.cli.evict import Eviction, accuse_and_wait, judge
 from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Change, Control, Round
@@ -291,7 +291,7 @@ def test_an_accusation_stands_for_as_long_as_its_fate_is_waited_for(
         wait_until("it is accused", lambda: b"dead" in etcd_server.keys(key).get(key, b""))
         wait([asking], timeout=6)
         assert b"dead" in etcd_server.keys(key)[key]
-        assert asking.result(LIMIT_S) == ("one~1~a", Fate.OPEN)
+        assert asking.result(LIMIT_S) == ("one~1~a", Eviction.OPEN)
     assert not etcd_server.keys(key)
 
 
@@ -324,10 +324,10 @@ def test_a_name_that_no_node_has_or_several_is_refused(
 def test_the_fate_of_an_accused_node() -> None:
     world = Round(3, "run", ("a", "b"), JobSettings(1, 2), "h", 1, 1)
     control = Control(10, world, 5)
-    assert judge(control, "b", 8) is Fate.OPEN
-    assert judge(control, "c", 8) is Fate.GONE
-    assert judge(Control(10), "b", 8) is Fate.GONE
+    assert judge(control, "b", 8) is Eviction.OPEN
+    assert judge(control, "c", 8) is Eviction.GONE
+    assert judge(Control(10), "b", 8) is Eviction.GONE
     change = Change("run", 3, (), {"b": "evicted"})
-    assert judge(Control(10, world, 5, change=change, change_revision=9), "b", 8) is Fate.LOST
-    assert judge(Control(10, world, 5, change=change, change_revision=7), "a", 8) is Fate.GONE
-    assert judge(Control(10, world, 9), "b", 8) is Fate.LOST
+    assert judge(Control(10, world, 5, change=change, change_revision=9), "b", 8) is Eviction.LOST
+    assert judge(Control(10, world, 5, change=change, change_revision=7), "a", 8) is Eviction.GONE
+    assert judge(Control(10, world, 9), "b", 8) is Eviction.LOST

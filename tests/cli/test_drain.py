@@ -16,7 +16,7 @@ import pytest
 
 from rdzv_etcd.cli import drain
 from rdzv_etcd.cli.admin import operator
-from rdzv_etcd.cli.drain import Fate, what_follows
+from rdzv_etcd.cli.drain import DrainOutcome, what_follows
 from rdzv_etcd.errors import DrainedError
 from rdzv_etcd.etcd.port import Etcd, Put, Txn
 from rdzv_etcd.protocol.codec import (
@@ -298,7 +298,7 @@ def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
     settings, keys = Settings(job_id, JobSettings(1, 2)), JobKeys(PREFIX, job_id)
     info = NodeInfo("one~1~a", "10.0.0.1", 4711, 1, settings.job)
 
-    async def scenario() -> tuple[str, Drain, Fate, str]:
+    async def scenario() -> tuple[str, Drain, DrainOutcome, str]:
         async with MemoryEtcd() as server:
             node, asking = server.connect(), server.connect()
             session = (await node.grant(60)).lease_id
@@ -337,4 +337,4 @@ def test_a_farewell_that_the_watch_tells_late_is_told_all_the_same(
             monkeypatch.setattr(drain, "connected", connected)
             return await drain._drain(settings, "one", "upgrade", LIMIT_S, yes=True, as_json=True)
 
-    assert asyncio.run(scenario())[2:] == (Fate.LEFT, "drained")
+    assert asyncio.run(scenario())[2:] == (DrainOutcome.LEFT, "drained")

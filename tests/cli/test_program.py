@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd.cli.options import Target
+from rdzv_etcd.cli.options import JobTarget
 from rdzv_etcd.embedded.port import own_addresses
 from tests.cli.tools import LIMIT_S, Run, plant_node, plant_round, run_alone
 from tests.support.processes import free_port
@@ -102,14 +102,14 @@ def test_what_an_agent_s_environment_says_is_enough(etcd_server: EtcdServer, job
 
 
 def test_options_of_one_node_are_no_matter() -> None:
-    target = Target("h", "node_unit=4,rank_key=env:NOT_SET_HERE", "")
+    target = JobTarget("h", "node_unit=4,rank_key=env:NOT_SET_HERE", "")
     assert target.settings("j", "4:8").job.node_unit == 4
 
 
 @pytest.mark.parametrize("name", ["connect_timeout", "request_timeout"])
 def test_nobody_waits_as_long_for_an_answer_as_an_agent_may(name: str) -> None:
     def limit_s(given_s: int) -> float:
-        connection = Target("h", f"{name}={given_s}", "").settings().connection
+        connection = JobTarget("h", f"{name}={given_s}", "").settings().connection
         return float(getattr(connection, f"{name}_s"))
 
     assert (limit_s(600), limit_s(2)) == (10, 2)

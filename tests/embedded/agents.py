@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from rdzv_etcd.embedded.port import Answer, probe
+from rdzv_etcd.embedded.port import PortAnswer, probe
 from rdzv_etcd.settings import Endpoint, Settings, settings_from_config
 from tests.library.nodes import wait_until
 from tests.support.gateway import Gateway
@@ -133,7 +133,7 @@ class Agent:
         return pid, error
 
 
-def answer(port: int, host: str = "127.0.0.1") -> Answer:
+def answer(port: int, host: str = "127.0.0.1") -> PortAnswer:
     return probe(Endpoint(host, port), 5).answer
 
 

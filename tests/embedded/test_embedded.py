@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rdzv_etcd.embedded.port import Answer, listen_urls, own_addresses
+from rdzv_etcd.embedded.port import PortAnswer, listen_urls, own_addresses
 from rdzv_etcd.embedded.program import take_lock
 from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, SettingsError
@@ -67,7 +67,7 @@ def test_of_four_starters_exactly_one_starts_it(
         agent.go()
     answers = [agent.supervisor() for agent in four]
     assert sum(answer is not None for answer in answers) == 1
-    assert answer(port) is Answer.ETCD
+    assert answer(port) is PortAnswer.ETCD
     wait_until("the losers' supervisors have ended", lambda: len(supervisors()) == 1)
 
 
@@ -101,7 +101,7 @@ def test_a_crashed_etcd_comes_back_with_its_data(
     etcd.kill()
     wait_until(
         "etcd was restarted",
-        lambda: has_ended(etcd) and answer(port) is Answer.ETCD,
+        lambda: has_ended(etcd) and answer(port) is PortAnswer.ETCD,
     )
     assert gateway.keys()[b"k"].lease_id == lease_id
     assert psutil.pid_exists(started.supervisor_pid)
@@ -223,7 +223,7 @@ def test_it_works_on_ipv6_loopback(
         pytest.skip("this machine has no IPv6")
     started = ensure_etcd(settings(f"[::1]:{port}"), environment(etcd_binary.path, scratch))
     assert started is not None
-    assert answer(port, "::1") is Answer.ETCD
+    assert answer(port, "::1") is PortAnswer.ETCD
 
 
 def test_this_machines_own_address_is_served_to_others_and_locally(
@@ -239,5 +239,5 @@ def test_this_machines_own_address_is_served_to_others_and_locally(
     if not mine:
         pytest.skip("this machine has a loopback address only")
     assert ensure(mine[0]) is not None
-    assert answer(port, mine[0]) is Answer.ETCD
-    assert answer(port) is Answer.ETCD
+    assert answer(port, mine[0]) is PortAnswer.ETCD
+    assert answer(port) is PortAnswer.ETCD

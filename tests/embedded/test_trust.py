@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from rdzv_etcd.embedded.port import Listener, listeners, reached_by
+from rdzv_etcd.embedded.port import PortListener, listeners, reached_by
 from rdzv_etcd.embedded.start import StartedEtcd, ensure_etcd
 from rdzv_etcd.errors import EmbeddedEtcdError, EtcdAuthError
 from rdzv_etcd.world.group import Group
@@ -181,12 +181,12 @@ def test_the_owner_of_a_listening_socket_is_found(address: str, port: int) -> No
             pytest.skip("this machine has no IPv6")
         assert listeners(port) == ()  # bound, but nobody could connect
         listener.listen()
-        assert listeners(port) == (Listener(address.removeprefix("::ffff:"), os.geteuid()),)
+        assert listeners(port) == (PortListener(address.removeprefix("::ffff:"), os.geteuid()),)
 
 
 def test_which_addresses_lead_to_a_listener() -> None:
     def reached(bound: str, asked: str) -> bool:
-        return reached_by(Listener(bound, 0), asked)
+        return reached_by(PortListener(bound, 0), asked)
 
     assert reached("0.0.0.0", "127.0.0.1")
     assert reached("::", "127.0.0.1")

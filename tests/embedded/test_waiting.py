@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.embedded.port import Answer, probe
+from rdzv_etcd.embedded.port import PortAnswer, probe
 from rdzv_etcd.embedded.program import take_lock
 from rdzv_etcd.embedded.start import StartedEtcd
 from rdzv_etcd.settings import Endpoint
@@ -79,6 +79,6 @@ def test_a_server_that_sends_a_byte_at_a_time_is_silent(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as listener:
         server = threading.Thread(target=drip, args=(listener,))
         server.start()
-        assert probe(Endpoint("127.0.0.1", port), 0.5).answer is Answer.SILENCE
+        assert probe(Endpoint("127.0.0.1", port), 0.5).answer is PortAnswer.SILENCE
         server.join()
     assert left.is_set()  # the prober went away before the end

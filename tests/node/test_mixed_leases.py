@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from rdzv_etcd.settings import JobSettings
-from rdzv_etcd.testing.model import KeepAlive
+from rdzv_etcd.testing.model import RenewLease
 from tests.sim.world import TIMING, SimJob, simulated
 
 MIXES = [(30, 5, 5), (5, 30, 30), (5, 5, 30), (30, 30, 5), (5, 5, 5)]
@@ -69,7 +69,7 @@ async def test_each_renews_as_often_as_the_shortest_lease_of_its_world_asks(job:
     renewed: list[str] = []
     job.server.observers.append(
         lambda applied: (
-            renewed.append(applied.source) if isinstance(applied.request, KeepAlive) else None
+            renewed.append(applied.source) if isinstance(applied.request, RenewLease) else None
         )
     )
     await job.pass_time(50)

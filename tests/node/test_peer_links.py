@@ -16,7 +16,7 @@ from rdzv_etcd.errors import EtcdPermissionError
 from rdzv_etcd.etcd.port import KeyValue, Put, Txn
 from rdzv_etcd.node import accuse
 from rdzv_etcd.node.accuse import Witness
-from rdzv_etcd.node.peers import Evidence, PeerWatch, Seen, evidence_of
+from rdzv_etcd.node.peers import Evidence, LinkSeen, PeerWatch, evidence_of
 from rdzv_etcd.peers import Answer, Contact
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol import liveness as accusations
@@ -801,7 +801,7 @@ async def test_links_that_break_as_soon_as_they_are_made_are_made_less_and_less_
 def test_evidence(
     answer: Answer, linked: bool, fell_silent: bool, others: bool, evidence: Evidence | None
 ) -> None:
-    seen = Seen(Contact(answer))
+    seen = LinkSeen(Contact(answer))
     told = evidence_of(seen, was_linked=linked, fell_silent=fell_silent, others_are_gone=others)
     assert told is evidence
 

@@ -20,7 +20,7 @@ from rdzv_etcd.testing import (
     SimLoop,
     run_simulation,
 )
-from rdzv_etcd.testing.model import KeepAlive
+from rdzv_etcd.testing.model import RenewLease
 
 TTL_S = 3
 PERIOD_S = TTL_S / 3
@@ -48,7 +48,7 @@ class Lab:
         server.observers.append(self._observe)
 
     def _observe(self, applied: Applied) -> None:
-        if isinstance(applied.request, KeepAlive):
+        if isinstance(applied.request, RenewLease):
             self.arrivals_s.append(applied.at_s)
 
     @property
@@ -101,7 +101,7 @@ def test_a_message_sent_again_by_tcp_delays_nothing_but_itself() -> None:
         lease_id = await lab.session.open()
         async with lab.running():
             for _ in range(10):
-                lab.etcd.link.hold_requests(1.0, 1, lambda request: isinstance(request, KeepAlive))
+                lab.etcd.link.hold_requests(1.0, 1, lambda request: isinstance(request, RenewLease))
                 await asyncio.sleep(10 * PERIOD_S)
         assert lab.session.lease_id == lease_id
         assert lab.longest_gap_s < 2 * PERIOD_S + 0.01

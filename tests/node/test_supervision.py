@@ -13,7 +13,7 @@ import pytest
 
 from rdzv_etcd.errors import TaskFailedError
 from rdzv_etcd.etcd.port import Get, Txn
-from rdzv_etcd.testing.model import KeepAlive, Request
+from rdzv_etcd.testing.model import RenewLease, Request
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim.world import TTL_S, SimJob, SimNode, simulate, simulated
 
@@ -38,7 +38,7 @@ def errors_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[logging.L
 def keep_alive(job: SimJob, request: Request) -> bool:
     """Of a session; other leases are renewed by other tasks."""
     sessions = {kv.lease_id for kv in job.server.snapshot() if kv.key in job.keys.nodes}
-    return isinstance(request, KeepAlive) and request.lease_id in sessions
+    return isinstance(request, RenewLease) and request.lease_id in sessions
 
 
 def publishing(job: SimJob, request: Request) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 import rdzv_etcd
 from rdzv_etcd.settings import OPTIONS
-from rdzv_etcd.settings.fields import Kind
+from rdzv_etcd.settings.fields import OptionKind
 from rdzv_etcd.world.connect import Options
 
 _USE = """
@@ -64,13 +64,13 @@ def test_torch_is_loaded_only_for_who_names_it() -> None:
 
 
 _KINDS = {
-    Kind.SECONDS: "float",
-    Kind.WHOLE_SECONDS: "int",
-    Kind.COUNT: "int",
-    Kind.FLAG: "bool",
-    Kind.FILE: "str | Path",
-    Kind.NEW_FILE: "str | Path",
-    Kind.TEXT: "str",
+    OptionKind.SECONDS: "float",
+    OptionKind.WHOLE_SECONDS: "int",
+    OptionKind.COUNT: "int",
+    OptionKind.FLAG: "bool",
+    OptionKind.FILE: "str | Path",
+    OptionKind.NEW_FILE: "str | Path",
+    OptionKind.TEXT: "str",
 }
 
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from rdzv_etcd.arguments import LONGEST_S
-from rdzv_etcd.peers import Answer, Contact, End, Peer, tcp
+from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer, tcp
 from rdzv_etcd.peers.tcp import TcpPeers
 from tests.support import netns
 from tests.support.netns import Host, Network
@@ -302,7 +302,7 @@ async def test_a_node_that_leaves_says_good_bye() -> None:
         contact = await reached(a, b.port)
         assert contact.link is not None
         await b.close()
-        assert await contact.link.ended() is End.GOOD_BYE
+        assert await contact.link.ended() is LinkEnd.GOOD_BYE
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -375,7 +375,7 @@ async def test_a_killed_process_is_refused_by_its_host() -> None:
             contact = await reached(a, port)
             assert contact.link is not None
             process.kill()
-            assert await contact.link.ended() is End.CLOSED
+            assert await contact.link.ended() is LinkEnd.CLOSED
             await until_refused(a, port)
 
 
@@ -404,7 +404,7 @@ async def test_a_reset_on_the_way_closes_a_link() -> None:
         sock = watcher._transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         watcher._transport.abort()
-        assert await contact.link.ended() is End.CLOSED
+        assert await contact.link.ended() is LinkEnd.CLOSED
         assert (await reached(a, b.port)).answer is Answer.SAME
 
 
@@ -421,7 +421,7 @@ def test_a_host_that_is_gone_falls_silent(tmp_path: Path) -> None:
                     assert contact.link is not None
                     host.cut()
                     try:
-                        assert await contact.link.ended() is End.SILENT
+                        assert await contact.link.ended() is LinkEnd.SILENT
                         gone = await a.connect(host.address, port, B, 0.2)
                         assert gone.answer is not Answer.SAME  # a router may refuse in its place
                     finally:
@@ -446,7 +446,7 @@ def test_a_child_does_not_keep_its_parent_alive(how: str) -> None:
                 try:
                     assert (await reached(a, port)).answer is Answer.SAME
                     process.kill()
-                    assert await contact.link.ended() is End.CLOSED
+                    assert await contact.link.ended() is LinkEnd.CLOSED
                     await until_refused(a, port)
                     assert psutil.pid_exists(child)
                 finally:
@@ -541,7 +541,7 @@ async def test_so_many_that_know_what_to_say_break_only_each_other_s_links() -> 
         assert all(links)
         assert len(b._watchers) <= tcp._MAX_OF_A_KIND
         assert links[0] is not None
-        assert await links[0].ended() is End.CLOSED
+        assert await links[0].ended() is LinkEnd.CLOSED
         assert (await reached(a, b.port)).answer is Answer.SAME
 
 
@@ -596,7 +596,7 @@ async def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_agai
         contact = await reached(watching, watched.port)
         assert contact.link is not None
         watched.disown()
-        assert await contact.link.ended() is End.CLOSED
+        assert await contact.link.ended() is LinkEnd.CLOSED
         assert (await reached(watching, watched.port)).answer is Answer.MUTE
         await watched.admit(B)
         again = await reached(watching, watched.port)

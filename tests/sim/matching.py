@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rdzv_etcd.etcd.port import Delete, Op, Put, Txn
 from rdzv_etcd.protocol.keys import KeyRange
-from rdzv_etcd.testing.model import KeepAlive, Request
+from rdzv_etcd.testing.model import RenewLease, Request
 from rdzv_etcd.testing.network import Match
 
 
@@ -37,7 +37,7 @@ def renews(lease_id: int) -> Match:
     """Match the keep-alives of one lease."""
 
     def matching(request: Request) -> bool:
-        return isinstance(request, KeepAlive) and request.lease_id == lease_id
+        return isinstance(request, RenewLease) and request.lease_id == lease_id
 
     return matching
 

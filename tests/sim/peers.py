@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rdzv_etcd.peers import Answer, Contact, End, Peer
+from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer
 
 Place = tuple[str, int]
 """An address and a port."""
@@ -52,7 +52,7 @@ class PeerSwitch:
     def kill(self, peer: MemoryPeer) -> None:
         """End a process: its host closes its links and refuses new ones."""
         peer.state = State.DEAD
-        self._end_links_of(peer, End.CLOSED)
+        self._end_links_of(peer, LinkEnd.CLOSED)
 
     def silence(self, peer: MemoryPeer) -> None:
         """Let a host vanish without a word."""
@@ -85,7 +85,7 @@ class PeerSwitch:
     def reset_all(self) -> None:
         """Let something on the way break every link, between nodes that live."""
         for link in tuple(self._links):
-            link.end(End.CLOSED)
+            link.end(LinkEnd.CLOSED)
 
     def lose_attempts(self, count: int) -> None:
         """Let the next attempts to connect get lost on the way."""
@@ -96,14 +96,14 @@ class PeerSwitch:
         self._refused.add(address)
         for link in tuple(self._links):
             if link.to[0] == address:
-                link.end(End.CLOSED)
+                link.end(LinkEnd.CLOSED)
 
     def refuse_for(self, address: str) -> None:
         """Let a host's own firewall refuse whatever it wants to connect to, and break its links."""
         self._refused_for.add(address)
         for link in tuple(self._links):
             if link.by[0] == address:
-                link.end(End.CLOSED)
+                link.end(LinkEnd.CLOSED)
 
     def delay(self, address: str, one_way_s: float) -> None:
         """Let every packet from and to a host take so much longer."""
@@ -114,7 +114,7 @@ class PeerSwitch:
         and close the connection."""
         self._accepted_for_all.add(address)
 
-    def _end_links_of(self, peer: MemoryPeer, end: End) -> None:
+    def _end_links_of(self, peer: MemoryPeer, end: LinkEnd) -> None:
         for link in tuple(self._links):
             if peer.place in (link.to, link.by):
                 gone = link.by if peer.place == link.to else link.to
@@ -126,7 +126,7 @@ class PeerSwitch:
         """A process closes the links over which it is watched."""
         for link in tuple(self._links):
             if link.to == peer.place and not self._is_mute(link):
-                link.end(End.CLOSED)
+                link.end(LinkEnd.CLOSED)
 
     def _check_links(self) -> None:
         """Let links fall silent over which nothing can be heard, if that is so for long enough."""
@@ -141,7 +141,7 @@ class PeerSwitch:
     def _fall_silent(self, link: _Link) -> None:
         link.is_watched = False
         if self._is_mute(link):
-            link.end(End.SILENT)
+            link.end(LinkEnd.SILENT)
 
     def _is_mute(self, link: _Link) -> bool:
         return self._is_cut(link.to, link.by) or self._is_silent(link.to)
@@ -185,7 +185,7 @@ class PeerSwitch:
 
     def close(self, peer: MemoryPeer) -> None:
         """A node says good-bye, and its links end."""
-        self._end_links_of(peer, End.GOOD_BYE)
+        self._end_links_of(peer, LinkEnd.GOOD_BYE)
         peer.state = State.DEAD
 
 
@@ -256,19 +256,19 @@ class _Link:
         self.is_watched = False
         """Whether it is about to fall silent."""
         self._all = all_of_them
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
         all_of_them[self] = None
 
-    async def ended(self) -> End:
+    async def ended(self) -> LinkEnd:
         return await asyncio.shield(self._end)
 
-    def end(self, end: End) -> None:
+    def end(self, end: LinkEnd) -> None:
         self._all.pop(self, None)
         if not self._end.done():
             self._end.set_result(end)
 
     def close(self) -> None:
-        self.end(End.CLOSED)
+        self.end(LinkEnd.CLOSED)
 
 
 def _contact(answer: Answer) -> Contact:

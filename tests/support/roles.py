@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rdzv_etcd.etcd.port import Delete, Get, Op, Txn
 from rdzv_etcd.testing import MemoryEtcd
-from rdzv_etcd.testing.model import KeepAlive, Request, Revoke
+from rdzv_etcd.testing.model import RenewLease, Request, Revoke
 from rdzv_etcd.testing.network import Match
 
 _FROM_KEY = b"\x00"
@@ -45,7 +45,7 @@ class Lack:
             return self.reads and self.touches(request.key, request.range_end)
         if isinstance(request, Revoke):
             return self._forbids_lease(request.lease_id, keys_of)
-        if isinstance(request, KeepAlive):
+        if isinstance(request, RenewLease):
             return self.renewals and self._forbids_lease(request.lease_id, keys_of)
         return isinstance(request, Txn) and self._forbids_txn(request, keys_of)
 
