@@ -52,7 +52,7 @@ class Names:
 
     def all(self, node_ids: Sequence[str], most: int = _NAMED) -> str:
         """Name the first of them, and count the others."""
-        self.learn(node_ids)
+        self.learn(node_ids[:most])
         more = f" and {len(node_ids) - most} more" if len(node_ids) > most else ""
         return ", ".join(map(self, node_ids[:most])) + more
 

@@ -6,9 +6,10 @@ worded in :mod:`rdzv_etcd.protocol.describe`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TypeAlias
 
 from rdzv_etcd.names import Names
@@ -18,9 +19,11 @@ Namer: TypeAlias = "Callable[[str], str]"
 """How a node is called; see :class:`~rdzv_etcd.names.Names`."""
 
 _NAMED = 8
-"""Members of which a line tells how they were lost, or why they left."""
+"""Members of which a line says how they were lost, or why they left."""
+_LOOKED_AT = 64
+"""Nodes of a kind that are looked at for two of one host: there may be thousands."""
 _WHYS = 3
-"""Nodes of which a line tells why they rejoined."""
+"""Nodes of which a line says why they rejoined."""
 
 
 class _InWords:
@@ -224,27 +227,27 @@ def change_text(
     unnamed: int = 0,
 ) -> str:
     """Why a world is over: who was lost, who left, who joined."""
-    for node in (*lost_, *left_, *waiters):
+    for node in (*islice(lost_, _LOOKED_AT), *islice(left_, _LOOKED_AT), *waiters[:_LOOKED_AT]):
         name(node)  # from now on it is known
     parts = [
-        *first([lost(name(node), how) for node, how in lost_.items()]),
-        *first([left(name(node), reason) for node, reason in left_.items()]),
+        *first(lost_, lambda node: lost(name(node), lost_[node])),
+        *first(left_, lambda node: left(name(node), left_[node])),
     ]
     whys = because or {}
     told = [node for node in waiters if node in whys][:_WHYS]
     parts += [rejoined(name(node), whys[node]) for node in told]
     others = [node for node in waiters if node not in told]
     if others:
-        parts.append(f"{', '.join(first([name(node) for node in others]))} joined")
+        parts.append(f"{', '.join(first(others, name))} joined")
     if unnamed:
         parts.append(f"{unnamed} more")
     return "; ".join(parts)
 
 
-def first(words: Sequence[str]) -> list[str]:
-    """Keep the first of them, and count the others."""
-    more = [f"{len(words) - _NAMED} more"] if len(words) > _NAMED else []
-    return [*words[:_NAMED], *more]
+def first(nodes: Collection[str], word: Callable[[str], str]) -> list[str]:
+    """Word the first of them, and count the others: there may be thousands."""
+    more = [f"{len(nodes) - _NAMED} more"] if len(nodes) > _NAMED else []
+    return [*map(word, islice(nodes, _NAMED)), *more]
 
 
 _EXPELLED = "the other nodes formed a new world without this one"

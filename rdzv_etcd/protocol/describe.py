@@ -6,7 +6,8 @@ them from here. How a member was lost and why a world is over: :mod:`rdzv_etcd.w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from rdzv_etcd.names import Names, is_unknown
 from rdzv_etcd.protocol.census import Census, take_census
@@ -18,17 +19,20 @@ from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import Namer, change_text, first, reason_to_leave
 
 _WHY_SHOWN = 400
+_COMPARED = 64
+"""How many ids of a kind are looked at for two nodes of one host."""
 
 
 def names_in(control: Control, nodes: Nodes | None = None) -> Names:
-    """Name nodes by all ids that are known of a job."""
-    names = Names(known_ids(control))
+    """Name nodes by the ids that are known of a job; of a large one by the first of each kind, for
+    a leader decides at each arrival."""
+    known = [known_ids(control)]
     if nodes is not None:
-        names.learn((*nodes.present, *nodes.accused, *nodes.left))
-    return names
+        known += [iter(nodes.present), iter(nodes.accused), iter(nodes.left)]
+    return Names(node_id for each in known for node_id in islice(each, _COMPARED))
 
 
-def known_ids(control: Control) -> Iterable[str]:
+def known_ids(control: Control) -> Iterator[str]:
     """The ids of nodes in the control keys."""
     record, change = control.round, control.change
     yield from () if record is None else (each for each in record.members if not is_unknown(each))
@@ -185,10 +189,11 @@ def missing(control: Control, nodes: Nodes, census: Census, names: Names) -> lis
         {node: how.get(node, "gone") for node in census.absent if not is_unknown(node)}
     )
     left_ |= census.leaving
-    late = [
-        f"{names(node)} ({shown(nodes.present[node].info.address)})" for node in census.expected
-    ]
-    parts = [f"not back yet: {', '.join(first(late))}"] if late else []
+
+    def late(node_id: str) -> str:
+        return f"{names(node_id)} ({shown(nodes.present[node_id].info.address)})"
+
+    parts = [f"not back yet: {', '.join(first(census.expected, late))}"] if census.expected else []
     if lost_ or left_:
         parts.append(change_text(names, lost_, left_))
     if census.strangers:
