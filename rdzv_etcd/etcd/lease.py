@@ -118,7 +118,7 @@ class _Exchange:
             raise self._failure
         reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[lease_id].append(reply)
-        self.opened.stream.send(messages.load().LeaseRenewLease(ID=lease_id))
+        self.opened.stream.send(messages.load().LeaseKeepAliveRequest(ID=lease_id))
         return await reply
 
     async def close(self) -> None:
