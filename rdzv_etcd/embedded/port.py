@@ -108,7 +108,10 @@ def ask(
     try:
         connection.request("GET" if body is None else "POST", path, body)
         with connection.getresponse() as response:
-            return response.status, response.read(_LARGEST)
+            content = response.read(_LARGEST)
+        if is_late.is_set():  # a body that was cut reads like a short one
+            raise TimeoutError
+        return response.status, content
     except (OSError, http.client.HTTPException):
         if is_late.is_set():
             raise TimeoutError("timed out") from None

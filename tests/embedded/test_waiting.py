@@ -57,7 +57,8 @@ def test_a_single_node_is_told_nothing(
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_a_server_that_sends_a_byte_at_a_time_is_silent(port: int) -> None:
+@pytest.mark.parametrize("at_once", [0, 41], ids=["from the head on", "once its head is sent"])
+def test_a_server_that_sends_a_byte_at_a_time_is_silent(port: int, at_once: int) -> None:
     """It once kept a node for as long as it liked."""
     sent = 0
     left = threading.Event()
@@ -69,6 +70,8 @@ def test_a_server_that_sends_a_byte_at_a_time_is_silent(port: int) -> None:
             connection.recv(1000)
             text = b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000
             try:
+                connection.sendall(text[:at_once])
+                sent = at_once
                 while sent < len(text):
                     connection.sendall(text[sent : sent + 1])
                     sent += 1
