@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rdzv_etcd.errors import (
     EtcdError,
@@ -30,11 +30,8 @@ from rdzv_etcd.testing.model import (
     TimeLeft,
     TimeToLive,
 )
-from rdzv_etcd.testing.network import Delivery, Link, Planned
+from rdzv_etcd.testing.network import Delivery, Link, Planned, Server
 from rdzv_etcd.testing.watch import MemoryWatch
-
-if TYPE_CHECKING:
-    from rdzv_etcd.testing.server import MemoryEtcd
 
 ATTEMPT_TIMEOUT_S = 5.0
 """How long a call that may be repeated waits for one reply before it is sent again."""
@@ -55,7 +52,7 @@ class _ConnectionBrokenError(Exception):
 class MemoryConnection:
     """One client's connection; implements :class:`rdzv_etcd.etcd.port.Etcd`."""
 
-    def __init__(self, server: MemoryEtcd, link: Link, name: str, request_timeout_s: float) -> None:
+    def __init__(self, server: Server, link: Link, name: str, request_timeout_s: float) -> None:
         self.link = link
         self.name = name
         self._server = server

@@ -11,9 +11,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
+from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.testing.model import Request
+from rdzv_etcd.testing.model import Model, Request, Response
 
 Match = Callable[[Request], bool]
 WatchMatch = Callable[[bytes, "bytes | None"], bool]
@@ -251,3 +253,33 @@ class Link:
 
 def _any(_request: Request) -> bool:
     return True
+
+
+class Server(Protocol):
+    """What connections and watches use of :class:`~rdzv_etcd.testing.MemoryEtcd`."""
+
+    clock: Clock
+    model: Model
+    up: bool
+    overloaded: bool
+    connections: list[Any]
+
+    @property
+    def revision(self) -> int: ...
+
+    def check_permission(self, request: Request) -> None: ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.Handle: ...
+
+    def apply(self, request: Request, source: str = "") -> Response: ...
+
+
+class Client(Protocol):
+    """What watches use of their connection."""
+
+    link: Link
+
+    @property
+    def passing(self) -> bool: ...
+
+    def forget(self, watch: Any) -> None: ...

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rdzv_etcd.errors import (
     CompactedError,
@@ -25,10 +24,7 @@ from rdzv_etcd.errors import (
 )
 from rdzv_etcd.etcd.port import Event, EventKind, Get, GetResult, WatchBatch
 from rdzv_etcd.etcd.watch_check import Delivered, Keys
-
-if TYPE_CHECKING:
-    from rdzv_etcd.testing.connection import MemoryConnection
-    from rdzv_etcd.testing.server import MemoryEtcd
+from rdzv_etcd.testing.network import Client, Server
 
 
 @dataclass(slots=True)
@@ -47,8 +43,8 @@ class MemoryWatch:
 
     def __init__(
         self,
-        server: MemoryEtcd,
-        connection: MemoryConnection,
+        server: Server,
+        connection: Client,
         key_range: tuple[bytes, bytes | None],
         start_revision: int,
         *,
