@@ -50,7 +50,7 @@ def test_the_node_that_started_etcd_is_no_single_point_of_failure(
     agents.wait_for_world([starter], size=1)
     (without,) = agents.start(job, "without")
     assert without.wait() != 0
-    assert "requires a user and password: set RDZV_ETCD_USER" in without.output
+    assert "etcd requires authentication, but no user and password are configured" in without.output
     (other,) = agents.start(job, "other", **login)
     agents.wait_for_world([starter, other], size=2)
     killed_at = time.time()

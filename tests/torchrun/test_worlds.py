@@ -117,8 +117,13 @@ def test_a_failing_worker_uses_up_a_restart(
     history = run_alone("history", job.run_id, "--endpoint", etcd.endpoint, environ=wide)
     assert rejoined("", why) in " ".join(history.out.split())
     told = run_alone("history", job.run_id, "--endpoint", etcd.endpoint, "--json").json["history"]
-    assert [each["round"] for each in told["rounds"]] == [1, 2]
-    back = {node.split("~")[1]: why for node, why in told["rounds"][1]["back_because"].items()}
+    # A third one if rank 0's agent was the first to see its own worker fail, of which rank 1's took
+    # the restart for a change.
+    back = {
+        node.split("~")[1]: because
+        for each in told["rounds"]
+        for node, because in each.get("back_because", {}).items()
+    }
     assert back[str(failed.process.pid)] == why
     assert told["ended"][0]["succeeded"]
 
