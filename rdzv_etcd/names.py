@@ -10,6 +10,8 @@ _NOBODY = "nobody~"
 _SHOWN_NAME = 100
 _NAMED = 8
 _REMEMBERED = 50_000
+LOOKED_AT = 64
+"""How many nodes of a kind are looked at for two of one host where there may be thousands."""
 
 
 def unknown_member(rank: int) -> str:

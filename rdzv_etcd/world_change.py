@@ -12,7 +12,7 @@ from enum import Enum
 from itertools import islice
 from typing import TypeAlias
 
-from rdzv_etcd.names import Names
+from rdzv_etcd.names import LOOKED_AT, Names
 from rdzv_etcd.text import shown
 
 Namer: TypeAlias = "Callable[[str], str]"
@@ -20,8 +20,6 @@ Namer: TypeAlias = "Callable[[str], str]"
 
 _NAMED = 8
 """Members of which a line says how they were lost, or why they left."""
-_LOOKED_AT = 64
-"""Nodes of a kind that are looked at for two of one host: there may be thousands."""
 _WHYS = 3
 """Nodes of which a line says why they rejoined."""
 
@@ -227,7 +225,7 @@ def change_text(
     unnamed: int = 0,
 ) -> str:
     """Why a world is over: who was lost, who left, who joined."""
-    for node in (*islice(lost_, _LOOKED_AT), *islice(left_, _LOOKED_AT), *waiters[:_LOOKED_AT]):
+    for node in (*islice(lost_, LOOKED_AT), *islice(left_, LOOKED_AT), *waiters[:LOOKED_AT]):
         name(node)  # from now on it is known
     parts = [
         *first(lost_, lambda node: lost(name(node), lost_[node])),

@@ -275,8 +275,6 @@ class Leadership:
         if now_s < usable_s:
             return min(usable_s, now_s + RETRY_S)
         step = leader_step(self._member, control, nodes, context.settings, self._times(now_s))
-        if isinstance(step, Publish | Close):  # not at each of thousands of arrivals
-            context.log.names.learn(nodes.present)
         if isinstance(step, Publish):
             done = await self._publish(control, nodes, step)
         elif isinstance(step, Close):
@@ -313,6 +311,7 @@ class Leadership:
             return False
         change = decision.change
         context.show_written(result.revision, change=change, change_revision=result.revision)
+        context.log.names.learn(nodes.present)  # not at each of thousands of arrivals
         self._published = change
         self._losses = tuple(losses(change, nodes, context.clock.now_s()))
         for loss in self._losses:
@@ -405,6 +404,7 @@ class Leadership:
         if epoch_lease:
             news |= {"epoch_base": record.epoch_base, "epoch_lease": epoch_lease}
         size = many(record.size, "node")
+        context.log.names.learn(nodes.present)
         context.log.info(f"closed round {record.number} with {size}: {decision.reason}")
         context.show_written(result.revision, **news)
         if requests.remembered(result) > kept:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from rdzv_etcd.names import Names, is_unknown
+from rdzv_etcd.names import LOOKED_AT, Names, is_unknown
 from rdzv_etcd.protocol.census import Census, take_census
 from rdzv_etcd.protocol.member import Seat
 from rdzv_etcd.protocol.model import Change, Closure, Control, Nodes, Refused
@@ -19,17 +19,16 @@ from rdzv_etcd.text import many, shown
 from rdzv_etcd.world_change import Namer, change_text, first, reason_to_leave
 
 _WHY_SHOWN = 400
-_COMPARED = 64
-"""How many ids of a kind are looked at for two nodes of one host."""
 
 
-def names_in(control: Control, nodes: Nodes | None = None) -> Names:
-    """Name nodes by the ids that are known of a job; of a large one by the first of each kind, for
-    a leader decides at each arrival."""
+def names_in(
+    control: Control, nodes: Nodes | None = None, *, looked_at: int | None = None
+) -> Names:
+    """Name nodes by the ids that are known of a job: all of them, or so many of each kind."""
     known = [known_ids(control)]
     if nodes is not None:
         known += [iter(nodes.present), iter(nodes.accused), iter(nodes.left)]
-    return Names(node_id for each in known for node_id in islice(each, _COMPARED))
+    return Names(node_id for each in known for node_id in islice(each, looked_at))
 
 
 def known_ids(control: Control) -> Iterator[str]:
@@ -137,7 +136,8 @@ def round_text(
         return f"round {control.next_number}: {stuck}"
     here: list[str] = []
     parts: list[str] = []
-    names = names_in(control, nodes) if names is None else names
+    if names is None:  # a leader decides at each of thousands of arrivals
+        names = names_in(control, nodes, looked_at=LOOKED_AT)
     named = ""
     if nodes is not None:
         census = take_census(control, nodes, settings) if census is None else census

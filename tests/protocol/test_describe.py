@@ -15,6 +15,7 @@ from rdzv_etcd.protocol.describe import (
     closed_text,
     is_news,
     lost_and_left,
+    names_in,
     round_text,
     seat_text,
     text_of_change,
@@ -187,6 +188,14 @@ def test_names_have_their_pids_once_two_known_nodes_share_a_host() -> None:
     assert [names("a~1~z"), names("a~1~x")] == ["a~1~z", "a~1~x"]
     assert Names(with_pids=True)("a~1~x") == "a~1"
     assert Names().all(["a~1~x", "a~2~x", "b~1~x"], 2) == "a~1, a~2 and 1 more"
+
+
+def test_a_list_of_all_nodes_names_them_by_all_of_them() -> None:
+    """``status`` shows hundreds; two of one host may be the last."""
+    ids = [f"host-{number}~7~x" for number in range(90)] + ["host-3~8~x"]
+    scene = Scene(91, 91)
+    scene.new(" ".join(ids))
+    assert names_in(scene.control, scene.nodes)("host-5~7~x") == "host-5~7"
 
 
 if __name__ == "__main__":
