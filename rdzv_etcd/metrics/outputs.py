@@ -139,8 +139,8 @@ class TextFile:
             try:
                 self._write()
                 logged = ""
-            except OSError as error:
-                why = error.strerror or str(error)
+            except Exception as error:  # noqa: BLE001 - else the file grows old unnoticed
+                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 if why != logged:
                     _log.warning(
                         "%s cannot update the metrics in %s: %s", self._job, self._path, why

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import rdzv_etcd
 from rdzv_etcd import Group
 from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.metrics import outputs
 from rdzv_etcd.metrics.outputs import Outputs, TextFile
 from rdzv_etcd.metrics.prometheus import PrometheusRecorder
 from rdzv_etcd.settings import Settings
@@ -164,6 +165,25 @@ def test_a_file_that_cannot_be_written_any_more_is_told_once_and_written_again(
     )
     asyncio.run(file.close())
     assert caplog.text.count("cannot update the metrics") == 1
+
+
+def test_no_error_ends_the_writing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, path = PrometheusRecorder("job"), tmp_path / "rdzv.prom"
+    file = TextFile(recorder, path, "[job job]")
+    recorder.follow(file.changed)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("not of the system")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(outputs, "write_to_textfile", fail)
+        recorder.etcd_silent()
+        wait_until("it is told", lambda: "not of the system" in caplog.text)
+    recorder.etcd_silent()
+    wait_until("again", lambda: value(path.read_text(), "keep_alive_failures_total") == 2)
+    asyncio.run(file.close())
 
 
 def test_the_last_change_is_in_the_file_whenever_it_comes(tmp_path: Path) -> None:
