@@ -1,4 +1,4 @@
-"""This process: its threads, its forks and its signals. Knows nothing of the library."""
+"""This process: its threads, its forks, also after a use of gRPC, and its signals."""
 
 from __future__ import annotations
 

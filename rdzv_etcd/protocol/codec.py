@@ -62,13 +62,15 @@ MAX_EPOCH = 2**61
 revision; with that added once more it still is a number of 64 bits."""
 _LEASE = re.compile("[0-9a-f]{1,16}")
 _MAX_LEASE = 2**63 - 1
-_PORT = whole(1, 65535)
+_MAX_PORT = 65535
+_PORT = whole(1, _MAX_PORT)
 _CLAIM = At(clamped(MAX_EPOCH_CLAIM), optional=True)
 """An epoch, or a clock, of which nobody believes more."""
 _ROUND_TRIP = At(clamped(10_000), optional=True)
 """Whoever is farther away than that has no time to answer."""
-_TTL = whole(1, 9_000_000_000)
+_MAX_TTL_S = 9_000_000_000
 """etcd grants no lease for longer."""
+_TTL = whole(1, _MAX_TTL_S)
 
 
 def _an_address(name: str, value: object) -> str:
@@ -108,10 +110,10 @@ _NODE = Shape(
     epoch_trained=_CLAIM,
     clock_us=_CLAIM,
     data=At(data(MAX_DATA), optional=True),
-    peer_port=At(whole(0, 65535), optional=True),
+    peer_port=At(whole(0, _MAX_PORT), optional=True),
     round_trip_ms=_ROUND_TRIP,
     because=At(SHOWN, optional=True),
-    lease_ttl=At(whole(0, 9_000_000_000), "lease_ttl_s", optional=True),
+    lease_ttl=At(whole(0, _MAX_TTL_S), "lease_ttl_s", optional=True),
     finished=At(FLAG, optional=True),
 )
 _ACCUSATION = Shape(
