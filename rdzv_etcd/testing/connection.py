@@ -7,7 +7,7 @@ server's state except through requests that arrive there.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from rdzv_etcd.errors import (
@@ -21,13 +21,10 @@ from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.testing.checks import check_types
 from rdzv_etcd.testing.model import (
     Grant,
-    KeptAlive,
     RenewLease,
     Request,
     Response,
     Revoke,
-    Revoked,
-    TimeLeft,
     TimeToLive,
 )
 from rdzv_etcd.testing.network import Delivery, Link, Planned, Server
@@ -89,18 +86,16 @@ class MemoryConnection:
         return cast(LeaseGrant, await self._call(request, timeout_s, repeatable=True))
 
     async def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> bool:
-        return cast(Revoked, await self._call(Revoke(lease_id), timeout_s, repeatable=True)).existed
+        return bool(await self._call(Revoke(lease_id), timeout_s, repeatable=True))
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        return cast(
-            KeptAlive, await self._call(RenewLease(lease_id), timeout_s, repeatable=True)
-        ).ttl_s
+        return cast(int, await self._call(RenewLease(lease_id), timeout_s, repeatable=True))
 
     async def time_to_live(
         self, lease_id: int, *, timeout_s: float | None = None
     ) -> LeaseLeft | None:
         answer = await self._call(TimeToLive(lease_id), timeout_s, repeatable=True)
-        return cast(TimeLeft, answer).lease
+        return cast("LeaseLeft | None", answer)
 
     def watch(
         self,
@@ -164,7 +159,9 @@ class MemoryConnection:
         doubtful = False
         while True:
             try:
-                return _settled(await self._try(call), doubtful=doubtful)
+                response = await self._try(call)
+                # A lease found gone at another attempt was revoked by an earlier one.
+                return True if doubtful and isinstance(request, Revoke) else response
             except LeaseExistsError:
                 if not (doubtful and isinstance(request, Grant)):
                     raise
@@ -312,10 +309,3 @@ def _leaves_nothing(request: Request) -> bool:
     if isinstance(request, Grant):
         return not request.lease_id  # that lease is unknown to all
     return isinstance(request, (Get, TimeToLive, RenewLease))
-
-
-def _settled(response: Response, *, doubtful: bool) -> Response:
-    """A lease found gone when revoking is tried again was revoked by an earlier attempt."""
-    return (
-        replace(response, existed=True) if doubtful and isinstance(response, Revoked) else response
-    )

@@ -11,11 +11,12 @@ server/lease/lessor.go. Every statement here is checked against real servers by 
 from __future__ import annotations
 
 import copy
+import operator
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rdzv_etcd.errors import (
     CompactedError,
@@ -53,6 +54,20 @@ _FROM_KEY = b"\x00"
 """As a ``range_end``: up to the end of the key space."""
 
 
+_RELATIONS: dict[Relation, Callable[[Any, Any], bool]] = {
+    Relation.EQUAL: operator.eq,
+    Relation.GREATER: operator.gt,
+    Relation.LESS: operator.lt,
+}
+_ASPECTS: dict[Target, Callable[[KeyValue], Any]] = {
+    Target.VERSION: operator.attrgetter("version"),
+    Target.CREATE: operator.attrgetter("create_revision"),
+    Target.MOD: operator.attrgetter("mod_revision"),
+    Target.LEASE: operator.attrgetter("lease_id"),
+    Target.VALUE: operator.attrgetter("value"),
+}
+
+
 @dataclass(slots=True)
 class Lease:
     """A granted lease and the keys that go with it."""
@@ -77,27 +92,26 @@ class Model:
         self._pending: list[Event] = []
         self._next_lease_id = _FIRST_LEASE_ID
 
-    def step(self, request: Request) -> Response:
+    def step(self, request: Request) -> Response:  # noqa: PLR0911 - one for each kind
         """Apply one request; raise the port's errors as a server would refuse it."""
-        if isinstance(request, Get):
-            check_key(request.key)
-            return self._get(request)
-        if isinstance(request, Txn):
-            return self._step_txn(request)
-        if isinstance(request, Grant):
-            return self._grant(request)
-        if isinstance(request, Revoke):
-            return self._revoke(request)
-        if isinstance(request, RenewLease | TimeToLive):
-            return self._look_up(request)
-        return self._compact(request)
-
-    def _look_up(self, request: RenewLease | TimeToLive) -> KeptAlive | TimeLeft:
-        """Answer as if the lease had just been renewed: the server keeps the time."""
-        lease = self.leases.get(request.lease_id)
-        if isinstance(request, RenewLease):
-            return KeptAlive(0 if lease is None else lease.ttl_s)
-        return TimeLeft(None if lease is None else LeaseLeft(lease.ttl_s, lease.ttl_s))
+        match request:
+            case Get():
+                check_key(request.key)
+                return self._get(request)
+            case Txn():
+                return self._step_txn(request)
+            case Grant():
+                return self._grant(request)
+            case Revoke():
+                return self._revoke(request.lease_id)
+            case RenewLease():
+                lease = self.leases.get(request.lease_id)
+                return 0 if lease is None else lease.ttl_s
+            case TimeToLive():  # as if it had just been renewed: the server keeps the time
+                lease = self.leases.get(request.lease_id)
+                return None if lease is None else LeaseLeft(lease.ttl_s, lease.ttl_s)
+        self._compact(request.revision)
+        return None
 
     def history(self, start_revision: int) -> Iterator[Revision]:
         """Return the changes from ``start_revision`` on; :class:`CompactedError` if forgotten."""
@@ -154,13 +168,11 @@ class Model:
 
     def holds(self, guard: Compare) -> bool:
         """Evaluate one guard against the current state."""
+        holds, aspect = _RELATIONS[guard.relation], _ASPECTS[guard.target]
         keys = list(self._keys_in(guard.key, guard.range_end))
         if not keys:
-            return guard.target is not Target.VALUE and _related(0, guard.relation, guard.operand)
-        return all(
-            _related(_aspect(self._values[key], guard.target), guard.relation, guard.operand)
-            for key in keys
-        )
+            return guard.target is not Target.VALUE and holds(0, guard.operand)
+        return all(holds(aspect(self._values[key]), guard.operand) for key in keys)
 
     # -- keys -------------------------------------------------------------------------------------
 
@@ -276,24 +288,24 @@ class Model:
         self.leases[lease_id] = Lease(ttl_s)
         return LeaseGrant(lease_id, ttl_s, self.revision)
 
-    def _revoke(self, request: Revoke) -> Revoked:
-        lease = self.leases.get(request.lease_id)
+    def _revoke(self, lease_id: int) -> bool:
+        """Return whether there was such a lease."""
+        lease = self.leases.get(lease_id)
         if lease is None:
-            return Revoked(False, self.revision)
+            return False
         self._delete(sorted(lease.keys))
-        del self.leases[request.lease_id]
+        del self.leases[lease_id]
         self._commit()
-        return Revoked(True, self.revision)
+        return True
 
-    def _compact(self, request: Compact) -> Compacted:
-        if request.revision <= self.compact_revision:
+    def _compact(self, revision: int) -> None:
+        if revision <= self.compact_revision:
             raise CompactedError(self.compact_revision)
-        if request.revision > self.revision:
+        if revision > self.revision:
             raise InvalidRequestError("etcdserver: mvcc: required revision is a future revision")
-        self.compact_revision = request.revision
-        while self._history and self._history[0].number < request.revision:
+        self.compact_revision = revision
+        while self._history and self._history[0].number < revision:
             self._history.popleft()
-        return Compacted(self.revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,28 +326,6 @@ def _at(result: TxnResult, revision: int) -> TxnResult:
     """Give a transaction and those nested in it the revision at which the whole ended."""
     results = tuple(_at(r, revision) if isinstance(r, TxnResult) else r for r in result.results)
     return replace(result, revision=revision, results=results)
-
-
-def _aspect(kv: KeyValue, target: Target) -> int | bytes:
-    if target is Target.VERSION:
-        return kv.version
-    if target is Target.CREATE:
-        return kv.create_revision
-    if target is Target.MOD:
-        return kv.mod_revision
-    if target is Target.LEASE:
-        return kv.lease_id
-    return kv.value
-
-
-def _related(left: int | bytes, relation: Relation, right: int | bytes) -> bool:
-    if relation is Relation.EQUAL:
-        return left == right
-    if isinstance(left, bytes) and isinstance(right, bytes):
-        return left > right if relation is Relation.GREATER else left < right
-    if isinstance(left, int) and isinstance(right, int):
-        return left > right if relation is Relation.GREATER else left < right
-    raise TypeError(f"cannot compare {type(left).__name__} with {type(right).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,43 +358,16 @@ class TimeToLive:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLeft:
-    """``None``: there is no such lease."""
-
-    lease: LeaseLeft | None
-
-
-@dataclass(frozen=True, slots=True)
 class Compact:
     """Forget the history before ``revision``."""
 
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Revoked:
-    """Whether the lease existed."""
-
-    existed: bool
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAlive:
-    """The lease's TTL, 0 if there is no such lease."""
-
-    ttl_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    revision: int
-
-
 Request: TypeAlias = "Get | Txn | Grant | Revoke | RenewLease | TimeToLive | Compact"
-Response: TypeAlias = (
-    "GetResult | TxnResult | LeaseGrant | Revoked | KeptAlive | TimeLeft | Compacted"
-)
+Response: TypeAlias = "GetResult | TxnResult | LeaseGrant | LeaseLeft | bool | int | None"
+"""In the order of the requests. A revocation returns whether there was such a lease; a renewal the
+lease's TTL, or 0; a time to live ``None`` if there is no such lease."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,12 @@ from rdzv_etcd.testing.checks import Limits
 from rdzv_etcd.testing.connection import MemoryConnection
 from rdzv_etcd.testing.model import (
     Compact,
-    KeptAlive,
     Model,
     RenewLease,
     Request,
     Response,
     Revision,
     Revoke,
-    TimeLeft,
     TimeToLive,
 )
 from rdzv_etcd.testing.network import Link, Match
@@ -242,7 +240,7 @@ class MemoryEtcd:
             raise
         if isinstance(request, TimeToLive) and request.lease_id in self._expiry_s:
             left_s = int(self._expiry_s[request.lease_id] - self.clock.now_s())
-            response = TimeLeft(LeaseLeft(left_s, self.model.leases[request.lease_id].ttl_s))
+            response = LeaseLeft(left_s, self.model.leases[request.lease_id].ttl_s)
         self._track_leases(request, response)
         self._observe(source, request, response, before)
         if self.model.revision != before:
@@ -271,9 +269,9 @@ class MemoryEtcd:
         if isinstance(response, LeaseGrant):
             self._expiry_s[response.lease_id] = self.clock.now_s() + response.ttl_s
             self._arm()
-        elif isinstance(request, RenewLease) and isinstance(response, KeptAlive):
-            if response.ttl_s:
-                self._expiry_s[request.lease_id] = self.clock.now_s() + response.ttl_s
+        elif isinstance(request, RenewLease) and isinstance(response, int):
+            if response:
+                self._expiry_s[request.lease_id] = self.clock.now_s() + response
         elif isinstance(request, Revoke):
             self._expiry_s.pop(request.lease_id, None)
 
