@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdPermissionError
-from rdzv_etcd.etcd.port import Op, Put, Txn
 from rdzv_etcd.testing.model import Request
+from tests.sim.matching import puts
 from tests.sim.stage import Part, Stage
 from tests.sim.world import SimNode
 
@@ -109,7 +109,7 @@ class Aimed(Part):
 
         def matching(request: Request) -> bool:
             nonlocal sprung
-            if self._over or not node.alive or not puts(request, key):
+            if self._over or not node.alive or not puts(key)(request):
                 return False
             if not sprung:
                 sprung = True
@@ -127,10 +127,3 @@ class Aimed(Part):
         lease_id, server = node.node.context.session.lease_id, self._job.server
         if server.up and lease_id in server.leases():
             server.expire(lease_id)
-
-
-def puts(request: Op | Request, key: bytes) -> bool:
-    """Whether a transaction may put ``key`` when all its guards hold."""
-    if isinstance(request, Txn):
-        return any(puts(op, key) for op in request.success)
-    return isinstance(request, Put) and request.key == key

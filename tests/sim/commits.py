@@ -26,10 +26,9 @@ from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke
 from tests.sim.counting import Counting
-from tests.sim.invariants import Invariant
+from tests.sim.invariants import Invariant, Verdicts
 from tests.sim.promises import Promises
 from tests.sim.state import Formed, State
-from tests.sim.verdicts import Verdicts
 
 _PARTS = {b"audit", b"barrier", b"ctl", b"nodes", b"ranks", b"store"}
 """What follows the root of a job in its keys' paths."""

@@ -60,8 +60,7 @@ class Life(Part):
             self._stage.note(fault.__name__.strip("_"))
             fault()
             self._afterwards.check_tasks()
-            if self._plan.works:
-                self._afterwards.replace_ended()
+            self._afterwards.replace_ended()
         self._stage.note("everything is healed")
         job.history.is_healed = True
         self._aimed.enough()
@@ -88,7 +87,7 @@ class Life(Part):
         await self._afterwards.check_nothing_left()
 
     def _faults(self) -> list[Callable[[], None]]:
-        faults = [
+        return [
             self._stage.newcomer,
             self._stage.newcomer,
             self._nodes.crash,
@@ -104,28 +103,21 @@ class Life(Part):
             self._nodes.slow,
             self._nodes.freeze,
             self._nodes.worker_fails,
+            *([self._etcd.wipe] if self._plan.wipes else []),
+            self._nodes.crash_leader,
+            self._nodes.cut_leader,
+            self._nodes.freeze_leader,
+            self._etcd.expire_leader,
+            self._nodes.cut_a_subset,
+            self._etcd.compact_behind_a_cut,
+            self._etcd.compact_all_the_time,
+            self._nodes.hold_messages,
+            self._nodes.jump_clocks,
+            self._etcd.run_out_of_space,
+            self._etcd.expire_job,
+            *([self._close] if self._plan.closes_midway else []),
+            *self._aimed.faults(),
         ]
-        if self._plan.wipes:
-            faults.append(self._etcd.wipe)
-        if self._plan.works:
-            faults += [
-                self._nodes.crash_leader,
-                self._nodes.cut_leader,
-                self._nodes.freeze_leader,
-                self._etcd.expire_leader,
-                self._nodes.cut_a_subset,
-                self._etcd.compact_behind_a_cut,
-                self._etcd.compact_all_the_time,
-                self._nodes.hold_messages,
-                self._nodes.jump_clocks,
-                self._etcd.run_out_of_space,
-                self._etcd.expire_job,
-            ]
-        if self._plan.closes_midway:
-            faults.append(self._close)
-        if self._plan.aims:
-            faults += self._aimed.faults()
-        return faults
 
     def _wide_faults(self) -> list[Callable[[], None]]:
         """The faults of this life's kinds."""
@@ -140,8 +132,7 @@ class Life(Part):
 
     def _close(self) -> None:
         for node in self._job.members_now()[:1]:
-            if self._plan.aims:
-                self._aimed.delay_the_end(node)
+            self._aimed.delay_the_end(node)
             self._stage.later(self._closed_by(node, succeeded=self._rng.random() < 0.5))
 
     async def _closed_by(self, node: SimNode, *, succeeded: bool) -> None:

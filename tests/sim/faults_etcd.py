@@ -62,8 +62,7 @@ class EtcdFaults(Part):
             self.compact()
 
     def run_out_of_space(self) -> None:
-        longest = 8 if self._plan.aims else 3
-        duration_s = self._rng.uniform(0, longest * self._plan.ttl_s)
+        duration_s = self._rng.uniform(0, 8 * self._plan.ttl_s)
         self._stage.later(self._for_a_while(self._job.server.set_no_space, duration_s))
 
     def overload(self) -> None:

@@ -180,7 +180,7 @@ class NodeFaults(Part):
         """A node is cut off for longer than the marker of a closed job stays."""
         for node in self._stage.one():
             extra_s = self._rng.uniform(0, 3 * self._plan.ttl_s)
-            self._stage.later(self.cut(node, min(self._plan.closed_ttl_s, 60) + extra_s))
+            self._stage.later(self.cut(node, min(self._plan.timing.closed_ttl_s, 60) + extra_s))
 
     def repeat_late(self) -> None:
         """What may be sent twice is applied twice, the second time late."""

@@ -14,9 +14,8 @@ from rdzv_etcd.protocol.model import Change, Closure, Control, Round
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.testing.simloop import WALL_EPOCH_S
 from tests.sim.commits import COUNTER, Commits, Saved
-from tests.sim.invariants import Invariant, InvariantError
+from tests.sim.invariants import Invariant, InvariantError, Verdicts
 from tests.sim.state import Formed, State
-from tests.sim.verdicts import Verdicts
 
 __all__ = ["COUNTER", "Formed", "History", "Told"]
 
@@ -61,10 +60,11 @@ class AtBarrier:
         self.are_all_here = not self.missing
 
 
-class History:
+class History(Verdicts):
     """Everything one job went through; :meth:`check` raises InvariantError."""
 
     def __init__(self, keys: JobKeys, settings: Settings) -> None:
+        super().__init__()
         self.told: list[Told] = []
         self.clocks_are_wrong = False
         self.interrupts = False
@@ -74,15 +74,11 @@ class History:
         self.clocks_s: set[float] = set()
         """How far the nodes' clocks are ahead of the simulation's."""
         self._state = State()
-        self._verdicts = Verdicts()
-        self._commits = Commits(keys, self._state, self._verdicts, settings)
+        self._commits = Commits(keys, self._state, self, settings)
         self._barriers: dict[tuple[int, str], AtBarrier] = {}
         self._given: dict[tuple[int, int], dict[str, set[bytes]]] = {}
         self._taken: dict[tuple[int, int], list[bytes]] = {}
         """What was given in each world's exchanges, and what was told of it."""
-        self.note = self._verdicts.note
-        self.demand = self._verdicts.demand
-        self.stop_if_broken = self._verdicts.stop_if_broken
         self.observe = self._commits.observe
         self.counter = self._commits.counter
         self.saved = self._commits.saved
@@ -91,10 +87,6 @@ class History:
         self.below = self._commits.below
         self.note_jump = self._state.note_jump
         self.note_woke = self._state.note_woke
-
-    @property
-    def log(self) -> list[str]:
-        return self._verdicts.log
 
     @property
     def formed(self) -> list[Formed]:
@@ -114,13 +106,13 @@ class History:
 
     def check(self) -> None:
         """Raise InvariantError with the log if any promise was broken."""
-        if not self._verdicts.broken:
+        if not self.broken:
             self._check_one_world()
             self._check_worlds()
             try:
                 self._commits.check_stores()
             except InvariantError as error:
-                self._verdicts.broken.append(error)
+                self.broken.append(error)
         self.stop_if_broken()
 
     # -- what nodes were told and did ------------------------------------------------------------

@@ -7,7 +7,7 @@ SETTINGS = (
     "ended_ttl",
     "after_end",
     "job_lease_ttl",
-    "last_call",
+    "last_call_timeout",
     "settle",
     "rejoin_timeout",
     "join_timeout",

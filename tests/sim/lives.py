@@ -14,11 +14,8 @@ from rdzv_etcd.errors import RdzvEtcdError
 from rdzv_etcd.node.leave import REQUEST_TTL_S
 from rdzv_etcd.testing import Applied, SimulationError, SimulationTimeoutError
 from tests.sim.faults import Life
-from tests.sim.plan import Plan, options, plan
+from tests.sim.plan import Plan, plan
 from tests.sim.world import SimJob, simulate
-
-FOUND_BEFORE_WORK = (1, 18, 183, 203, 338, 1116, 1903, 2308, 2641, 3055, 3384, 6952)
-"""Seeds that found a defect when workers did nothing yet: other lives than with work."""
 
 
 @dataclass(slots=True)
@@ -56,7 +53,7 @@ def live(seed: int, what: Plan | None = None, *, traced: bool = False) -> Trace:
             trace.end(job)
 
     # a request to leave that was never heard goes with its lease
-    simulate(scenario, [seed], limit_s=20_000.0 + REQUEST_TTL_S, **options(what))
+    simulate(scenario, [seed], limit_s=20_000.0 + REQUEST_TTL_S, **what.job())
     return trace
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rdzv_etcd.settings import Timing
 from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from rdzv_etcd.settings.options import AfterEnd
 from tests.sim.kinds import KINDS, PEERS
@@ -16,16 +17,7 @@ KINDS_AT_ONCE = 4
 """Of so many kinds a wide life draws: of more, each would come too seldom to matter."""
 TTLS_S = (2, 5, 10)
 
-_FIELDS = {
-    "closed_ttl": "closed_ttl_s",
-    "ended_ttl": "ended_ttl_s",
-    "after_end": "after_end",
-    "job_lease_ttl": "job_lease_ttl_s",
-    "last_call": "last_call_s",
-    "settle": "settle_s",
-    "rejoin_timeout": "rejoin_timeout_s",
-    "join_timeout": "join_timeout_s",
-}
+LAST_CALL_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +27,47 @@ class Plan:
     min_nodes: int
     max_nodes: int
     node_unit: int
-    ttl_s: int
     nodes: int
+    """How many start at once."""
     wipes: bool
     closes: bool | None
-    """How the job is closed in the end: well, badly, or (``None``) not at all."""
-    works: bool = True
-    """Whether workers do something, and everything that came with it; see :data:`FOUND`."""
-    closes_midway: bool = False
-    """Whether the job may be closed, and its id used again, in the midst of it all."""
-    comes_back: bool = False
+    """How the job is closed at the end: succeeded, failed, or (``None``) not at all."""
+    closes_midway: bool
+    """Whether the job may be closed, and its id used again, among the faults."""
+    comes_back: bool
     """Whether the id is used again after the end."""
-    slice_nodes: int = DEFAULT_SLICE_NODES
+    slice_nodes: int
     """Worlds of more nodes are published in slices: small ones, too, in some lives."""
-    aims: bool = False
-    """Whether faults wait for the moments that matter, see :mod:`tests.sim.aimed`."""
+    timing: Timing
+    after_end: AfterEnd = AfterEnd.NEW_RUN
     kinds: tuple[str, ...] = ()
     """What else this life draws, see :mod:`tests.sim.kinds`."""
-    closed_ttl_s: int = TIMING.closed_ttl_s
-    ended_ttl_s: int = TIMING.ended_ttl_s
-    after_end: AfterEnd = AfterEnd.NEW_RUN
-    job_lease_ttl_s: int | None = None
-    last_call_s: float = 20.0
-    settle_s: float = TIMING.settle_s
-    rejoin_timeout_s: float = TIMING.rejoin_timeout_s
-    join_timeout_s: float = TIMING.join_timeout_s
+
+    @property
+    def ttl_s(self) -> int:
+        return self.timing.lease_ttl_s
+
+    def job(self) -> dict[str, Any]:
+        """Return the job that this plan asks for, as keywords of SimJob."""
+        return {
+            "min_nodes": self.min_nodes,
+            "max_nodes": self.max_nodes,
+            "node_unit": self.node_unit,
+            "timing": self.timing,
+            "after_end": self.after_end,
+            "works": True,
+            "slice_nodes": self.slice_nodes,
+            "peer_links": any(kind in PEERS for kind in self.kinds),
+        }
 
 
-def plan(
-    rng_seed: int, *, works: bool = True, wide: bool = True, kinds: Sequence[str] = ()
-) -> Plan:
-    """Draw the settings of one seed. ``kinds``: draw exactly these besides.
-
-    Without ``wide`` every life is what it was before there were kinds to draw.
-    """
-    drawn = _plan(rng_seed, works=works)
+def plan(rng_seed: int, *, wide: bool = True, kinds: Sequence[str] = ()) -> Plan:
+    """Draw the settings of one seed. ``kinds``: exactly these besides; without ``wide``: none."""
+    drawn = _plan(rng_seed)
     rng = random.Random(f"kinds {rng_seed}")
     if kinds:
         return _widened(drawn, rng, tuple(kinds))
-    if not (works and wide) or rng.random() < 0.5:
+    if not wide or rng.random() < 0.5:
         return drawn
     return _widened(drawn, rng, _kinds(rng_seed))
 
@@ -88,66 +82,42 @@ def _widened(drawn: Plan, rng: random.Random, kinds: tuple[str, ...]) -> Plan:
     values: dict[str, Any] = {
         "closed_ttl": rng.choice([3, 20, 60, 300]),
         "job_lease_ttl": rng.choice([10, 60, 300]),
-        "last_call": rng.choice([1.0, 5.0, 20.0, 60.0]),
+        "last_call_timeout": rng.choice([1.0, 5.0, 20.0, 60.0]),
         "settle": rng.choice([0.0, 0.2, 3.0]),
-        # less than the last call takes would let nobody be there at its end
+        # If it were shorter than the last call, no node would be there at its end.
         "join_timeout": rng.choice([90.0, 200.0]),
         "rejoin_timeout": rng.choice([5.0, 30.0, 60.0]),
     }
     later = random.Random(f"kinds of the second draw {rng.random()}")
-    values |= {
-        "ended_ttl": later.choice([2, 30, 90]),
-        "after_end": later.choice([AfterEnd.REFUSE, AfterEnd.FINISH]),
-    }
-    settings = {_FIELDS[kind]: value for kind, value in values.items() if kind in kinds}
+    values["ended_ttl"] = later.choice([2, 30, 90])
+    after_end = later.choice([AfterEnd.REFUSE, AfterEnd.FINISH])
+    drawn_s = {f"{kind}_s": value for kind, value in values.items() if kind in kinds}
     if "lease_ttls" in kinds:  # what the longest one allows is waited for
-        settings["ttl_s"] = max(TTLS_S)
-    return replace(drawn, kinds=kinds, **settings)
+        drawn_s["lease_ttl_s"] = max(TTLS_S)
+    return replace(
+        drawn,
+        kinds=kinds,
+        timing=replace(drawn.timing, **drawn_s),
+        after_end=after_end if "after_end" in kinds else drawn.after_end,
+    )
 
 
-def _plan(rng_seed: int, *, works: bool) -> Plan:
+def _plan(rng_seed: int) -> Plan:
     rng = random.Random(f"plan {rng_seed}")
     unit = rng.choice([1, 1, 1, 2])
     least = rng.randint(1, 3)
     most = max(least, unit, rng.randint(least, 5))
     most += most % unit
+    ttl_s = rng.choice(TTLS_S)
     return Plan(
         least,
         most,
         unit,
-        rng.choice(TTLS_S),
-        rng.randint(1, most + 2),
-        rng.random() < 0.3,
-        rng.choice([None, True, False]),
-        works,
-        works and rng.random() < 0.3,
-        works and rng.random() < 0.5,
-        random.Random(f"slices {rng_seed}").choice([DEFAULT_SLICE_NODES, 1, 2])
-        if works
-        else DEFAULT_SLICE_NODES,
-        works,
+        nodes=rng.randint(1, most + 2),
+        wipes=rng.random() < 0.3,
+        closes=rng.choice([None, True, False]),
+        closes_midway=rng.random() < 0.3,
+        comes_back=rng.random() < 0.5,
+        slice_nodes=random.Random(f"slices {rng_seed}").choice([DEFAULT_SLICE_NODES, 1, 2]),
+        timing=replace(TIMING, lease_ttl_s=ttl_s, last_call_timeout_s=LAST_CALL_TIMEOUT_S),
     )
-
-
-def options(what: Plan) -> dict[str, Any]:
-    """The job that a plan asks for, as keywords of SimJob."""
-    return {
-        "min_nodes": what.min_nodes,
-        "max_nodes": what.max_nodes,
-        "node_unit": what.node_unit,
-        "timing": replace(
-            TIMING,
-            lease_ttl_s=what.ttl_s,
-            last_call_timeout_s=what.last_call_s,
-            settle_s=what.settle_s,
-            rejoin_timeout_s=what.rejoin_timeout_s,
-            closed_ttl_s=what.closed_ttl_s,
-            ended_ttl_s=what.ended_ttl_s,
-            job_lease_ttl_s=what.job_lease_ttl_s,
-            join_timeout_s=what.join_timeout_s,
-        ),
-        "after_end": what.after_end,
-        "works": what.works,
-        "slice_nodes": what.slice_nodes,
-        "peer_links": any(kind in PEERS for kind in what.kinds),
-    }

@@ -13,9 +13,8 @@ from rdzv_etcd.settings.options import AfterEnd
 from rdzv_etcd.testing import Applied
 from rdzv_etcd.testing.model import Revoke
 from rdzv_etcd.world_change import Loss
-from tests.sim.invariants import Invariant
+from tests.sim.invariants import Invariant, Verdicts
 from tests.sim.state import State
-from tests.sim.verdicts import Verdicts
 
 DECIDED_WITHIN_S = 120.0
 """A leader's view may be this old when its write arrives: it was paused, or the message was."""

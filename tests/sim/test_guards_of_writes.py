@@ -21,7 +21,7 @@ from rdzv_etcd.testing.model import Request, Revoke
 from rdzv_etcd.testing.network import Match
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
-from tests.sim.matching import noted, puts
+from tests.sim.matching import deletes, noted, puts
 from tests.sim.mutants import broken_by, on, without_guard
 from tests.sim.test_guards import restores, works_one_after_the_other
 from tests.sim.test_mutants import whole_families
@@ -29,13 +29,6 @@ from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
 
 # A life that fails is cut short, with coroutines under way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-def deletes(key: bytes) -> Match:
-    def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and Delete(key) in request.success
-
-    return matching
 
 
 def claims(job: SimJob) -> Match:

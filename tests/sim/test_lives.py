@@ -6,36 +6,20 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.settings.fields import DEFAULT_SLICE_NODES
 from tests.sim import lives
-from tests.sim.lives import FOUND_BEFORE_WORK, live, outcome_of
-from tests.sim.plan import Plan, plan
+from tests.sim.lives import live, outcome_of
+from tests.sim.plan import Plan
 
-FOUND = (521, 663)
-"""Seeds that have found a defect, before there were slices, and faults that aim."""
-
-
-FOUND_SINCE = (11004599, 13004614, 50003500, 91000117, 91000196, 110008476)
-"""The same since: each is lived as it is drawn today."""
-
-
-@pytest.mark.parametrize("seed", FOUND_SINCE)
-def test_what_was_found_since_stays_mended(seed: int) -> None:
-    live(seed)
+FOUND = (11004599, 13004614, 50003500, 91000117, 91000196, 110008476)
+"""Seeds that have found a defect."""
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_stays_mended(seed: int) -> None:
-    live(seed, replace(plan(seed, wide=False), slice_nodes=DEFAULT_SLICE_NODES, aims=False))
-
-
-@pytest.mark.parametrize("seed", FOUND_BEFORE_WORK)
-def test_what_was_found_before_workers_worked_stays_mended(seed: int) -> None:
-    live(seed, plan(seed, works=False))
+    live(seed)
 
 
 @pytest.mark.parametrize("start", [10_000, pytest.param(10_005, marks=pytest.mark.slow)])

@@ -62,9 +62,8 @@ class Afterwards(Part):
             if node.is_stranger or node.is_done:  # its agent waits for so long only
                 self._stage.later(job.leave(node.name))
         self._healed_s = job.loop.time()
-        if self._plan.works:
-            self.replace_ended()
-            await self._stage.all_done()
+        self.replace_ended()
+        await self._stage.all_done()
         await self._obey()
         while len(self._stage.at_work()) < self._stage.least():
             self._stage.newcomer()
@@ -95,15 +94,8 @@ class Afterwards(Part):
         link.delay(0.0, 0.001)
         link._planned.clear()
 
-    async def _replace_failed(self) -> None:
-        """A process whose join failed ends; whoever watches over it starts another."""
-        for node in self._stage.alive():
-            if node.error is not None and not isinstance(node.error, JobClosedError):
-                await self._job.leave(node.name)
-                self._stage.newcomer()
-
     def replace_ended(self) -> None:
-        """The same for any end: the job is started again under its id."""
+        """Start another process for each that has ended, under the job's id."""
         for node in self._stage.alive():
             if node.error is not None or node.finished:
                 self._check_error(node)
@@ -177,10 +169,7 @@ class Afterwards(Part):
         await asyncio.sleep(3 * self._plan.ttl_s + REQUEST_TIMEOUT_S)
         while not self._converged() and job.loop.time() < ends_s:
             await asyncio.sleep(5.0 if "after_end" in self._plan.kinds else 0.5)
-            if self._plan.works:
-                self.replace_ended()
-            else:
-                await self._replace_failed()
+            self.replace_ended()
         self.check_hearing()
         await self._demand(Invariant.CONVERGENCE, self._converged, "all work, or wait for a seat")
         before = {node.name: node.joins for node in self._stage.alive()}
@@ -293,7 +282,7 @@ class Afterwards(Part):
     async def end(self) -> None:
         job = self._job
         if self._plan.closes is not None:
-            if self._plan.works and self._plan.closes:
+            if self._plan.closes:
                 await self._exit_barrier()
             closer = self._rng.choice(job.members_now())
             await job.on(
@@ -341,12 +330,11 @@ class Afterwards(Part):
 
     async def leave_all(self) -> None:
         await asyncio.gather(*(self._job.leave(node.name) for node in self._stage.alive()))
-        if self._plan.works:
-            await asyncio.sleep(1.0)
-            left = [kv for kv in self._job.server.snapshot() if not self._is_marker(kv)]
-            await self._demand(
-                Invariant.NOTHING_LEFT, lambda: not left, f"all keys are gone at once: {left}"
-            )
+        await asyncio.sleep(1.0)
+        left = [kv for kv in self._job.server.snapshot() if not self._is_marker(kv)]
+        await self._demand(
+            Invariant.NOTHING_LEFT, lambda: not left, f"all keys are gone at once: {left}"
+        )
 
     def _is_marker(self, kv: KeyValue) -> bool:
         """Also a neighbour's; and what remembers the rounds, for as long as that, or is meant for a
