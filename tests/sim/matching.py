@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rdzv_etcd.etcd.port import Delete, Op, Put, Txn
-from rdzv_etcd.protocol.keys import KeyRange
+from rdzv_etcd.protocol.codec import decode_place
+from rdzv_etcd.protocol.keys import JobKeys, KeyRange
+from rdzv_etcd.protocol.model import NodeInfo
 from rdzv_etcd.testing.model import RenewLease, Request
 from rdzv_etcd.testing.network import Match
 
 
-def puts(key: bytes) -> Match:
-    """Match the transactions that may put ``key``."""
+def txns(which: Callable[[Txn], bool]) -> Match:
+    """Match the transactions of which ``which`` is true."""
+    return lambda request: isinstance(request, Txn) and which(request)
 
-    def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and any(put.key == key for put in request.puts())
 
-    return matching
+def puts(keys: bytes | KeyRange) -> Match:
+    """Match the transactions that may put this key, or one of these."""
+
+    def put_there(put: Put) -> bool:
+        return put.key == keys if isinstance(keys, bytes) else put.key in keys
+
+    return txns(lambda txn: any(map(put_there, txn.puts())))
+
+
+def puts_presence(keys: JobKeys, node_id: str, which: Callable[[NodeInfo], bool]) -> Match:
+    """Match the transactions that may put a node's presence of which ``which`` is true."""
+    key = keys.node(node_id)
+
+    def is_one(put: Put) -> bool:
+        place = decode_place(key, node_id, put.value) if put.key == key else None
+        return isinstance(place, NodeInfo) and which(place)
+
+    return txns(lambda txn: any(map(is_one, txn.puts())))
 
 
 def deletes(key: bytes) -> Match:
     """Match the transactions that may delete ``key`` alone."""
-
-    def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and Delete(key) in request.success
-
-    return matching
+    return txns(lambda txn: Delete(key) in txn.success)
 
 
 def touches(request: Request | Op, *ranges: KeyRange) -> bool:
@@ -36,10 +52,7 @@ def touches(request: Request | Op, *ranges: KeyRange) -> bool:
 def renews(lease_id: int) -> Match:
     """Match the keep-alives of one lease."""
 
-    def matching(request: Request) -> bool:
-        return isinstance(request, RenewLease) and request.lease_id == lease_id
-
-    return matching
+    return lambda request: isinstance(request, RenewLease) and request.lease_id == lease_id
 
 
 def noted(which: Match) -> tuple[Match, list[Request]]:

@@ -10,20 +10,16 @@ from typing import Any
 
 import pytest
 
-from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.node import recover, session
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import closing, requests
 from rdzv_etcd.protocol import liveness as accusations
 from rdzv_etcd.protocol.closing import Close
-from rdzv_etcd.protocol.codec import decode_place
 from rdzv_etcd.protocol.member import Member
-from rdzv_etcd.protocol.model import NodeInfo
-from rdzv_etcd.testing.model import Request
 from rdzv_etcd.testing.network import Match
 from tests.node import test_scenarios
 from tests.sim.invariants import Invariant
-from tests.sim.matching import puts
+from tests.sim.matching import puts, puts_presence
 from tests.sim.mutants import broken_by, on, without_guard
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode
 
@@ -43,24 +39,11 @@ async def works_one_after_the_other(job: SimJob, names: str) -> list[SimNode]:
 
 def restores(job: SimJob, member: SimNode) -> Match:
     """Match the transactions with which a member puts its presence back in its round."""
-    key = job.keys.node(member.node_id)
-
-    def arrives_for(put: Put) -> int | None:
-        place = decode_place(key, member.node_id, put.value)
-        return place.arrived_for if isinstance(place, NodeInfo) else None
-
-    def matching(request: Request) -> bool:
-        world = member.world
-        return (
-            world is not None
-            and isinstance(request, Txn)
-            and any(
-                isinstance(op, Put) and op.key == key and arrives_for(op) == world.round
-                for op in request.success
-            )
-        )
-
-    return matching
+    return puts_presence(
+        job.keys,
+        member.node_id,
+        lambda info: member.world is not None and info.arrived_for == member.world.round,
+    )
 
 
 @broken_by(

@@ -13,15 +13,14 @@ import pytest
 from rdzv_etcd.etcd.port import Delete, Txn, prefix_end
 from rdzv_etcd.node import lead
 from rdzv_etcd.protocol import member, requests
-from rdzv_etcd.protocol.codec import decode_place
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
-from rdzv_etcd.protocol.model import Control, NodeInfo
+from rdzv_etcd.protocol.model import Control
 from rdzv_etcd.testing import Applied
-from rdzv_etcd.testing.model import Request, Revoke
+from rdzv_etcd.testing.model import Revoke
 from rdzv_etcd.testing.network import Match
 from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
-from tests.sim.matching import deletes, noted, puts
+from tests.sim.matching import deletes, noted, puts, puts_presence, txns
 from tests.sim.mutants import broken_by, on, without_guard
 from tests.sim.test_guards import restores, works_one_after_the_other
 from tests.sim.test_mutants import whole_families
@@ -33,12 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 def claims(job: SimJob) -> Match:
     """Match what claims the lead and does nothing else."""
-
-    def matching(request: Request) -> bool:
-        guards = request.guards if isinstance(request, Txn) else ()
-        return any(guard.key == job.keys.leader and guard.operand == 0 for guard in guards)
-
-    return matching
+    return txns(lambda txn: any(g.key == job.keys.leader and g.operand == 0 for g in txn.guards))
 
 
 def cut_off_with_its_round(job: SimJob, closer: SimNode) -> None:
@@ -106,20 +100,6 @@ async def test_a_round_closed_over_the_end_of_the_job(job: SimJob) -> None:
     job.history.check()
 
 
-def says_goodbye(job: SimJob, node: SimNode) -> Match:
-    key = job.keys.node(node.node_id)
-
-    def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and any(
-            isinstance(place := decode_place(key, node.node_id, put.value), NodeInfo)
-            and place.leaving is not None
-            for put in request.puts()
-            if put.key == key
-        )
-
-    return matching
-
-
 @broken_by(
     requests, "say_goodbye", without_guard(lambda _: True), Invariant.KEPT, min_nodes=2, max_nodes=2
 )
@@ -128,7 +108,8 @@ async def test_a_goodbye_that_comes_after_its_node_has_joined_again(job: SimJob)
     node = job.start("a")
     await job.pass_time(1.0)
     link = node.connection.link
-    link.repeat_requests(7.0, 1, says_goodbye(job, node))
+    goodbye = puts_presence(job.keys, node.node_id, lambda info: info.leaving is not None)
+    link.repeat_requests(7.0, 1, goodbye)
     link.drop_requests(9, lambda request: isinstance(request, Revoke))
     await job.join_again("a")
     other = job.start("b")
@@ -231,13 +212,6 @@ async def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it(job: Sim
     job.history.check()
 
 
-def puts_slices(job: SimJob) -> Match:
-    def matching(request: Request) -> bool:
-        return isinstance(request, Txn) and any(put.key in job.keys.ranks for put in request.puts())
-
-    return matching
-
-
 @broken_by(
     requests,
     "close_round",
@@ -251,7 +225,7 @@ async def test_a_large_world_whose_slices_etcd_has_forgotten(job: SimJob) -> Non
     """It goes back to before they were put, just before the record is."""
     leader = job.start("a")
     await job.pass_time(0.1)
-    leader.connection.link.stall_requests(0.5, 1, puts_slices(job))
+    leader.connection.link.stall_requests(0.5, 1, puts(job.keys.ranks))
     leader.connection.link.stall_requests(2.0, 1, puts(job.keys.round))
     job.start("b")
     await job.pass_time(0.3)
