@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+from types import FrameType
 from typing import cast
 
 NEEDS_EXTRA = 2
@@ -36,7 +38,19 @@ def main() -> int:
         return NEEDS_EXTRA
     from rdzv_etcd.cli.app import run  # noqa: PLC0415
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup one is ignored, and stays so
+            signal.signal(number, end_as_ctrl_c_does)
     return run([as_utf8(argument) for argument in sys.argv[1:]])
+
+
+def end_as_ctrl_c_does(number: int, frame: FrameType | None) -> None:
+    """Handle a signal as SIGINT is handled at this moment: asyncio cancels the task. An exception
+    raised here could come during a callback of gRPC, which drops it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # it is ignored
+        handler = signal.default_int_handler
+    handler(number, frame)
 
 
 def as_utf8(text: str) -> str:

@@ -25,7 +25,7 @@ from rdzv_etcd.node.views import read_pages
 from rdzv_etcd.protocol import inspect_requests
 from rdzv_etcd.protocol.describe import closed_text, names_in
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Closure, Control
+from rdzv_etcd.protocol.model import Closure
 from rdzv_etcd.protocol.requests import count_nodes, read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
@@ -86,20 +86,31 @@ def close(
     settings = target.settings(target.job(job))
     closure = Closure(operator(), shown(reason, _REASON), succeeded, time.time())
     asyncio.run(_close(settings, closure, yes))
-    if as_json:
-        fields = {"job": settings.job_id, "by": closure.by, "reason": closure.reason}
-        output.show_json("closed", {**fields, "succeeded": succeeded})
-    else:
-        output.say(f"job {settings.job_id!r} is closed: {closure.reason}")
+    job_id, by = settings.job_id, closure.by
+    output.show_result(
+        "closed",
+        {"job": job_id, "by": by, "reason": closure.reason, "succeeded": succeeded},
+        f"job {job_id!r} is closed: {closure.reason}",
+        as_json=as_json,
+    )
     return output.DONE
 
 
 async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
     keys = JobKeys(settings.prefix, settings.job_id)
+    job = f"job {settings.job_id!r}"
     async with connected(settings) as etcd:
-        control = _open(settings, control_from(keys, await etcd.get(read_control(keys))))
+        control = control_from(keys, await etcd.get(read_control(keys)))
+        if control.closure is not None:
+            how = closed_text(control.closure, ago(control.closure.wall_s), names_in(control))
+            raise RefusedError(f"{job} {how}")
+        if control.formed is None:
+            raise RefusedError(
+                f"{job} has no formed round under {settings.prefix}, so there is nothing to close; "
+                "stop the nodes that wait for one"
+            )
         count = (await etcd.get(count_nodes(keys))).count
-        output.confirm(f"Close job {settings.job_id!r} ({many(count, 'node')})?", yes=yes)
+        output.confirm(f"Close {job} ({many(count, 'node')})?", yes=yes)
         try:
             result, _ = await put_closed_marker(etcd, settings, control, closure)
         except OutcomeUnknownError:
@@ -107,22 +118,7 @@ async def _close(settings: Settings, closure: Closure, yes: bool) -> None:
                 return
             raise
         if not result.succeeded:
-            raise RefusedError(
-                f"not closed: job {settings.job_id!r} formed a new round just now; try again"
-            )
-
-
-def _open(settings: Settings, control: Control) -> Control:
-    """Return it if there is a round to close."""
-    if control.closure is not None:
-        how = closed_text(control.closure, ago(control.closure.wall_s), names_in(control))
-        raise RefusedError(f"job {settings.job_id!r} {how}")
-    if control.formed is None:
-        raise RefusedError(
-            f"job {settings.job_id!r} has no formed round under {settings.prefix}, so there is "
-            "nothing to close; stop the nodes that wait for one"
-        )
-    return control
+            raise RefusedError(f"not closed: {job} formed a new round just now; try again")
 
 
 # --- reset ----------------------------------------------------------------------------------------
@@ -150,11 +146,12 @@ def reset(
     """
     settings = target.settings(target.job(job))
     removed, others = asyncio.run(_reset(settings, force, yes))
-    if as_json:
-        fields = {"job": settings.job_id, "removed": removed, "left_alone": len(others)}
-        output.show_json("reset", fields)
-    else:
-        output.say(f"job {settings.job_id!r}: {many(removed, 'key')} deleted")
+    output.show_result(
+        "reset",
+        {"job": settings.job_id, "removed": removed, "left_alone": len(others)},
+        f"job {settings.job_id!r}: {many(removed, 'key')} deleted",
+        as_json=as_json,
+    )
     if others:
         output.warn(
             f"rdzv-etcd: kept {many(len(others), 'key')} below this job that it does not own (the "

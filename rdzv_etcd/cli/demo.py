@@ -109,7 +109,7 @@ def demo(*, as_json: bool) -> int:
             for each in recoveries
         ]
         output.console().print(output.table(columns, rows), soft_wrap=True)
-        output.say(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")
+        output.print_line(f"accuracy {last.accuracy:.1%} after {last.step} steps", "bold")
     return output.DONE
 
 

@@ -100,7 +100,9 @@ def doctor(
             console.print(Text.assemble(label, output.line(finding.text)), soft_wrap=True)
             if finding.cure:
                 console.print(output.line(f"      -> {finding.cure}"), soft_wrap=True)
-        output.say(f"{many(count['fail'], 'failure')}, {many(count['warn'], 'warning')}", "bold")
+        output.print_line(
+            f"{many(count['fail'], 'failure')}, {many(count['warn'], 'warning')}", "bold"
+        )
     return output.FAILED if count["fail"] else output.DONE
 
 

@@ -85,19 +85,17 @@ def drain(
     was lost), 3 etcd cannot be asked.
     """
     settings = target.settings(job)
-    node_id, stands, fate, how = asyncio.run(
+    node_id, request, outcome, how = asyncio.run(
         _drain(settings, node, reason, wait_s, yes=yes, as_json=as_json)
     )
+    fate = outcome.name.lower()
     if as_json:
-        fields = {"job": settings.job_id, "node": node_id, "by": stands.by}
-        output.show_json("drain", {**fields, "reason": stands.reason, "fate": fate.name.lower()})
-    elif fate is not DrainOutcome.ASKED:
-        output.say(f"{node_id} {fate.value}{f': {shown(how)}' if how else ''}")
-    return (
-        output.DONE
-        if fate in (DrainOutcome.ASKED, DrainOutcome.LEFT, DrainOutcome.GONE)
-        else output.NOT_DONE
-    )
+        fields = {"job": job, "node": node_id, "by": request.by, "reason": request.reason}
+        output.show_json("drain", {**fields, "fate": fate})
+    elif outcome is not DrainOutcome.ASKED:
+        output.print_line(f"{node_id} {outcome.value}{f': {shown(how)}' if how else ''}")
+    is_open = outcome in (DrainOutcome.LOST, DrainOutcome.OPEN)
+    return output.NOT_DONE if is_open else output.DONE
 
 
 async def _drain(
@@ -111,65 +109,59 @@ async def _drain(
     async with connected(settings) as etcd:
         node_id = await find_node(etcd, keys, node)
         job = await read_job(etcd, keys, every_node=True)
-        state = job.state
-        if node_id in state.unreadable:
-            raise RefusedError(f"{node_id} is not a node: {state.unreadable[node_id]}")
-        follows = what_follows(state, node_id)
+        if node_id in job.state.unreadable:
+            raise RefusedError(f"{node_id} is not a node: {job.state.unreadable[node_id]}")
+        follows = what_follows(job.state, node_id)
         was_asked = node_id in job.control.drains
         if not was_asked:
             output.confirm(f"Drain {node_id} from job {settings.job_id!r}? {follows}.", yes=yes)
         ask = partial(request_drain, etcd, keys, SystemClock(), node_id, reason, by=operator())
-
-        async def begin() -> Drain:
+        async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
             if not await ask():
                 raise RefusedError(f"{node_id} has just left, or was found to be dead")
             control = control_from(keys, await etcd.get(read_control(keys)))
-            stands = control.drains.get(node_id) or Drain(operator(), reason)  # it left at once
+            request = control.drains.get(node_id) or Drain(operator(), reason)  # it left at once
             if not as_json:
                 verb = "was already being drained" if was_asked else DrainOutcome.ASKED.value
-                output.say(f"{node_id} {verb} ({why_drained(stands, node_id)}). {follows}")
-            return stands
-
-        if wait_s is None:
-            return node_id, await begin(), DrainOutcome.ASKED, ""
-        async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
-            stands = await begin()
-            is_member = node_id in state.members
-            fate, how = await wait_until_gone(
-                events, node_id, wait_s, is_member=is_member, ask_again=ask
-            )
-            return node_id, stands, fate, how
+                output.print_line(f"{node_id} {verb} ({why_drained(request, node_id)}). {follows}")
+            if wait_s is None:
+                return node_id, request, DrainOutcome.ASKED, ""
+            is_member = node_id in job.state.members
+            outcome, how = await _wait_until_gone(events, node_id, wait_s, ask, is_member=is_member)
+            return node_id, request, outcome, how
 
 
-async def wait_until_gone(
+async def _wait_until_gone(
     events: JobWatch,
     node_id: str,
     wait_s: float,
+    ask_again: Callable[[], Awaitable[bool]],
     *,
     is_member: bool,
-    ask_again: Callable[[], Awaitable[bool]],
 ) -> tuple[DrainOutcome, str]:
     """Wait until a node is gone, and return how. Raises EtcdError."""
     clock = SystemClock()
     end_s = until_s = clock.now_s() + wait_s
     ask_s = clock.now_s() + _ASK_AGAIN_S
-    fate, how = DrainOutcome.OPEN, ""
+    outcome, how = DrainOutcome.OPEN, ""
     while (left_s := until_s - clock.now_s()) > 0:
         event = await events.next(max(0.0, min(left_s, ask_s - clock.now_s())))
         if clock.now_s() >= ask_s:
             with contextlib.suppress(EtcdError):  # etcd may be away for a while
                 await ask_again()
             ask_s = clock.now_s() + _ASK_AGAIN_S
-        if isinstance(event, NodeLeft) and event.node == node_id:
+        if not isinstance(event, NodeLeft | NodeLost | Joined) or event.node != node_id:
+            continue
+        if isinstance(event, NodeLeft):
             return DrainOutcome.LEFT, event.reason
-        if isinstance(event, NodeLost) and event.node == node_id:
-            if is_member:
-                return DrainOutcome.LOST, event.how
-            fate, how = DrainOutcome.GONE, event.how
+        if isinstance(event, Joined):
+            outcome, how, until_s = DrainOutcome.OPEN, "", end_s
+        elif is_member:
+            return DrainOutcome.LOST, event.how
+        else:
+            outcome, how = DrainOutcome.GONE, event.how
             until_s = min(end_s, clock.now_s() + _BACK_S)
-        elif isinstance(event, Joined) and event.node == node_id:
-            fate, how, until_s = DrainOutcome.OPEN, "", end_s
-    return fate, how
+    return outcome, how
 
 
 def what_follows(state: JobState, node_id: str) -> str:

@@ -7,6 +7,7 @@ presence back, and nothing has happened; one that does not is declared lost by t
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from enum import Enum
 
@@ -18,19 +19,19 @@ from rdzv_etcd.cli.jobs import connected, watching
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, yes_option
 from rdzv_etcd.cli.output import RefusedError
 from rdzv_etcd.clock import SystemClock
-from rdzv_etcd.errors import EtcdError, EtcdUnavailableError
-from rdzv_etcd.etcd.port import Etcd, KeyValue
+from rdzv_etcd.errors import EtcdError
+from rdzv_etcd.etcd.port import Etcd
 from rdzv_etcd.node.accuse import put_accusation, read_place
-from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.model import Accusation, Control, NodeInfo
+from rdzv_etcd.protocol.requests import read_control
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import how_evicted
 
-_LEASE_S = 15
-"""The accusation's. It is renewed while the command waits, and expires soon after it has ended."""
+_SPARE_S = 10
+"""How much longer than the wait the accusation's lease lasts, if the command is killed."""
 _WITHDRAWAL_S = 3.0
 _LOOK_EVERY_S = 2.0
 """If no event comes: an accusation and its answer that arrive together are none."""
@@ -86,88 +87,72 @@ def evict(
     Exit code: 0 it has lost its place, 1 it lives or could not be asked, 3 etcd cannot be asked.
     """
     settings = target.settings(job)
-    accusation = Accusation(operator(), how_evicted(operator(), reason), certain)
-    with output.ending_in_order():
-        node_id, fate = asyncio.run(accuse_and_wait(settings, node, accusation, wait_s, yes))
-    if as_json:
-        fields = {"job": settings.job_id, "node": node_id, "fate": fate.name.lower()}
-        output.show_json("evict", fields)
-    else:
-        output.say(f"{node_id}: {fate.value}")
-    return output.DONE if fate in (Eviction.LOST, Eviction.GONE) else output.NOT_DONE
-
-
-async def accuse_and_wait(
-    settings: Settings,
-    node: str,
-    accusation: Accusation,
-    wait_s: float,
-    yes: bool,
-    *,
-    lease_s: int = _LEASE_S,
-) -> tuple[str, Eviction]:
-    """Return the node's id, and what has become of it within ``wait_s``; the accusation stands
-    all the while. Raises RefusedError, EtcdError."""
     keys = JobKeys(settings.prefix, settings.job_id)
-    async with connected(settings) as etcd:
-        node_id = await find_node(etcd, keys, node)
-        output.confirm(
-            f"Probe {node_id} of job {settings.job_id!r}, and declare it lost if it does not "
-            "respond?",
-            yes=yes,
-        )
-        async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
-            presence, info = await _read(etcd, keys, node_id)
-            accusation = replace(accusation, round_trip_ms=info.round_trip_ms)
-            lease = await etcd.grant(lease_s)
-            try:
-                at = await put_accusation(etcd, keys, presence, accusation, lease.lease_id)
-                if not at:
-                    raise RefusedError(f"{node_id} has just written its presence: it is alive")
-                clock = SystemClock()
-                until_s, renewed_s = clock.now_s() + wait_s, clock.now_s()
-                fate = await _look(etcd, keys, node_id, at)
-                while fate is Eviction.OPEN and (left_s := until_s - clock.now_s()) > 0:
-                    await events.next(min(left_s, _LOOK_EVERY_S, lease.ttl_s / 3))
-                    if clock.now_s() >= renewed_s + lease.ttl_s / 3:
-                        renewed_s = clock.now_s()
-                        await _renew(etcd, lease.lease_id)
-                    fate = await _look(etcd, keys, node_id, at)
-                if fate is Eviction.OPEN:
-                    txn = requests.withdraw_accusation(keys, node_id, at)
-                    await etcd.txn(txn, repeatable=True)
-                return node_id, fate
-            finally:
-                try:
-                    await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
-                except EtcdError as error:
-                    output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
+    accusation = Accusation(operator(), how_evicted(operator(), reason), certain)
+
+    async def probe() -> tuple[str, Eviction]:
+        async with connected(settings) as etcd:
+            node_id = await find_node(etcd, keys, node)
+            output.confirm(
+                f"Probe {node_id} of job {job!r}, and declare it lost if it does not respond?",
+                yes=yes,
+            )
+            return node_id, await _accuse(etcd, settings, node_id, accusation, wait_s)
+
+    node_id, outcome = asyncio.run(probe())
+    output.show_result(
+        "evict",
+        {"job": job, "node": node_id, "fate": outcome.name.lower()},
+        f"{node_id}: {outcome.value}",
+        as_json=as_json,
+    )
+    return output.DONE if outcome in (Eviction.LOST, Eviction.GONE) else output.NOT_DONE
 
 
-async def _renew(etcd: Etcd, lease_id: int) -> None:
+async def _accuse(
+    etcd: Etcd, settings: Settings, node_id: str, accusation: Accusation, wait_s: float
+) -> Eviction:
+    """Accuse a node, and return what has become of it within ``wait_s``; the accusation stands all
+    the while. Raises RefusedError, EtcdError."""
+    keys = JobKeys(settings.prefix, settings.job_id)
+    lease = await etcd.grant(math.ceil(wait_s) + _SPARE_S)
     try:
-        ttl_s = await etcd.keep_alive(lease_id)
-    except EtcdUnavailableError:
-        return  # there is time for two more attempts
-    if not ttl_s:
-        raise RefusedError(
-            "the accusation expired because etcd was unreachable; check `status` and retry"
-        )
+        async with watching(etcd, keys, settings.connection.request_timeout_s) as events:
+            at = await _put(etcd, keys, node_id, accusation, lease.lease_id)
+            clock = SystemClock()
+            until_s = clock.now_s() + wait_s
+            outcome = await _look(etcd, keys, node_id, at)
+            while outcome is Eviction.OPEN and (left_s := until_s - clock.now_s()) > 0:
+                await events.next(min(left_s, _LOOK_EVERY_S))
+                outcome = await _look(etcd, keys, node_id, at)
+            return outcome
+    finally:  # with the lease the accusation goes
+        try:
+            await etcd.revoke(lease.lease_id, timeout_s=_WITHDRAWAL_S)
+        except EtcdError as error:
+            output.warn(f"the accusation may stand for {lease.ttl_s:g} s more: {error}")
 
 
-async def _read(etcd: Etcd, keys: JobKeys, node_id: str) -> tuple[KeyValue, NodeInfo]:
+async def _put(
+    etcd: Etcd, keys: JobKeys, node_id: str, accusation: Accusation, lease_id: int
+) -> int:
+    """Replace the node's presence by the accusation; return its revision."""
     place = await read_place(etcd, keys, node_id)
     if isinstance(place.holds, Accusation):
         raise RefusedError(f"{node_id} has been accused already: {shown(place.holds.how)}")
-    if place.kv is None or place.holds is None:
-        raise RefusedError(
-            f"{node_id} has just left" if place.kv is None else f"{node_id} is no node"
-        )
-    return place.kv, place.holds
+    if place.kv is None:
+        raise RefusedError(f"{node_id} has just left")
+    if place.holds is None:
+        raise RefusedError(f"{node_id} is not a node")
+    accusation = replace(accusation, round_trip_ms=place.holds.round_trip_ms)
+    at = await put_accusation(etcd, keys, place.kv, accusation, lease_id)
+    if not at:
+        raise RefusedError(f"{node_id} has just written its presence: it is alive")
+    return at
 
 
 async def _look(etcd: Etcd, keys: JobKeys, node_id: str, at: int) -> Eviction:
-    control = control_from(keys, await etcd.get(requests.read_control(keys)))
+    control = control_from(keys, await etcd.get(read_control(keys)))
     if isinstance((await read_place(etcd, keys, node_id)).holds, NodeInfo):
         return Eviction.ANSWERED
     return judge(control, node_id, at)

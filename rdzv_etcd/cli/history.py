@@ -272,7 +272,9 @@ def _show(job: Job, notes: Sequence[Note]) -> None:
     ended = how_it_ended(job)
     if not notes and not ended:
         report = report_on(job)
-        output.say(f"no round of job {job.job!r} is known: {report.state.value} {report.headline}")
+        output.print_line(
+            f"no round of job {job.job!r} is known: {report.state.value} {report.headline}"
+        )
         return
     names = job.names
     for note in notes:
@@ -285,12 +287,12 @@ def _show(job: Job, notes: Sequence[Note]) -> None:
         )
     for refusal in dict.fromkeys(note.refused for note in notes if note.refused is not None):
         at = "" if refusal.wall_s is None else f" at {when(refusal.wall_s, time.time())}"
-        output.say(f"{names(refusal.node)} could not join{at}: {shown(refusal.why)}")
+        output.print_line(f"{names(refusal.node)} could not join{at}: {shown(refusal.why)}")
     pattern = what_repeats(notes)
     if pattern:
-        output.say(f"! {pattern}", "yellow")
+        output.print_line(f"! {pattern}", "yellow")
     if ended:
-        output.say(ended)
+        output.print_line(ended)
 
 
 def _row(note: Note, names: Names) -> tuple[object, ...]:

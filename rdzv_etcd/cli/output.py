@@ -1,4 +1,4 @@
-"""Lines, tables, JSON, questions and signals. Text of others is made harmless here, and only here.
+"""Lines, tables, JSON and questions. Text of others is made harmless here, and only here.
 
 Nothing is markup for rich: every cell is a :class:`rich.text.Text`, whose words are shown as they
 are, and control characters and megabytes are dealt with by :func:`rdzv_etcd.text.shown`.
@@ -15,14 +15,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 from rdzv_etcd.errors import RdzvEtcdError
-from rdzv_etcd.process import has_default_action
 from rdzv_etcd.text import LINE, shown
 
 VERSION = 1
@@ -68,7 +66,7 @@ def console() -> Console:
     )
 
 
-def say(words: object, style: str = "") -> None:
+def print_line(words: object, style: str = "") -> None:
     """Print one line of bounded length."""
     console().print(line(words, style), soft_wrap=True)
 
@@ -76,25 +74,6 @@ def say(words: object, style: str = "") -> None:
 def warn(words: object) -> None:
     """Print one line on standard error, apart from the results."""
     click.echo(shown(words, LINE), err=True)
-
-
-@contextmanager
-def warning_if_slow(words: object, after_s: float = 5.0, again_s: float = 60.0) -> Iterator[None]:
-    """Warn if the block takes longer, then again now and then. Only in the main thread.
-
-    An alarm, not a thread: ``serve`` forks.
-    """
-
-    def tell(*_: object) -> None:
-        warn(words)
-
-    handler = signal.signal(signal.SIGALRM, tell)
-    left = signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *left)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def cell(value: object, style: str = "") -> Text:
@@ -160,6 +139,14 @@ def show_json(kind: str, fields: Mapping[str, object]) -> None:
     click.echo(json.dumps({"version": VERSION, kind: fields}, allow_nan=False))
 
 
+def show_result(kind: str, fields: Mapping[str, object], words: object, *, as_json: bool) -> None:
+    """Print the result of a command, as JSON or as a line."""
+    if as_json:
+        show_json(kind, fields)
+    else:
+        print_line(words)
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation. Raises :class:`RefusedError` if that is denied, or cannot be asked."""
     if yes:
@@ -193,29 +180,6 @@ def duration(seconds: float) -> str:
             rest = whole % size // smaller
             return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
     return f"{whole} s"
-
-
-@contextmanager
-def ending_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up. A signal that is
-    ignored, as under ``nohup``, stays ignored. Only in the main thread."""
-    defaults = [each for each in (signal.SIGTERM, signal.SIGHUP) if has_default_action(each)]
-    for number in defaults:
-        signal.signal(number, _like_ctrl_c)
-    try:
-        yield
-    finally:
-        for number in defaults:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _like_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Do what Ctrl-C does at this moment: asyncio's handler cancels the task. An exception raised
-    here could come during a callback of gRPC, which drops it."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # it is ignored
-        handler = signal.default_int_handler
-    handler(number, frame)
 
 
 @contextmanager

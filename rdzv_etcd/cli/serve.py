@@ -12,7 +12,7 @@ import click
 
 from rdzv_etcd.cli import output
 from rdzv_etcd.cli.options import JobTarget, common
-from rdzv_etcd.embedded.binary import BINARY_VARIABLE, find_binary
+from rdzv_etcd.embedded.binary import find_binary
 from rdzv_etcd.embedded.child import (
     START_LIMIT_S,
     EtcdProcess,
@@ -40,7 +40,7 @@ def serve(*, target: JobTarget, as_json: bool) -> int:
     authenticate. For a laptop and for tests: jobs should depend on an etcd cluster of their own.
 
     \b
-    Exit code: 0 stopped by a signal, 1 it did not start or has ended by itself.
+    Exit code: 0 stopped by a signal, 1 it did not start or stopped by itself.
     """
     connection = target.settings().connection
     plan, version = _plan(connection)
@@ -64,12 +64,8 @@ def _plan(connection: Connection) -> tuple[Plan, str]:
     endpoint = connection.endpoints[0]
     addresses = own_addresses(endpoint.host)
     if not addresses:
-        raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is no address of this machine")
-    with (
-        output.ending_in_order(),
-        output.warning_if_slow("looking for an etcd that answers --version"),
-    ):
-        binary = find_binary(os.environ)
+        raise SettingsError(f"--rdzv-endpoint: {endpoint.host} is not an address of this machine")
+    binary = find_binary(os.environ)
     given = connection.credentials
     login = None if given is None else Login(given.user, given.password)
     listen = listen_urls(endpoint, addresses)
@@ -79,15 +75,14 @@ def _plan(connection: Connection) -> tuple[Plan, str]:
 def _serve(plan: Plan, version: str, as_json: bool) -> int:
     etcd, where = EtcdProcess(plan), plan.advertise
     try:
-        with output.warning_if_slow(
-            f"waiting for {plan.binary} to answer as an etcd, for {START_LIMIT_S:g} s at most; if "
-            f"it never does, name another in {BINARY_VARIABLE}"
-        ):
-            etcd.start()
-        if as_json:
-            output.show_json("serving", {"endpoint": where, "etcd": version})
-        else:
-            output.say(f"etcd {version} serves {where}; Ctrl-C ends it, data and all")
+        output.warn(f"starting {plan.binary}: waiting up to {START_LIMIT_S:g} s for its answer")
+        etcd.start()
+        output.show_result(
+            "serving",
+            {"endpoint": where, "etcd": version},
+            f"etcd {version} serves {where}; Ctrl-C stops it and deletes its data",
+            as_json=as_json,
+        )
         while etcd.running:
             if is_told_to_stop(wait_for_signal(_LOOK_EVERY_S)):
                 return output.DONE
@@ -98,4 +93,4 @@ def _serve(plan: Plan, version: str, as_json: bool) -> int:
         raise EmbeddedEtcdError(f"no etcd at {where}: {error}") from error
     finally:
         etcd.remove()
-    raise EmbeddedEtcdError(f"the etcd at {where} has ended by itself")
+    raise EmbeddedEtcdError(f"the etcd at {where} stopped by itself")

@@ -90,12 +90,12 @@ async def _all_jobs(settings: Settings, as_json: bool) -> int:
         output.show_json("jobs", fields)
         return output.DONE
     if not reports:
-        output.say(f"no job under {settings.prefix} at {settings.connection}")
+        output.print_line(f"no job under {settings.prefix} at {settings.connection}")
         return output.DONE
     rows = [(report.job, _verdict(report.state), report.headline) for report in reports]
     output.console().print(output.table(("JOB", "STATE", ""), rows), soft_wrap=True)
     if not is_all:
-        output.say(f"only the first {len(jobs)} jobs are shown")
+        output.print_line(f"only the first {len(jobs)} jobs are shown")
     return output.DONE
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pty
 import signal
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from rdzv_etcd.cli.evict import Eviction, accuse_and_wait, judge
+from rdzv_etcd.cli.evict import Eviction, judge
 from rdzv_etcd.errors import JobClosedError
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Accusation, Change, Control, Round
+from rdzv_etcd.protocol.model import Change, Control, Round
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.world_change import Failed, Finished
 from tests.cli.terminal import Terminal
 from tests.cli.tools import (
-    LIMIT_S,
     PREFIX,
     Done,
     Run,
@@ -274,27 +271,6 @@ def test_a_node_that_does_not_answer_is_not_lost_without_a_leader(
     assert (done.code, "no node 'one'" in done.err) == (1, True)
 
 
-def test_an_accusation_stands_for_as_long_as_its_fate_is_waited_for(
-    etcd_server: EtcdServer, job_id: str
-) -> None:
-    """It once ended after a minute, however long the wait."""
-    plant_round(etcd_server, job_id, ["one~1~a", "two~2~b"])
-    plant_node(etcd_server, job_id, "one~1~a")
-    key = JobKeys(PREFIX, job_id).node("one~1~a")
-    settings, accusation = node_settings(etcd_server, job_id, "1:2"), Accusation("me", "dead", True)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(
-            lambda: asyncio.run(
-                accuse_and_wait(settings, "one", accusation, 9.0, yes=True, lease_s=2)
-            )
-        )
-        wait_until("it is accused", lambda: b"dead" in etcd_server.keys(key).get(key, b""))
-        wait([asking], timeout=6)
-        assert b"dead" in etcd_server.keys(key)[key]
-        assert asking.result(LIMIT_S) == ("one~1~a", Eviction.OPEN)
-    assert not etcd_server.keys(key)
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_accusation_goes_with_the_command_however_that_is_ended(
     etcd_server: EtcdServer, job_id: str, how: signal.Signals
@@ -303,8 +279,12 @@ def test_an_accusation_goes_with_the_command_however_that_is_ended(
     plant_node(etcd_server, job_id, "one~1~a")
     key = JobKeys(PREFIX, job_id).node("one~1~a")
     words = ("evict", job_id, "one", "--yes", "--wait=100", "--reason=dead")
+    before = etcd_server.leases()
     with Terminal(*words, "--endpoint", etcd_server.endpoint) as terminal:
         wait_until("it is accused", lambda: b"dead" in etcd_server.keys(key).get(key, b""))
+        (granted,) = etcd_server.leases() - before
+        lasts = etcd_server.gateway.call("/v3/lease/timetolive", {"ID": granted})
+        assert int(lasts["grantedTTL"]) > 100  # it stands for as long as its outcome is waited for
         os.kill(terminal.pid, how)
         assert terminal.end() == 130
     assert b"dead" not in etcd_server.keys(key).get(key, b"")

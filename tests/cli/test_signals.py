@@ -9,15 +9,17 @@ import signal
 
 import pytest
 
-from rdzv_etcd.cli import output
+from rdzv_etcd.cli import end_as_ctrl_c_does
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_though_a_callback_of_c_drops_exceptions(
     how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As gRPC's callbacks do, while which it came once: the command went on to its time limit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    """As gRPC's callbacks do, while which it came once: the command continued to its time limit."""
+    before = {number: signal.getsignal(number) for number in (how, signal.SIGINT)}
+    signal.signal(how, end_as_ctrl_c_does)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
 
     def called_from_c() -> None:
         os.kill(os.getpid(), how)
@@ -32,8 +34,9 @@ def test_a_signal_ends_a_command_though_a_callback_of_c_drops_exceptions(
     dropped: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", dropped.append)
     try:
-        with pytest.raises(KeyboardInterrupt), output.ending_in_order():
+        with pytest.raises(KeyboardInterrupt):
             asyncio.run(command())
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert not dropped
