@@ -1,26 +1,27 @@
 """``rdzv-etcd doctor``: looks for what is wrong, with etcd, with a job, with this host.
 
-Each finding is a row: check, level, text, cure. It writes no key. It asks for one lease, which
+Each finding is a row: check, level, text, hint. It writes no key. It asks for one lease, which
 holds nothing, and gives it back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import re
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Iterator
 from difflib import get_close_matches
 from importlib import metadata
+from typing import TypeVar
 
 import click
 from rich.text import Text
 
 from rdzv_etcd.cli import doctor_etcd, output
-from rdzv_etcd.cli.doctor_etcd import Finding, numbers_of
+from rdzv_etcd.cli.doctor_etcd import Finding, fail, numbers_of, ok, warn
 from rdzv_etcd.cli.jobs import Job, entangled_with, jobs_under, places_of, read_job
 from rdzv_etcd.cli.options import JobTarget, Seconds, common, nnodes_option
 from rdzv_etcd.cli.report import how_it_ended, refused_with_help, report_on, some
@@ -37,15 +38,8 @@ from rdzv_etcd.settings import DEFAULT_JOB_ID, JobSettings, Settings
 from rdzv_etcd.settings.hosts import is_loopback_address, resolve
 from rdzv_etcd.text import many
 
-NEEDS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
-    "torch": ((2, 6), None),
-    "etcd3": ((0, 12, 0), (0, 13)),
-    "grpcio": ((1, 49), None),
-    "protobuf": ((3, 20), None),
-    "tenacity": ((8, 2, 3), None),
-}
-"""Which versions this library takes: from the first, and before the second. As in
-pyproject.toml."""
+T = TypeVar("T")
+
 _NAMED = 4
 _PEERS = 32
 """So many nodes are connected to."""
@@ -84,25 +78,23 @@ def doctor(
     """
     settings = target.settings(job or target.job_id, nnodes)
     if listen_s:
-        output.warn(f"looking; listening takes {output.duration(listen_s)}")
+        output.warn(f"keeping an idle connection open for {output.duration(listen_s)}")
     is_about_a_job = bool(job or target.job_id or nnodes)
     found = asyncio.run(_examine(settings, is_about_a_job, nnodes, listen_s))
     count = Counter(finding.level for finding in found)
     if as_json:
-        names = ("check", "level", "text", "hint")
-        findings = [dict(zip(names, (*row[:3], row.cure or None), strict=True)) for row in found]
+        findings = [finding._asdict() | {"hint": finding.hint or None} for finding in found]
         levels = {level: count[level] for level in _STYLES}
         output.show_json("doctor", {"findings": findings, "count": levels})
     else:
+        console = output.console()
         for finding in found:
             label = Text(f"{finding.level:<5} ", _STYLES[finding.level])
-            console = output.console()
             console.print(Text.assemble(label, output.line(finding.text)), soft_wrap=True)
-            if finding.cure:
-                console.print(output.line(f"      -> {finding.cure}"), soft_wrap=True)
-        output.print_line(
-            f"{many(count['fail'], 'failure')}, {many(count['warn'], 'warning')}", "bold"
-        )
+            if finding.hint:
+                console.print(output.line(f"      -> {finding.hint}"), soft_wrap=True)
+        failures, warnings = many(count["fail"], "failure"), many(count["warn"], "warning")
+        output.print_line(f"{failures}, {warnings}", "bold")
     return output.FAILED if count["fail"] else output.DONE
 
 
@@ -113,6 +105,12 @@ async def _examine(
     rows = await asyncio.gather(*(doctor_etcd.examine_endpoint(settings, it) for it in endpoints))
     found = [row for of_one in rows for row in of_one]
     of_job: list[Finding] = []
+    if is_about_a_job and settings.job_id == DEFAULT_JOB_ID:
+        text = (
+            f"--rdzv-id is {settings.job_id!r}, torchrun's default: every job on this etcd that is "
+            "started without an id is the same job"
+        )
+        of_job.append(warn("job.default_id", text, "give each job its own id with --rdzv-id"))
     if any(row.check == "etcd.endpoints" and row.level == "ok" for row in found):
         client = EtcdClient(settings.connection)
         keys = JobKeys(settings.prefix, settings.job_id)
@@ -122,19 +120,11 @@ async def _examine(
             )
             found += rights
             if is_about_a_job and may_read:
-                mine = settings.job if nnodes else None
-                of_job = [row async for row in _examine_job(client, keys, mine)]
+                of_job += await _examine_job(client, keys, settings.job if nnodes else None)
             if listen_s and may_read:
-                found += [row async for row in doctor_etcd.listen(client, keys, listen_s)]
+                found.append(await doctor_etcd.listen(client, keys, listen_s))
         finally:
             await client.close()
-    if is_about_a_job and settings.job_id == DEFAULT_JOB_ID:
-        text = (
-            f"--rdzv-id is {settings.job_id!r}, torchrun's default: every job on this etcd that is "
-            "started without an id is the same job"
-        )
-        cure = "give each job its own id with --rdzv-id"
-        of_job.insert(0, Finding("job.default_id", "warn", text, cure))
     host = await asyncio.to_thread(_examine_host_name, settings.job.max_nodes)
     return [*found, *of_job, host, _examine_plugin(), *_examine_versions()]
 
@@ -142,35 +132,38 @@ async def _examine(
 # --- the job --------------------------------------------------------------------------------------
 
 
-async def _examine_job(
-    etcd: Etcd, keys: JobKeys, mine: JobSettings | None
-) -> AsyncIterator[Finding]:
+async def _examine_job(etcd: Etcd, keys: JobKeys, mine: JobSettings | None) -> list[Finding]:
     """``mine``: what a node started here would have, if that was given."""
-    with contextlib.suppress(EtcdError):
-        for text in await entangled_with(etcd, keys):
-            cure = "give them prefixes (etcd_prefix) of which none is below a job of the other"
-            yield Finding("job.entangled", "warn", f"two jobs' keys are mixed: {text}", cure)
+    hint = "give them prefixes (etcd_prefix) of which none is below a job of the other"
+    found = [
+        warn("job.entangled", f"two jobs' keys are mixed: {text}", hint)
+        for text in await _if_readable(entangled_with(etcd, keys))
+    ]
     try:
         job = await read_job(etcd, keys, closely=True)
     except (EtcdError, StateCorruptError) as error:
-        yield Finding("job.is_there", "fail", f"the job cannot be read: {error}")
-        return
+        return [*found, fail("job.is_there", f"the job cannot be read: {error}")]
     elsewhere: list[str] = []
     similar: list[str] = []
     if job.control.formed is None:  # the missing nodes may be looking elsewhere
-        with contextlib.suppress(EtcdError):
-            similar = await _also_waiting(etcd, keys)
-        with contextlib.suppress(EtcdError):  # most users may not look there
-            elsewhere = await places_of(etcd, keys, _KEYS_ELSEWHERE)
-    for row in (
+        similar = await _if_readable(_also_waiting(etcd, keys))
+        elsewhere = await _if_readable(places_of(etcd, keys, _KEYS_ELSEWHERE))
+    return [
+        *found,
         *_presence_findings(job, elsewhere, similar),
         *_settings_findings(job, mine),
         *_node_findings(job),
         *_address_findings(job),
         *await _reach_findings(job),
-        *_end_findings(job),
-    ):
-        yield row
+    ]
+
+
+async def _if_readable(work: Awaitable[list[T]]) -> list[T]:
+    """Most users may not look outside their own job."""
+    try:
+        return await work
+    except EtcdError:
+        return []
 
 
 def _presence_findings(job: Job, elsewhere: list[str], similar: list[str]) -> Iterator[Finding]:
@@ -178,22 +171,24 @@ def _presence_findings(job: Job, elsewhere: list[str], similar: list[str]) -> It
     under, others = f"job {job.job!r} under {job.keys.prefix}", ", ".join(elsewhere[:_NAMED])
     if not job.is_empty:
         report = report_on(job)
-        text = f"job {job.job!r} {report.state.value}: {report.headline}"
-        yield Finding("job.is_there", "ok", text)
+        yield ok("job.is_there", f"job {job.job!r} {report.state.value}: {report.headline}")
         if elsewhere:
             text = f"there is also a job {job.job!r} under {others}"
-            cure = "if it is the same one, start all nodes with the same etcd_prefix in --rdzv-conf"
-            yield Finding("job.also_waits", "warn", text, cure)
+            hint = "if it is the same one, start all nodes with the same etcd_prefix in --rdzv-conf"
+            yield warn("job.also_waits", text, hint)
+        if job.control.closure is not None and not job.control.closure.succeeded:
+            text = f"the last run {how_it_ended(job)}"
+            yield warn("job.last_end", text, "see the logs of that node")
     elif elsewhere:
-        cure = f"add etcd_prefix={elsewhere[0]} to --rdzv-conf, here or there"
-        yield Finding("job.is_there", "fail", f"no {under}, but one under {others}", cure)
+        hint = f"add etcd_prefix={elsewhere[0]} to --rdzv-conf, here or there"
+        yield fail("job.is_there", f"no {under}, but one under {others}", hint)
     else:
-        cure = "do the agents use this id and this etcd?"
-        yield Finding("job.is_there", "warn", f"no {under}: no node has joined", cure)
+        hint = "do the agents use this id and this etcd?"
+        yield warn("job.is_there", f"no {under}: no node has joined", hint)
     if similar:
         text = f"a job with a similar id is also waiting for nodes: {', '.join(map(repr, similar))}"
-        cure = "if it is the same one, start all nodes with the same --rdzv-id"
-        yield Finding("job.also_waits", "warn", text, cure)
+        hint = "if it is the same one, start all nodes with the same --rdzv-id"
+        yield warn("job.also_waits", text, hint)
 
 
 async def _also_waiting(etcd: Etcd, keys: JobKeys) -> list[str]:
@@ -202,47 +197,45 @@ async def _also_waiting(etcd: Etcd, keys: JobKeys) -> list[str]:
     others = [job for job in jobs if job != keys.job_id]
     waiting = []
     for job in get_close_matches(keys.job_id, others, cutoff=_ALIKE):
-        with contextlib.suppress(StateCorruptError):
+        try:
             view = await read_job(etcd, JobKeys(keys.prefix, job))
-            if view.control.formed is None and view.count:
-                waiting.append(job)
+        except StateCorruptError:
+            continue
+        if view.control.formed is None and view.count:
+            waiting.append(job)
     return waiting
 
 
 def _settings_findings(job: Job, mine: JobSettings | None) -> Iterator[Finding]:
-    theirs = job.state.settings
+    check, theirs = "job.same_settings", job.state.settings
     if mine is None or theirs is None:
         return
     if mine == theirs:
-        text = f"this node's settings are the job's: {wanted(theirs)} nodes"
-        yield Finding("job.same_settings", "ok", text)
+        yield ok(check, f"this node's settings are the job's: {wanted(theirs)} nodes")
     elif job.control.closure is not None:
-        text = f"the last run had other settings: {theirs}"
-        yield Finding("job.same_settings", "warn", text)
+        yield warn(check, f"the last run had other settings: {theirs}")
     else:
         text = f"this node would be refused: it has {mine}, and the job {theirs}"
-        cure = "start all nodes with the same --nnodes and node_unit, or use another id"
-        yield Finding("job.same_settings", "fail", text, cure)
+        hint = "start all nodes with the same --nnodes and node_unit, or use another id"
+        yield fail(check, text, hint)
 
 
 def _node_findings(job: Job) -> Iterator[Finding]:
     """Look for another job with the same id: other settings, or more nodes than seats."""
-    state = job.state
+    check, state = "job.strangers", job.state
     strangers = [node.node_id for node in state.nodes if node.role is Role.STRANGER]
     if strangers:
         text = f"another job has the same id: {some(job, strangers)} started with other settings"
-        cure = "give each job its own id with --rdzv-id"
-        yield Finding("job.strangers", "fail", text, cure)
+        yield fail(check, text, "give each job its own id with --rdzv-id")
     refused = refused_with_help(job)
     if refused is not None:
-        yield Finding("job.strangers", "warn", *refused)
+        yield warn(check, *refused)
     if state.spares:
         text = f"{many(len(state.spares), 'node')} without a seat: {some(job, state.spares)}"
-        cure = "fine if these are spares; if not, another job uses the same --rdzv-id"
-        yield Finding("job.strangers", "warn", text, cure)
+        hint = "fine if these are spares; if not, another job uses the same --rdzv-id"
+        yield warn(check, text, hint)
     for problem in list(state.unreadable.values())[:_NAMED]:
-        text = f"no node of this library wrote this key: {problem}"
-        yield Finding("job.strangers", "fail", text, "delete the key")
+        yield fail(check, f"no node of this library wrote this key: {problem}", "delete the key")
     by_host: dict[str, list[str]] = {}
     for node in state.nodes:
         by_host.setdefault(node.host, []).append(node.node_id)
@@ -252,19 +245,19 @@ def _node_findings(job: Job) -> Iterator[Finding]:
             text = (
                 f"{len(nodes)} agents of the job run on host {host} (pids {pids}); each is a node"
             )
-            cure = (
+            hint = (
                 "stop all but one, unless one host is meant to be several nodes; set the number of "
                 "workers with --nproc-per-node"
             )
-            yield Finding("job.launchers", "warn", text, cure)
+            yield warn("job.launchers", text, hint)
 
 
 def _address_findings(job: Job) -> Iterator[Finding]:
     """Look for a master, or any node, that others would look for on their own host."""
-    nodes = _infos(job)
+    check, nodes = "job.master", _infos(job)
     if len(nodes) < 2:
         return
-    cure = (
+    hint = (
         "start that node without --local-addr=127.0.0.1, with an address of etcd's host in "
         "--rdzv-endpoint that other hosts see, or with the right --local-addr"
     )
@@ -276,35 +269,32 @@ def _address_findings(job: Job) -> Iterator[Finding]:
     if formed is not None and is_loopback_address(formed.master_address) and apart:
         others = some(job, elsewhere or loopback)
         text = f"the master, {master}, is a loopback address, but {others} may be on other hosts"
-        yield Finding("job.master", "fail", text, cure)
+        yield fail(check, text, hint)
     elif loopback and apart:
         text = f"no other host can reach {some(job, loopback)}: the address is loopback"
-        yield Finding("job.master", "fail", text, cure)
+        yield fail(check, text, hint)
     elif master:
-        yield Finding("job.master", "ok", f"the master is {master}")
+        yield ok(check, f"the master is {master}")
 
 
 async def _reach_findings(job: Job) -> list[Finding]:
     """Connect to where the nodes' neighbours watch them, as far as there are not too many."""
-    nodes = [info for info in _infos(job) if info.peer_port][:_PEERS]
+    check, nodes = "job.reachable", [info for info in _infos(job) if info.peer_port][:_PEERS]
     reasons = await asyncio.gather(*map(_reach, nodes))
-    cure = (
+    missed = [(node, why) for node, why in zip(nodes, reasons, strict=True) if why]
+    if nodes and not missed:
+        return [ok(check, f"{many(len(nodes), 'node')} can be reached from here")]
+    hint = (
         "open the ports between the nodes (any port above 1024), or set --local-addr there to an "
         "address that this host reaches; without links its death is noticed by its lease"
     )
-    missed = [
-        f"{job.names(node.node_id)} at {node.address}:{node.peer_port} cannot be reached from "
-        f"here: {why}"
-        for node, why in zip(nodes, reasons, strict=True)
-        if why
-    ]
-    found = [Finding("job.reachable", "fail", text, cure) for text in missed[:_NAMED]]
+    found = []
+    for node, why in missed[:_NAMED]:
+        where = f"{job.names(node.node_id)} at {node.address}:{node.peer_port}"
+        found.append(fail(check, f"{where} cannot be reached from here: {why}", hint))
     if len(missed) > _NAMED:
-        text = f"{many(len(missed) - _NAMED, 'more node')} cannot be reached from here"
-        found.append(Finding("job.reachable", "fail", text))
-    if nodes and not missed:
-        text = f"{many(len(nodes), 'node')} can be reached from here"
-        found.append(Finding("job.reachable", "ok", text))
+        more = many(len(missed) - _NAMED, "more node")
+        found.append(fail(check, f"{more} cannot be reached from here"))
     return found
 
 
@@ -322,13 +312,6 @@ async def _reach(node: NodeInfo) -> str:
     return ""
 
 
-def _end_findings(job: Job) -> Iterator[Finding]:
-    closure = job.control.closure
-    if closure is not None and not closure.succeeded:
-        text = f"the last run {how_it_ended(job)}"
-        yield Finding("job.last_end", "warn", text, "see the logs of that node")
-
-
 def _infos(job: Job) -> list[NodeInfo]:
     return [presence.info for presence in job.nodes.present.values()]
 
@@ -338,10 +321,10 @@ def _infos(job: Job) -> list[NodeInfo]:
 
 def _examine_host_name(max_nodes: int) -> Finding:
     """gloo binds to what the host's name resolves to, or else to loopback. Blocks for look-ups."""
+    check = "host.host_name"
     host, interfaces = socket.gethostname(), os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
-        text = f"GLOO_SOCKET_IFNAME={interfaces}: gloo does not use this host's name"
-        return Finding("host.host_name", "ok", text)
+        return ok(check, f"GLOO_SOCKET_IFNAME={interfaces}: gloo does not use this host's name")
     addresses, own = resolve(host), own_addresses(host)
     name = f"this host's name {host!r}"
     if not addresses:
@@ -354,52 +337,58 @@ def _examine_host_name(max_nodes: int) -> Finding:
     elif all(map(is_loopback_address, own)) and max_nodes > 1:
         text = f"{name} resolves to {', '.join(own)}: other hosts' workers cannot reach gloo here"
     else:
-        return Finding("host.host_name", "ok", f"{name} resolves to {', '.join(own)}")
-    cure = (
+        return ok(check, f"{name} resolves to {', '.join(own)}")
+    hint = (
         "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the interface towards the other nodes, "
         "or put the name with this host's address into DNS or /etc/hosts"
     )
-    return Finding("host.host_name", "warn", text, cure)
+    return warn(check, text, hint)
 
 
 def _examine_plugin() -> Finding:
     """Look for the backend as torch does, without importing torch."""
+    check = "host.plugin"
     entries = metadata.entry_points(group="torchrun.handlers")
     found = [entry for entry in entries if entry.name == "etcd3"]
     if not found:
         text = f"the backend etcd3 is not registered in {sys.executable}, so torchrun rejects it"
-        cure = (
+        hint = (
             "pip install rdzv-etcd with that Python; a copy of its folder on PYTHONPATH is not "
             "enough"
         )
-        return Finding("host.plugin", "fail", text, cure)
+        return fail(check, text, hint)
     try:
         found[0].load()
     except Exception as error:  # noqa: BLE001 - torch also ignores a plugin that fails here
         problem = f"{type(error).__name__}: {error}"
         text = f"the backend etcd3 is registered, but cannot be loaded: {problem}"
-        cure = "reinstall rdzv-etcd and its dependencies in this Python"
-        return Finding("host.plugin", "fail", text, cure)
-    return Finding("host.plugin", "ok", f"the backend etcd3 is registered in {sys.executable}")
+        return fail(check, text, "reinstall rdzv-etcd and its dependencies in this Python")
+    return ok(check, f"the backend etcd3 is registered in {sys.executable}")
 
 
 def _examine_versions() -> Iterator[Finding]:
-    good = []
-    for name, (least, below) in NEEDS.items():
-        wanted = ".".join(map(str, least)) + " or later"
-        if below is not None:
-            wanted += f", before {'.'.join(map(str, below))}"
-        cure = f"install {name} {wanted}"
+    """Compare what is installed with what this package requires, if it is installed itself."""
+    check, good = "host.versions", []
+    try:
+        requirements = metadata.requires("rdzv-etcd") or []
+    except metadata.PackageNotFoundError:
+        return
+    for requirement in requirements:
+        name, limits = re.findall(r"^[\w.-]+|[^\w.-].*$", requirement)
+        if ";" in limits:  # of an extra
+            continue
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             text = f"{name} is not installed in this Python"
-            yield Finding("host.versions", "fail", text, cure)
+            yield fail(check, text, f"install {requirement}")
             continue
         numbers = numbers_of(version)
-        if numbers < least[: len(numbers)] or (below is not None and numbers >= below):
-            yield Finding("host.versions", "fail", f"{name} is {version}", cure)
+        least, below = (re.search(rf"{sign}([\d.]+)", limits) for sign in (">=", "<"))
+        is_old = least is not None and numbers < numbers_of(least[1])
+        if is_old or (below is not None and numbers >= numbers_of(below[1])):
+            yield fail(check, f"{name} is {version}", f"install {requirement}")
         else:
             good.append(f"{name} {version}")
     if good:
-        yield Finding("host.versions", "ok", ", ".join(good))
+        yield ok(check, ", ".join(good))

@@ -12,7 +12,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,12 +47,11 @@ _PAGE_LIMIT_S = 2.0
 _SHORTEST_LEASE_S = 2
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-_SPACE_CURE = (
+_SPACE_HINT = (
     "compact it and defragment each member (`etcdctl compact`, `etcdctl defrag --cluster`), raise "
     "--quota-backend-bytes, then run `etcdctl alarm disarm`"
 )
-_PINGS_CURE = "start etcd with --grpc-keepalive-min-time=5s, its default"
-_OTHER_CURE = "is --rdzv-endpoint right, is etcd running there, and is a firewall in between?"
+_PINGS_HINT = "start etcd with --grpc-keepalive-min-time=5s, its default"
 
 
 class Finding(NamedTuple):
@@ -62,8 +61,20 @@ class Finding(NamedTuple):
     level: str
     """``ok``, ``warn`` or ``fail``."""
     text: str
-    cure: str = ""
+    hint: str = ""
     """What to do."""
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, "ok", text)
+
+
+def warn(check: str, text: str, hint: str = "") -> Finding:
+    return Finding(check, "warn", text, hint)
+
+
+def fail(check: str, text: str, hint: str = "") -> Finding:
+    return Finding(check, "fail", text, hint)
 
 
 async def examine_endpoint(settings: Settings, endpoint: Endpoint) -> list[Finding]:
@@ -80,25 +91,26 @@ async def examine_endpoint(settings: Settings, endpoint: Endpoint) -> list[Findi
         finally:
             await client.close()
     except RdzvEtcdError as error:
-        cure = _endpoint_cure(error, over_tls=tls is not None)
-        return [Finding("etcd.endpoints", "fail", f"{name}: {error}", cure)]
+        hint = _endpoint_hint(error, over_tls=tls is not None)
+        return [fail("etcd.endpoints", f"{name}: {error}", hint)]
     pages = await asyncio.to_thread(_read_pages, endpoint, tls)
     return list(_endpoint_findings(settings, name, took_s, pages))
 
 
-def _endpoint_cure(error: RdzvEtcdError, *, over_tls: bool) -> str:
+def _endpoint_hint(error: RdzvEtcdError, *, over_tls: bool) -> str:
     text = str(error)
     if "speaks http" in text:  # it names the cure itself
         return "" if over_tls else "for TLS see also docs/guide.md"
     if "cannot be resolved" in text:
         return "name a host in --rdzv-endpoint that this one can resolve"
-    cures = {
+    hints = {
         EtcdTlsError: "TLS: check ca_cert, cert, key, and the host name in --rdzv-endpoint",
         EtcdAuthError: "set RDZV_ETCD_USER and RDZV_ETCD_PASSWORD, or user_file= and "
         "password_file=, to a user of this etcd (`etcdctl user list`)",
         SettingsError: "see docs/options.md",
     }
-    return next((cure for kind, cure in cures.items() if isinstance(error, kind)), _OTHER_CURE)
+    other = "check --rdzv-endpoint, that etcd is running there, and firewalls on the way"
+    return next((hint for kind, hint in hints.items() if isinstance(error, kind)), other)
 
 
 def _endpoint_findings(
@@ -106,30 +118,29 @@ def _endpoint_findings(
 ) -> Iterator[Finding]:
     version = _json(pages["/version"]).get("etcdserver")
     named = f"etcd {version}" if version else "an etcd"
-    yield Finding("etcd.endpoints", "ok", f"{name}: {named}, round trip {duration(took_s)}")
+    yield ok("etcd.endpoints", f"{name}: {named}, round trip {duration(took_s)}")
 
     numbers = numbers_of(str(version or ""))
     if not numbers:
-        yield Finding("etcd.age", "warn", f"{name} does not report its version")
+        yield warn("etcd.age", f"{name} does not report its version")
     elif numbers < _OLDEST:
         text = f"{name} is etcd {version}; 3.4 is the oldest supported version"
-        yield Finding("etcd.age", "fail", text)
+        yield fail("etcd.age", text)
     elif (3, 5) <= numbers < _SOUND:
         text = f"{name} is etcd {version}, which has known defects (lost consistency, crashes)"
-        yield Finding("etcd.age", "warn", text, "upgrade it to the latest 3.5 or later")
+        yield warn("etcd.age", text, "upgrade it to the latest 3.5 or later")
 
     health = _json(pages["/health"])
     if str(health.get("health", "true")).lower() != "true":
         reason = health.get("reason") or "no reason given, as by etcd 3.4 on a NOSPACE alarm"
-        text = f"{name} reports itself unhealthy: {reason}"
-        yield Finding("etcd.space", "fail", text, _SPACE_CURE)
+        yield fail("etcd.space", f"{name} reports itself unhealthy: {reason}", _SPACE_HINT)
     size = _metric(pages["/metrics"], "etcd_mvcc_db_total_size_in_bytes")
     quota = _metric(pages["/metrics"], "etcd_server_quota_backend_bytes")
     if size is not None and quota:
         used = f"{size / 2**20:.1f} MiB of {quota / 2**20:.1f} MiB ({size / quota:.0%})"
+        text = f"{name}: database {used}"
         is_full = size > _NEAR_QUOTA * quota
-        level, cure = ("warn", _SPACE_CURE) if is_full else ("ok", "")
-        yield Finding("etcd.space", level, f"{name}: database {used}", cure)
+        yield warn("etcd.space", text, _SPACE_HINT) if is_full else ok("etcd.space", text)
 
     limit_s = _ping_limit_s(_json(pages["/debug/vars"]).get("cmdline"))
     if limit_s is not None and limit_s > _PINGS_EVERY_S:
@@ -137,13 +148,12 @@ def _endpoint_findings(
             f"{name} was started with --grpc-keepalive-min-time={limit_s:g}s, and nodes ping it "
             f"every {_PINGS_EVERY_S:g} s: it will break their connections"
         )
-        yield Finding("etcd.pings", "fail", text, _PINGS_CURE)
+        yield fail("etcd.pings", text, _PINGS_HINT)
 
     ttl_s = settings.timing.lease_ttl_s
     if took_s > max(_FAR_S, ttl_s / 20):
-        cure = f"losses are noticed later; lease_ttl={ttl_s} should be at least twenty times this"
-        text = f"{name} took {duration(took_s)} to answer"
-        yield Finding("etcd.distance", "warn", text, cure)
+        hint = f"losses are noticed later; lease_ttl={ttl_s} should be at least twenty times this"
+        yield warn("etcd.distance", f"{name} took {duration(took_s)} to answer", hint)
 
 
 async def examine_rights(
@@ -156,27 +166,25 @@ async def examine_rights(
     credentials = settings.connection.credentials
     user = "this user" if credentials is None else f"user {credentials.user!r}"
     where = keys.root.decode(errors="replace") if is_about_a_job else f"{prefix}/"
-    cure = (
+    grant = (
         f"etcdctl role grant-permission ROLE --prefix=true readwrite {prefix}/, or the right "
         "etcd_prefix= in --rdzv-conf"
     )
-    found = []
+    check, found = "etcd.permission", []
     if isinstance(read_error, EtcdPermissionError):
-        found.append(("fail", f"{user} may not read under {where}: {read_error}", cure))
+        found.append(fail(check, f"{user} may not read under {where}: {read_error}", grant))
     elif read_error is not None:
-        found.append(("fail", f"the job cannot be read: {read_error}", ""))
+        found.append(fail(check, f"the job cannot be read: {read_error}"))
     if isinstance(write_error, EtcdPermissionError):
-        found.append(("fail", f"{user} may not write under {where}: a node could not join", cure))
+        found.append(fail(check, f"{user} may not write under {where}: a node cannot join", grant))
     elif isinstance(write_error, EtcdNoSpaceError):
-        found.append(("fail", f"etcd accepts no more writes: {write_error}", _SPACE_CURE))
+        found.append(fail(check, f"etcd accepts no more writes: {write_error}", _SPACE_HINT))
     elif write_error is not None:
-        found.append(("fail", f"a node could not write: {write_error}", ""))
-    if not found:
-        found.append(("ok", f"{user} may read and write under {where}", ""))
-    rows = [Finding("etcd.permission", *row) for row in found]
+        found.append(fail(check, f"a node cannot write: {write_error}"))
+    found = found or [ok(check, f"{user} may read and write under {where}")]
     if not isinstance(write_error, EtcdNoSpaceError | EtcdPermissionError):
-        rows.append(await _examine_lease(etcd, settings.timing.lease_ttl_s))
-    return read_error is None, rows
+        found.append(await _examine_lease(etcd, settings.timing.lease_ttl_s))
+    return read_error is None, found
 
 
 async def _error_of(work: Awaitable[object]) -> EtcdError | None:
@@ -192,20 +200,20 @@ async def _examine_lease(etcd: Etcd, ttl_s: int) -> Finding:
         grant = await etcd.grant(_SHORTEST_LEASE_S)
         await etcd.revoke(grant.lease_id)
     except EtcdError as error:
-        return Finding("etcd.lease", "fail", f"no lease is granted: {error}")
+        return fail("etcd.lease", f"etcd grants no lease: {error}")
     shortest_s = grant.ttl_s
-    if shortest_s > ttl_s:
-        text = (
-            f"etcd's shortest lease is {shortest_s} s (because of its election timeout), longer "
-            f"than lease_ttl={ttl_s}: a lost node is noticed that much later"
-        )
-        cure = f"set lease_ttl={shortest_s}, or lower etcd's --election-timeout"
-        return Finding("etcd.lease", "warn", text, cure)
-    text = f"shortest lease granted: {shortest_s} s; lease_ttl={ttl_s} is long enough"
-    return Finding("etcd.lease", "ok", text)
+    if shortest_s <= ttl_s:
+        text = f"shortest lease granted: {shortest_s} s; lease_ttl={ttl_s} is long enough"
+        return ok("etcd.lease", text)
+    text = (
+        f"etcd's shortest lease is {shortest_s} s (because of its election timeout), longer "
+        f"than lease_ttl={ttl_s}: a lost node is noticed that much later"
+    )
+    hint = f"set lease_ttl={shortest_s}, or lower etcd's --election-timeout"
+    return warn("etcd.lease", text, hint)
 
 
-async def listen(etcd: Etcd, keys: JobKeys, listen_s: float) -> AsyncIterator[Finding]:
+async def listen(etcd: Etcd, keys: JobKeys, listen_s: float) -> Finding:
     """Hold an idle connection, as nodes do, and see whether it is ended."""
     etcd.watch_health.check_every(2 * listen_s)  # the connection has to be idle
     watch = etcd.watch(keys.node("doctor"), start_revision=0, mark_resumes=True)
@@ -214,16 +222,14 @@ async def listen(etcd: Etcd, keys: JobKeys, listen_s: float) -> AsyncIterator[Fi
         began_s = time.monotonic()
         # Nobody writes that key: what comes means that the watch resumed on another connection.
         await SystemClock().wait_for(anext(aiter(watch)), listen_s)
-        ended_s = duration(time.monotonic() - began_s)
-        text = f"an idle connection was ended after {ended_s}, by etcd or by something in between"
-        cure = f"{_PINGS_CURE}; a proxy or firewall has to leave idle connections alone"
-        yield Finding("etcd.pings", "fail", text, cure)
     except TimeoutError:
-        yield Finding(
-            "etcd.pings", "ok", f"an idle connection stayed open for {duration(listen_s)}"
-        )
+        return ok("etcd.pings", f"an idle connection stayed open for {duration(listen_s)}")
     finally:
         await watch.close()
+    ended_s = duration(time.monotonic() - began_s)
+    text = f"an idle connection was ended after {ended_s}, by etcd or by something in between"
+    hint = f"{_PINGS_HINT}; a proxy or firewall has to leave idle connections alone"
+    return fail("etcd.pings", text, hint)
 
 
 # --- etcd's pages ---------------------------------------------------------------------------------

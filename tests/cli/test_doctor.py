@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import re
 import socket
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rdzv_etcd
-from rdzv_etcd.cli.doctor import NEEDS
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.settings import JobSettings
 from tests.cli.tools import (
@@ -26,6 +24,7 @@ from tests.cli.tools import (
     nothing_is_written,
     plant_node,
     plant_round,
+    reader,
 )
 from tests.library.nodes import groups, join_all, node_settings
 from tests.support.certificates import Certificates, make_certificates
@@ -36,17 +35,18 @@ from tests.support.servers import USER, USER_PASSWORD, EtcdServer, examine
 
 def found(done: Done, level: str) -> dict[str, str]:
     """What the checks found on this level: the texts with their hints, by check."""
-    told: dict[str, str] = {}
+    findings: dict[str, str] = {}
     for finding in done.json["doctor"]["findings"]:
         if finding["level"] == level:
-            text = f"{told.get(finding['check'], '')} {finding['text']} -> {finding['hint']}"
-            told[finding["check"]] = text
+            text = f"{findings.get(finding['check'], '')} {finding['text']} -> {finding['hint']}"
+            findings[finding["check"]] = text
     assert done.code == int(done.json["doctor"]["count"]["fail"] > 0)
-    return told
+    return findings
 
 
-def conf(**options: object) -> str:
-    return "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in options.items())
+def shows(done: Done, level: str, check: str, *texts: str) -> None:
+    finding = found(done, level)[check]
+    assert [text for text in texts if text not in finding] == [], finding
 
 
 @pytest.fixture
@@ -66,15 +66,17 @@ def test_a_healthy_job_has_no_failure(
         with nothing_is_written(etcd_server, job_id):
             done = doctor(etcd_server, job_id, "--nnodes=1:2")
         assert found(done, "fail") == {}
-        fine = found(done, "ok")
-        assert etcd_server.binary.version in fine["etcd.endpoints"]
-        assert "may read and write" in fine["etcd.permission"]
-        assert "2 s" in fine["etcd.lease"]
-        assert "works" in fine["job.is_there"]
-        assert "are the job's" in fine["job.same_settings"]
-        assert "2 nodes can be reached" in fine["job.reachable"]
-        assert "is registered in" in fine["host.plugin"]
-        assert "torch 2." in fine["host.versions"]
+        for check, text in (
+            ("etcd.endpoints", etcd_server.binary.version),
+            ("etcd.permission", "may read and write"),
+            ("etcd.lease", "2 s"),
+            ("job.is_there", "works"),
+            ("job.same_settings", "are the job's"),
+            ("job.reachable", "2 nodes can be reached"),
+            ("host.plugin", "is registered in"),
+            ("host.versions", "torch 2."),
+        ):
+            shows(done, "ok", check, text)
         shown = cli("doctor", job_id, "--endpoint", etcd_server.endpoint)
         assert shown.out.splitlines()[-1].startswith("0 failures, ")
 
@@ -82,82 +84,80 @@ def test_a_healthy_job_has_no_failure(
 # --- the way to etcd ------------------------------------------------------------------------------
 
 
-def test_an_etcd_that_is_not_there(doctor: Run) -> None:
-    done = doctor(f"127.0.0.1:{free_port()}", conf(connect_timeout=1))
-    assert done.code == 1
-    assert "connection refused" in found(done, "fail")["etcd.endpoints"]
-    assert "firewall" in found(done, "fail")["etcd.endpoints"]
+def table(text: str) -> list[Any]:
+    """Rows of cells, for tests that are named by the first one."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
+    return [pytest.param(*row[1:], id=row[0]) for row in rows]
 
 
-def test_a_port_that_is_another_program_s(doctor: Run) -> None:
+_WAYS = """
+nothing listens there        | {dead}                    |                            | connection refused; firewalls
+another program's port       | {mute}                    |                            |
+no such host                 | no-such-host.invalid:2379 |                            | the host name cannot be resolved; name a host
+only one of two is there     | {etcd.target},{dead}      |                            | {dead}:
+a foreign authority          | {tls.endpoint}            | ca_cert={files.foreign_ca} | check ca_cert
+a CA that is no PEM file     | {tls.endpoint}            | ca_cert={no_pem}           | not a PEM certificate
+no client certificate        | {mtls.endpoint}           | ca_cert={files.ca}         | client certificate
+http to TLS                  | http://{tls.target}       |                            | {tls.target} speaks https, not http: use https://
+https without TLS            | https://{etcd.target}     |                            | {etcd.target} speaks http, not https: use http://
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("endpoint", "conf", "texts"), table(_WAYS))
+def test_a_wrong_way_to_etcd(
+    etcd_server: EtcdServer,
+    tls_etcd: EtcdServer,
+    mtls_etcd: EtcdServer,
+    certificates: Certificates,
+    tmp_path: Path,
+    doctor: Run,
+    endpoint: str,
+    conf: str,
+    texts: str,
+) -> None:
+    no_pem = tmp_path / "ca.pem"
+    no_pem.write_text("hello")
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        done = doctor(f"127.0.0.1:{mute.getsockname()[1]}", conf(connect_timeout=2))
-    assert "etcd.endpoints" in found(done, "fail")
+        names = {
+            "etcd": etcd_server,
+            "tls": tls_etcd,
+            "mtls": mtls_etcd,
+            "files": certificates,
+            "no_pem": no_pem,
+            "mute": f"127.0.0.1:{mute.getsockname()[1]}",
+            "dead": f"127.0.0.1:{free_port()}",
+        }
+        words = f"--conf={conf.format(**names)},connect_timeout=3"
+        done = doctor(endpoint.format(**names), words)
+    shows(done, "fail", "etcd.endpoints", *texts.format(**names).split("; "))
+    if "," in endpoint:
+        shows(done, "ok", "etcd.endpoints", etcd_server.target)
 
 
-def test_a_name_that_does_not_resolve(doctor: Run) -> None:
-    done = doctor("no-such-host.invalid:2379", conf(connect_timeout=2))
-    told = found(done, "fail")["etcd.endpoints"]
-    assert "the host name cannot be resolved" in told
-    assert "name a host" in told
-
-
-def test_each_endpoint_is_asked_by_itself(etcd_server: EtcdServer, doctor: Run) -> None:
-    dead = f"127.0.0.1:{free_port()}"
-    done = doctor(f"{etcd_server.target},{dead}", conf(connect_timeout=1))
-    assert dead in found(done, "fail")["etcd.endpoints"]
-    assert etcd_server.target in found(done, "ok")["etcd.endpoints"]
-
-
-def test_a_certificate_for_another_name(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, doctor: Run
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [({"hosts": ("etcd.example",)}, "another host name"), ({"expired": ("server",)}, "expired")],
+)
+def test_a_server_s_wrong_certificate(
+    fresh_etcd: Callable[..., EtcdServer],
+    tmp_path: Path,
+    doctor: Run,
+    how: dict[str, Any],
+    text: str,
 ) -> None:
-    files = make_certificates(tmp_path / "elsewhere", hosts=("etcd.example",))
-    done = doctor(fresh_etcd(certificates=files), conf(ca_cert=files.ca))
-    assert "another host name" in found(done, "fail")["etcd.endpoints"]
+    files = make_certificates(tmp_path / "wrong", **how)
+    done = doctor(fresh_etcd(certificates=files), f"--conf=ca_cert={files.ca}")
+    shows(done, "fail", "etcd.endpoints", text)
 
 
-def test_an_expired_certificate(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, doctor: Run
-) -> None:
-    files = make_certificates(tmp_path / "expired", expired=("server",))
-    done = doctor(fresh_etcd(certificates=files), conf(ca_cert=files.ca))
-    assert "has expired" in found(done, "fail")["etcd.endpoints"]
-
-
-def test_a_foreign_authority(tls_etcd: EtcdServer, certificates: Certificates, doctor: Run) -> None:
-    told = found(doctor(tls_etcd, conf(ca_cert=certificates.foreign_ca)), "fail")
-    assert "check ca_cert" in told["etcd.endpoints"]
-
-
-def test_a_client_certificate_that_is_missing(
+def test_a_client_certificate_is_used_for_the_pages_too(
     mtls_etcd: EtcdServer, certificates: Certificates, doctor: Run
 ) -> None:
-    done = doctor(mtls_etcd, conf(ca_cert=certificates.ca, connect_timeout=3))
-    assert "client certificate" in found(done, "fail")["etcd.endpoints"]
     files = certificates
-    right = conf(ca_cert=files.ca, cert=files.client_cert, key=files.client_key)
-    done = doctor(mtls_etcd, right)
+    words = f"--conf=ca_cert={files.ca},cert={files.client_cert},key={files.client_key}"
+    done = doctor(mtls_etcd, words)
     assert found(done, "fail") == {}
-    assert "MiB" in found(done, "ok")["etcd.space"]  # the pages are read with it, too
-
-
-def test_plain_http_to_an_etcd_with_tls(tls_etcd: EtcdServer, doctor: Run) -> None:
-    done = doctor(f"http://{tls_etcd.target}", conf(connect_timeout=2))
-    told = found(done, "fail")["etcd.endpoints"]
-    assert f"{tls_etcd.target} speaks https, not http: use https://" in told
-
-
-def test_https_to_an_etcd_without_tls(etcd_server: EtcdServer, doctor: Run) -> None:
-    done = doctor(f"https://{etcd_server.target}", conf(connect_timeout=2))
-    told = found(done, "fail")["etcd.endpoints"]
-    assert f"{etcd_server.target} speaks http, not https: use http://" in told
-
-
-def test_a_certificate_file_that_is_none(tls_etcd: EtcdServer, tmp_path: Path, doctor: Run) -> None:
-    (tmp_path / "ca.pem").write_text("hello")
-    told = found(doctor(tls_etcd, conf(ca_cert=tmp_path / "ca.pem")), "fail")
-    assert "not a PEM certificate" in told["etcd.endpoints"]
+    shows(done, "ok", "etcd.space", "MiB")
 
 
 # --- what this user may do ------------------------------------------------------------------------
@@ -173,38 +173,31 @@ def test_a_wrong_password(
     auth_etcd: EtcdServer, user: None, monkeypatch: pytest.MonkeyPatch, doctor: Run
 ) -> None:
     monkeypatch.setenv("RDZV_ETCD_PASSWORD", "wrong")
-    told = found(doctor(auth_etcd), "fail")["etcd.endpoints"]
-    assert "user name or password" in told
-    assert "wrong" not in told
+    done = doctor(auth_etcd)
+    shows(done, "fail", "etcd.endpoints", "user name or password")
+    assert "wrong" not in done.out
 
 
 def test_no_user(auth_etcd: EtcdServer, doctor: Run) -> None:
-    assert "RDZV_ETCD_USER" in found(doctor(auth_etcd), "fail")["etcd.endpoints"]
+    shows(doctor(auth_etcd), "fail", "etcd.endpoints", "RDZV_ETCD_USER")
 
 
 def test_a_role_for_another_prefix(
     auth_etcd: EtcdServer, user: None, job_id: str, doctor: Run
 ) -> None:
-    told = found(doctor(auth_etcd, job_id, conf(etcd_prefix="/elsewhere")), "fail")
-    assert "grant-permission" in told["etcd.permission"]
-    assert f"user '{USER}' may not read under /elsewhere/" in told["etcd.permission"]
+    done = doctor(auth_etcd, job_id, "--conf=etcd_prefix=/elsewhere")
+    denied = f"user '{USER}' may not read under /elsewhere/"
+    shows(done, "fail", "etcd.permission", "grant-permission", denied)
     assert found(doctor(auth_etcd, job_id), "fail") == {}
 
 
 def test_a_role_that_may_only_read(
     auth_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch, job_id: str, doctor: Run
 ) -> None:
-    call = auth_etcd.gateway.call
-    name = f"reader-{job_id}"
-    call("/v3/auth/user/add", {"name": name, "password": "x"})
-    call("/v3/auth/role/add", {"name": name})
-    call("/v3/auth/user/grant", {"user": name, "role": name})
-    auth_etcd.gateway.grant_prefix(name, b"/rdzv_etcd/", "READ")
-    monkeypatch.setenv("RDZV_ETCD_USER", name)
-    monkeypatch.setenv("RDZV_ETCD_PASSWORD", "x")
-    told = found(doctor(auth_etcd, job_id), "fail")
-    assert "may not write" in told["etcd.permission"]
-    assert "may not read" not in told["etcd.permission"]
+    with reader(auth_etcd, job_id, monkeypatch):
+        done = doctor(auth_etcd, job_id)
+    shows(done, "fail", "etcd.permission", "may not write")
+    assert "may not read" not in done.out
 
 
 # --- etcd itself ----------------------------------------------------------------------------------
@@ -213,10 +206,9 @@ def test_a_role_that_may_only_read(
 def test_no_space(fresh_etcd: Callable[..., EtcdServer], job_id: str, doctor: Run) -> None:
     server = fresh_etcd(flags=("--quota-backend-bytes", str(1 << 20)))
     _fill(server, most=64 << 20)
-    told = found(doctor(server, job_id), "fail")
-    assert "NOSPACE" in told["etcd.space"]
-    assert "alarm disarm" in told["etcd.space"]
-    assert "accepts no more writes" in told["etcd.permission"]
+    done = doctor(server, job_id)
+    shows(done, "fail", "etcd.space", "NOSPACE", "alarm disarm")
+    shows(done, "fail", "etcd.permission", "accepts no more writes")
 
 
 @pytest.mark.slow
@@ -224,10 +216,10 @@ def test_a_quota_that_is_nearly_used_up(
     fresh_etcd: Callable[..., EtcdServer], job_id: str, doctor: Run
 ) -> None:
     server = fresh_etcd(flags=("--quota-backend-bytes", str(40 << 20)))
-    _fill(server, most=33 << 20)  # the size is told a little late
+    _fill(server, most=33 << 20)  # etcd reports the size a little late
     done = doctor(server, job_id)
     assert "etcd.space" not in found(done, "fail")
-    assert "defrag" in found(done, "warn")["etcd.space"]
+    shows(done, "warn", "etcd.space", "defrag")
 
 
 def _fill(server: EtcdServer, *, most: int) -> None:
@@ -251,116 +243,94 @@ def test_an_old_etcd(fresh_etcd: Callable[..., EtcdServer], doctor: Run, tmp_pat
     server = EtcdServer(examine(packaged), tmp_path)
     try:
         server.start_on_free_ports()
-        told = found(doctor(server), "warn")["etcd.age"]
+        shows(doctor(server), "warn", "etcd.age", "known defects", "upgrade")
     finally:
         server.kill()
-    assert "known defects" in told
-    assert "upgrade" in told
 
 
 def test_a_long_election_timeout(fresh_etcd: Callable[..., EtcdServer], doctor: Run) -> None:
     server = fresh_etcd(flags=("--heartbeat-interval", "1000", "--election-timeout", "10000"))
-    told = found(doctor(server, conf(lease_ttl=4)), "warn")["etcd.lease"]
-    assert "longer than lease_ttl=4" in told
-    assert "--election-timeout" in told
+    done = doctor(server, "--conf=lease_ttl=4")
+    shows(done, "warn", "etcd.lease", "longer than lease_ttl=4", "--election-timeout")
 
 
+@pytest.mark.parametrize("listens", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_etcd_that_takes_our_pings_for_an_attack(
-    fresh_etcd: Callable[..., EtcdServer], doctor: Run
+    fresh_etcd: Callable[..., EtcdServer], doctor: Run, listens: bool
 ) -> None:
+    """Also seen by what etcd does: it does not always show how it was configured."""
     server = fresh_etcd(flags=("--grpc-keepalive-min-time", "1m30s"))
-    told = found(doctor(server), "fail")["etcd.pings"]
-    assert "--grpc-keepalive-min-time=90s" in told
-
-
-@pytest.mark.slow
-def test_a_connection_that_is_ended_for_its_pings(
-    fresh_etcd: Callable[..., EtcdServer], doctor: Run
-) -> None:
-    """Seen by what etcd does: how it was configured is not always told."""
-    server = fresh_etcd(flags=("--grpc-keepalive-min-time", "1m30s"))
-    told = found(doctor(server, "--listen=60"), "fail")["etcd.pings"]
-    assert "an idle connection was ended after" in told
+    done = doctor(server, *(["--listen=60"] if listens else []))
+    ended = ["an idle connection was ended after"] if listens else []
+    shows(done, "fail", "etcd.pings", "--grpc-keepalive-min-time=90s", *ended)
 
 
 def test_a_connection_that_is_left_alone(etcd_server: EtcdServer, doctor: Run) -> None:
-    told = found(doctor(etcd_server, "--listen=0.5"), "ok")["etcd.pings"]
-    assert "stayed open for 0.50 s" in told
+    shows(doctor(etcd_server, "--listen=0.5"), "ok", "etcd.pings", "stayed open for 0.50 s")
 
 
 # --- the job --------------------------------------------------------------------------------------
 
+# The members of the world; the nodes, and how they are special; words; what is found.
+_JOBS = """
+another --nnodes     | one~1~a         | one~1~a                           | --nnodes=3                        | fail job.same_settings | min_nodes=3, max_nodes=3; min_nodes=1, max_nodes=2
+another node_unit    | one~1~a         | one~1~a                           | --nnodes=1:2 --conf=node_unit=2   | fail job.same_settings | node_unit=2
+another job's node   | one~1~a         | one~1~a other~1~a:stranger        |                                   | fail job.strangers     | other; --rdzv-id
+no seat for a node   | one~1~a two~2~b | one~1~a two~2~b third~1~a:next    |                                   | warn job.strangers     | third
+master on loopback   | one~1~a two~2~b | one~1~a:loopback two~2~b          |                                   | fail job.master        | 127.0.0.1:4711; two; --local-addr
+node on loopback     |                 | one~1~a:loopback two~2~b          |                                   | fail job.master        | no other host can reach one
+two agents of a host | one~1~a one~2~b | one~1~a one~2~b                   |                                   | warn job.launchers     | pids 1, 2
+"""  # noqa: E501
+_SPECIAL: dict[str, dict[str, object]] = {
+    "": {},
+    "stranger": {"settings": JobSettings(5, 5), "arrived_for": 2},
+    "next": {"arrived_for": 2},
+    "loopback": {"address": "127.0.0.1"},
+}
+
+
+@pytest.mark.parametrize(("members", "nodes", "words", "finding", "texts"), table(_JOBS))
+def test_what_is_wrong_with_a_job(
+    etcd_server: EtcdServer,
+    job_id: str,
+    doctor: Run,
+    members: str,
+    nodes: str,
+    words: str,
+    finding: str,
+    texts: str,
+) -> None:
+    if members:
+        master = "127.0.0.1" if ":loopback" in nodes else "192.0.2.7"
+        plant_round(etcd_server, job_id, members.split(), master_address=master, master_port=4711)
+    for node in nodes.split():
+        node_id, _, special = node.partition(":")
+        plant_node(etcd_server, job_id, node_id, **_SPECIAL[special])
+    shows(doctor(etcd_server, job_id, *words.split()), *finding.split(), *texts.split("; "))
+
 
 def test_a_wrong_prefix(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
     plant_node(etcd_server, job_id, "far~1~a")
-    done = doctor(etcd_server, job_id, conf(etcd_prefix="/team/a"))
-    assert "one under /rdzv_etcd" in found(done, "fail")["job.is_there"]
+    done = doctor(etcd_server, job_id, "--conf=etcd_prefix=/team/a")
+    shows(done, "fail", "job.is_there", "one under /rdzv_etcd")
     done = doctor(etcd_server, f"{job_id}-misspelt")
-    assert "no node has joined" in found(done, "warn")["job.is_there"]
+    shows(done, "warn", "job.is_there", "no node has joined")
 
 
 def test_torchrun_s_default_id(etcd_server: EtcdServer, doctor: Run) -> None:
-    told = found(doctor(etcd_server, "--nnodes=1", conf(etcd_prefix="/default-id")), "warn")
-    assert "torchrun's default" in told["job.default_id"]
+    done = doctor(etcd_server, "--nnodes=1", "--conf=etcd_prefix=/default-id")
+    shows(done, "warn", "job.default_id", "torchrun's default")
 
 
-def test_other_settings_than_the_job_s(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-        join_all(nodes)
-        told = found(doctor(etcd_server, job_id, "--nnodes=3"), "fail")["job.same_settings"]
-        assert "min_nodes=3, max_nodes=3" in told
-        assert "min_nodes=1, max_nodes=2" in told
-        told = found(doctor(etcd_server, job_id, "--nnodes=1:2", conf(node_unit=2)), "fail")[
-            "job.same_settings"
-        ]
-        assert "node_unit=2" in told
-
-
-def test_another_job_with_the_same_id(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:2"), 3) as nodes:
-        join_all(nodes[:2])
-        plant_node(etcd_server, job_id, "other~1~a", settings=JobSettings(5, 5), arrived_for=2)
-        told = found(doctor(etcd_server, job_id), "fail")["job.strangers"]
-        assert "other" in told
-        assert "--rdzv-id" in told
-
-
-def test_more_nodes_than_seats(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-        join_all(nodes)
-        plant_node(etcd_server, job_id, "third~1~a", arrived_for=2)
-        told = found(doctor(etcd_server, job_id), "warn")["job.strangers"]
-        assert "third" in told
-
-
-def test_a_master_on_loopback_for_several_hosts(
-    etcd_server: EtcdServer, job_id: str, doctor: Run
-) -> None:
-    ids = ["one~1~a", "two~2~b"]
-    plant_round(etcd_server, job_id, ids, master_address="127.0.0.1", master_port=4711)
-    plant_node(etcd_server, job_id, ids[0], address="127.0.0.1")
-    plant_node(etcd_server, job_id, ids[1])
-    told = found(doctor(etcd_server, job_id), "fail")["job.master"]
-    assert "127.0.0.1:4711" in told
-    assert "two" in told
-    assert "--local-addr" in told
-
-
-def test_a_node_that_cannot_be_reached_from_here(
+def test_nodes_that_cannot_be_reached_from_here(
     etcd_server: EtcdServer, job_id: str, doctor: Run
 ) -> None:
     port = free_port()
-    plant_node(etcd_server, job_id, "deaf~1~a", address="127.0.0.1", peer_port=port)
-    told = found(doctor(etcd_server, job_id), "fail")["job.reachable"]
-    assert f"deaf at 127.0.0.1:{port}" in told
-    assert "refused" in told
-
-
-def test_two_launchers_on_one_host(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
-    with groups(node_settings(etcd_server, job_id, "1:2"), 2) as nodes:
-        join_all(nodes)
-        told = found(doctor(etcd_server, job_id), "warn")["job.launchers"]
-        assert f"pids {os.getpid()}, {os.getpid()}" in told
+    for number in range(6):
+        where = {"address": "127.0.0.1", "peer_port": port}
+        plant_node(etcd_server, job_id, f"deaf{number}~1~a", **where)
+    texts = (f"deaf3 at 127.0.0.1:{port}", "refused", "2 more nodes")
+    shows(doctor(etcd_server, job_id), "fail", "job.reachable", *texts)
 
 
 def test_nodes_that_wait_for_each_other_in_two_places(
@@ -373,18 +343,18 @@ def test_nodes_that_wait_for_each_other_in_two_places(
     plant_round(etcd_server, works, ["two~2~b"])
     other = JobKeys("/elsewhere", job_id).node("three~3~c")
     etcd_server.gateway.put(other, b"a node of theirs", lease(etcd_server))
-    told = found(doctor(etcd_server, job_id), "warn")["job.also_waits"]
-    for words in ("/elsewhere", "etcd_prefix", repr(typo), "--rdzv-id"):
-        assert words in told
-    assert repr(works) not in told
+    done = doctor(etcd_server, job_id)
+    texts = ("/elsewhere", "etcd_prefix", repr(typo), "--rdzv-id")
+    shows(done, "warn", "job.also_waits", *texts)
+    assert repr(works) not in done.out
 
 
 def test_a_key_that_no_node_has_written(etcd_server: EtcdServer, job_id: str, doctor: Run) -> None:
     plant_node(etcd_server, job_id, "one~1~a")
     etcd_server.gateway.put(JobKeys(PREFIX, job_id).node("stranger"), b"\x1b[2Jno JSON")
-    assert "stranger" in found(doctor(etcd_server, job_id), "fail")["job.strangers"]
+    shows(doctor(etcd_server, job_id), "fail", "job.strangers", "stranger")
     etcd_server.gateway.put(JobKeys(PREFIX, job_id).round, b"no record")
-    assert "ctl/round" in found(doctor(etcd_server, job_id), "fail")["job.is_there"]
+    shows(doctor(etcd_server, job_id), "fail", "job.is_there", "ctl/round")
 
 
 # --- this host and this Python --------------------------------------------------------------------
@@ -404,9 +374,9 @@ def test_a_host_name_that_does_not_resolve(etcd_server: EtcdServer) -> None:
     allowed = subprocess.run([*rename, "true"], capture_output=True, check=False)
     if allowed.returncode != 0:
         pytest.skip("this user may not rename a host in a namespace")
-    told = found(_elsewhere(rename, etcd_server, "-m", "rdzv_etcd"), "warn")["host.host_name"]
-    assert "'no-such-host-here' does not resolve" in told
-    assert "GLOO_SOCKET_IFNAME" in told
+    done = _elsewhere(rename, etcd_server, "-m", "rdzv_etcd")
+    texts = ("'no-such-host-here' does not resolve", "GLOO_SOCKET_IFNAME")
+    shows(done, "warn", "host.host_name", *texts)
 
 
 _PROGRAM = "import sys; sys.path[:0] = [sys.argv.pop(1)]; from rdzv_etcd.cli import main; "
@@ -430,13 +400,14 @@ def test_a_python_in_which_the_plugin_is_not_registered(
     etcd_server: EtcdServer, packages: Path
 ) -> None:
     done = _elsewhere([], etcd_server, "-I", "-S", "-c", _PROGRAM, str(packages))
-    told = found(done, "fail")["host.plugin"]
-    assert "is not registered" in told
-    assert "PYTHONPATH is not enough" in told
+    shows(done, "fail", "host.plugin", "is not registered", "PYTHONPATH is not enough")
 
 
 def test_packages_of_wrong_versions(etcd_server: EtcdServer, packages: Path) -> None:
-    for name, version in (("torch", "2.4.1"), ("grpcio", "1.40.0"), ("protobuf", None)):
+    (installed,) = Path(sysconfig.get_path("purelib")).glob("rdzv_etcd-*.dist-info")
+    (packages / installed.name).symlink_to(installed)
+    wrong = (("torch", "2.4.1"), ("grpcio", "1.40.0"), ("etcd3", "0.13"), ("protobuf", None))
+    for name, version in wrong:
         (info,) = packages.glob(f"{name}-*.dist-info")
         info.unlink()
         if version is not None:
@@ -444,19 +415,5 @@ def test_packages_of_wrong_versions(etcd_server: EtcdServer, packages: Path) -> 
             metadata = packages / f"{name}-{version}.dist-info" / "METADATA"
             metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     done = _elsewhere([], etcd_server, "-I", "-S", "-c", _PROGRAM, str(packages))
-    told = found(done, "fail")["host.versions"]
-    assert "torch is 2.4.1" in told
-    assert "grpcio is 1.40.0" in told
-    assert "protobuf is not installed" in told
-
-
-def test_the_versions_are_those_of_the_package() -> None:
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    _, _, rest = project.partition("\ndependencies = [")
-    wanted = re.findall(r'"(.+?)"', rest.partition("]")[0])
-    needs = {
-        name: f"{name}>={'.'.join(map(str, least))}"
-        + ("" if below is None else f",<{'.'.join(map(str, below))}")
-        for name, (least, below) in NEEDS.items()
-    }
-    assert {need for need in wanted if not need.startswith("six")} == set(needs.values())
+    texts = ("torch is 2.4.1 -> install torch>=2.6", "grpcio is 1.40.0", "etcd3 is 0.13")
+    shows(done, "fail", "host.versions", *texts, "protobuf is not installed")

@@ -34,6 +34,7 @@ from tests.cli.tools import (
     nothing_is_written,
     plant_node,
     plant_round,
+    reader,
 )
 from tests.library.nodes import (
     RemoteNode,
@@ -344,16 +345,10 @@ def test_reading_needs_no_right_to_write(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
 ) -> None:
-    call, name = auth_etcd.gateway.call, f"reader-{job_id}"
-    call("/v3/auth/user/add", {"name": name, "password": "x"})
-    call("/v3/auth/role/add", {"name": name})
-    call("/v3/auth/user/grant", {"user": name, "role": name})
-    auth_etcd.gateway.grant_prefix(name, b"/rdzv_etcd/", "READ")
     environ = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
-    with groups(node_settings(auth_etcd, job_id, "1", environ=environ), 1) as nodes:
+    settings = node_settings(auth_etcd, job_id, "1", environ=environ)
+    with groups(settings, 1) as nodes, reader(auth_etcd, job_id, monkeypatch):
         join_all(nodes)
-        monkeypatch.setenv("RDZV_ETCD_USER", name)
-        monkeypatch.setenv("RDZV_ETCD_PASSWORD", "x")
         with nothing_is_written(auth_etcd, job_id):
             if command == "watch":
                 with Terminal(command, job_id, "--endpoint", auth_etcd.endpoint) as terminal:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from rdzv_etcd.cli.app import run
 from rdzv_etcd.protocol.codec import encode_node, encode_round
 from rdzv_etcd.protocol.keys import JobKeys
@@ -80,6 +82,20 @@ def nothing_is_written(server: EtcdServer, job: str) -> Iterator[None]:
     yield
     assert server.gateway.keys(root) == keys
     assert server.leases() <= leases
+
+
+@contextmanager
+def reader(server: EtcdServer, job: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Be a user who may only read under the prefix."""
+    call, name = server.gateway.call, f"reader-{job}"
+    call("/v3/auth/user/add", {"name": name, "password": "x"})
+    call("/v3/auth/role/add", {"name": name})
+    call("/v3/auth/user/grant", {"user": name, "role": name})
+    server.gateway.grant_prefix(name, b"/rdzv_etcd/", "READ")
+    with monkeypatch.context() as patch:
+        patch.setenv("RDZV_ETCD_USER", name)
+        patch.setenv("RDZV_ETCD_PASSWORD", "x")
+        yield
 
 
 def lease(server: EtcdServer, ttl_s: int = 600) -> int:
