@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rdzv_etcd.clock import Clock
-from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError, RdzvEtcdError
-from rdzv_etcd.etcd.port import Etcd, GetResult, Txn, TxnResult
+from rdzv_etcd.errors import EtcdError, EtcdPermissionError, LeaseNotFoundError
+from rdzv_etcd.etcd.port import Etcd, GetResult, KeyValue, Txn, TxnResult
 from rdzv_etcd.metrics import Recorder
 from rdzv_etcd.names import Names
 from rdzv_etcd.node.session import Session
-from rdzv_etcd.node.views import ViewWatch
-from rdzv_etcd.node.waiting import RETRY_S, Backoff, Wakeup
+from rdzv_etcd.node.views import KeyView, ViewWatch
+from rdzv_etcd.node.waiting import Backoff, Wakeup
 from rdzv_etcd.protocol import requests
+from rdzv_etcd.protocol.codec import encode_node
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.model import Control, Refused
+from rdzv_etcd.protocol.model import Control, NodeInfo, Refused
 from rdzv_etcd.protocol.views import control_from
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.text import LINE, shown
@@ -121,14 +121,16 @@ class NodeContext:
     wakeup: Wakeup
     session: Session
     control: ViewWatch[Control]
+    presence: ViewWatch[KeyView]
+    """What stands in the place of this node's own presence."""
     log: StatusLog
     recorder: Recorder
     presence_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the presence is written: arriving, repairing and leaving exclude each other."""
 
     @property
-    def farewell_limit_s(self) -> float:
-        """How long leaving may take: after a TTL etcd has done it anyway."""
+    def leaving_limit_s(self) -> float:
+        """How long leaving may take: after a TTL, etcd removes the node anyway."""
         timing = self.settings.timing
         return min(timing.close_timeout_s, float(timing.lease_ttl_s))
 
@@ -164,32 +166,6 @@ class NodeContext:
             self.session.lost(session)
             return None
 
-    async def whenever(
-        self, is_due: Callable[[], bool], attempt: Callable[[], Awaitable[None]], complaint: str
-    ) -> None:
-        """Attempt what a node has to do beside its work whenever ``is_due()``, until cancelled.
-
-        The cases of every guarded write: nothing is due, or there is no session – wait for a
-        change. The lease is unknown – :meth:`write` ends the session. etcd did not do it – see
-        :meth:`back_off`. The guards did not hold – the attempt looks again, and so does this.
-        """
-        backoff = self.backoff()
-        while True:
-            if not is_due():
-                backoff.reset()
-                await self.wakeup.wait(when=is_due)
-                continue
-            try:
-                await attempt()
-            except EtcdError as error:
-                await self.back_off(backoff, error, complaint)
-            except RdzvEtcdError:  # a corrupt record: the watch reports it, the next join raises it
-                await self.clock.sleep(RETRY_S)
-                until_s = self.clock.now_s() + self.session.renewal_period_s
-                await self.wakeup.wait(until_s, when=lambda: self.control.problem is None)
-            else:
-                backoff.reset()
-
     def backoff(self) -> Backoff:
         """Return the waits of one kind of write: in the end as rare as the lease is renewed."""
         return Backoff(self.session.renewal_period_s)
@@ -213,6 +189,14 @@ class NodeContext:
         if revision > view.revision:
             self.control.adopt(replace(view, **news))
 
+    def show_presence(self, info: NodeInfo, session: int, revision: int) -> None:
+        """Note in the view of this node's presence that the node has put it at ``revision``."""
+        seen = self.presence.seen
+        if seen is not None and revision > seen.revision:
+            key = self.keys.node(info.node_id)
+            kv = KeyValue(key, encode_node(info), revision, revision, 1, session)
+            self.presence.adopt(KeyView(revision, kv))
+
     def take_control(self, result: TxnResult) -> None:
         """Adopt the control keys that came last with a refused transaction, if they are news.
 
@@ -230,7 +214,7 @@ class NodeContext:
         if self.control.view.refused is not None:
             return
         refused = Refused(self.identity.node_id, self.settings.job, self.clock.wall_s(), how)
-        limit_s = self.farewell_limit_s
+        limit_s = self.leaving_limit_s
         with contextlib.suppress(EtcdError):  # best effort
             lease = (await self.etcd.grant(REFUSED_TTL_S, timeout_s=limit_s)).lease_id
             txn = requests.note_refused(self.keys, refused, lease)
@@ -242,4 +226,4 @@ class NodeContext:
         refused, lease = self.control.view.refused, self.control.view.refused_lease
         if refused is not None and refused.how and self.identity.is_beside(refused.node_id):
             with contextlib.suppress(EtcdError):  # best effort
-                await self.etcd.revoke(lease, timeout_s=self.farewell_limit_s)
+                await self.etcd.revoke(lease, timeout_s=self.leaving_limit_s)

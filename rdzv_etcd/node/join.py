@@ -344,6 +344,7 @@ class Joining:
             self._note_relief()
             if result.succeeded:
                 self._belongs = True
+                context.show_presence(info, session, result.revision)
                 member.note_arrival(session, control)
                 if slice_ is not None:
                     member.slice_revision = control.round_revision  # it is there now

@@ -19,8 +19,9 @@ from rdzv_etcd.errors import (
     RdzvEtcdError,
     StateCorruptError,
 )
-from rdzv_etcd.etcd.port import GetResult, LeaseGrant, Op, TxnResult
+from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
 from rdzv_etcd.node.context import NodeContext, StatusLog
+from rdzv_etcd.node.job_leases import PreparedLease
 from rdzv_etcd.node.slices import Roster
 from rdzv_etcd.node.views import ViewWatch, read_pages
 from rdzv_etcd.node.waiting import RETRY_S
@@ -242,7 +243,7 @@ class Leadership:
             until_s = await self._act(presences)
         except LeaseNotFoundError:
             # etcd does not know one of a draft's leases: the members put back what lived on it.
-            self._job_lease.given_away()
+            self._job_lease.forget()
             await self._epoch_lease.drop()
             await self._recover(presences)
         except EtcdError as error:
@@ -396,9 +397,9 @@ class Leadership:
             return True
         if not result.succeeded:
             return False
-        self._job_lease.given_away()
+        self._job_lease.forget()
         if epoch_lease:
-            self._epoch_lease.given_away()
+            self._epoch_lease.forget()
         self._roster.note(record, members)
         news: dict[str, object] = {"round": record, "round_revision": result.revision}
         if epoch_lease:
@@ -504,78 +505,3 @@ def _same_keys(one: Control, other: Control) -> bool:
 
 def _earliest(*times_s: float | None) -> float | None:
     return min((time_s for time_s in times_s if time_s is not None), default=None)
-
-
-class PreparedLease:
-    """A lease of ``ttl_s`` that the leader grants ahead and gives to the first round it forms."""
-
-    def __init__(self, context: NodeContext, ttl_s: int) -> None:
-        self._context = context
-        self._ttl_s = ttl_s
-        self._granting: asyncio.Task[LeaseGrant] | None = None
-        self._renewed_s = 0.0
-        self._is_in_doubt = False
-
-    def begin(self) -> asyncio.Task[LeaseGrant]:
-        """Begin to grant the lease, unless that is under way or done."""
-        granting = self._granting
-        if granting is None or (granting.done() and granting.exception() is not None):
-            context = self._context
-            self._forget()
-            self._renewed_s = context.clock.now_s()
-            granting = asyncio.ensure_future(
-                context.etcd.grant(self._ttl_s, timeout_s=context.urgent_limit_s)
-            )
-            granting.add_done_callback(_look_at)
-            self._granting = granting
-        return granting
-
-    async def get(self) -> int:
-        """Return its id; renew it first if the wait for the first round was long.
-
-        Raises EtcdError.
-        """
-        lease_id = (await asyncio.shield(self.begin())).lease_id
-        context = self._context
-        now_s = context.clock.now_s()
-        if now_s - self._renewed_s > self._ttl_s / 3:
-            if not await context.etcd.keep_alive(lease_id, timeout_s=context.urgent_limit_s):
-                self._forget()  # it ran out during the wait
-                lease_id = (await asyncio.shield(self.begin())).lease_id
-            self._renewed_s = now_s
-        return lease_id
-
-    def in_doubt(self) -> None:
-        """Note that a round may use it or not: the outcome of the write is unknown.
-
-        The next attempt offers it again, so that no second lease is left behind.
-        """
-        self._is_in_doubt = True
-
-    def given_away(self) -> None:
-        """Note that it is a round's now, or is gone."""
-        self._forget()
-
-    async def drop(self) -> None:
-        """Revoke it if no round uses it. If this is cancelled, call it again."""
-        granting = self._granting
-        if granting is None:
-            return
-        limit_s = self._context.farewell_limit_s
-        if not self._is_in_doubt:  # if it is: a round may live on it, and it expires if none does
-            with contextlib.suppress(EtcdError, TimeoutError):  # it expires by itself
-                # Shielded: the id of a grant that was cut off would be unknown.
-                grant = await self._context.clock.wait_for(asyncio.shield(granting), limit_s)
-                await self._context.etcd.revoke(grant.lease_id, timeout_s=limit_s)
-        if self._granting is granting:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._granting = None
-        self._is_in_doubt = False
-
-
-def _look_at(granting: asyncio.Task[LeaseGrant]) -> None:
-    """Retrieve the error of a grant: perhaps no call waits for it any more."""
-    if not granting.cancelled():
-        granting.exception()

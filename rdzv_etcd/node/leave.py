@@ -28,12 +28,11 @@ from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import decode_drain, decode_key
-from rdzv_etcd.protocol.draining import drain_to_tell, why_drained
+from rdzv_etcd.protocol.draining import drain_to_announce, why_drained
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.liveness import answer_grace_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, Closure, Control, Drain, Ended, NodeInfo, Round
-from rdzv_etcd.protocol.steps import WorkingStep, working_step
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
@@ -109,36 +108,27 @@ def _is_drain(kv: KeyValue) -> bool:
     return True
 
 
-async def tell_drain(context: NodeContext, member: Member) -> None:
-    """Announce to the others that this node leaves as soon as it is drained, until cancelled."""
-
-    def due() -> Drain | None:
-        return drain_to_tell(member, context.control.view, context.session.lease_id)
-
-    async def announce() -> None:
-        drain, session = due(), context.session.lease_id
-        if drain is None:
-            return
-        txn = requests.tell_drain(context.keys, member.node_id, drain, session)
-        result = await context.write(txn, session)
-        if result is not None and result.succeeded:
-            before = requests.lease_before(result)
-            if before not in (0, session):  # nothing is on it any more
-                with contextlib.suppress(EtcdError):
-                    await context.etcd.revoke(before)
-            drains = {**context.control.view.drains, member.node_id: drain}
-            context.show_written(result.revision, drains=drains)
-        if due() is not None:  # the watch will show it, or the presence is put back first
-            await context.clock.sleep(RETRY_S)
-
-    await context.wakeup.wait(when=lambda: due() is not None)
-    drain = member.drain
-    if drain is not None:
-        why = why_drained(drain, member.node_id)
-        context.log.warn(f"{why}; will leave at the next safe point")
-    await context.whenever(
-        lambda: due() is not None, announce, "this node cannot announce that it is being drained"
+async def announce_drain(context: NodeContext, member: Member) -> None:
+    """Announce to the others that this node leaves at the next safe point. Raises EtcdError."""
+    drain, session = _to_announce(context, member), context.session.lease_id
+    if drain is None:
+        return
+    result = await context.write(
+        requests.announce_drain(context.keys, member.node_id, drain, session), session
     )
+    if result is not None and result.succeeded:
+        before = requests.lease_before(result)
+        if before not in (0, session):  # nothing is on it any more
+            with contextlib.suppress(EtcdError):
+                await context.etcd.revoke(before)
+        drains = {**context.control.view.drains, member.node_id: drain}
+        context.show_written(result.revision, drains=drains)
+    if _to_announce(context, member) is not None:
+        await context.clock.sleep(RETRY_S)  # the watch will show it, or the presence is put back
+
+
+def _to_announce(context: NodeContext, member: Member) -> Drain | None:
+    return drain_to_announce(member, context.control.view, context.session.lease_id)
 
 
 def drained_error(job_id: str, node_id: str, drain: Drain) -> DrainedError:
@@ -271,7 +261,7 @@ async def say_goodbye(
     ``info``: what this node is known by, if it has begun to take part. There is no goodbye when the
     job is over. Raises EtcdError.
     """
-    limit_s = context.farewell_limit_s / 2  # for the goodbye, and for the session
+    limit_s = context.leaving_limit_s / 2  # for the goodbye, and for the session
     async with context.presence_lock:
         session = context.session.lease_id
         try:
@@ -306,21 +296,15 @@ async def step_aside(context: NodeContext, member: Member) -> None:
     Done late, because most are gone by then; but before the closed marker expires, which shows it
     until then.
     """
-
-    def finishes() -> bool:
-        step = working_step(member, context.control.view, context.session.lease_id)
-        return step is WorkingStep.FINISH
-
-    await context.wakeup.wait(when=finishes)
     await context.clock.sleep(context.settings.timing.closed_ttl_s / 2)
     while True:
         async with context.presence_lock:
             session, info = context.session.lease_id, member.info
-            if not finishes() or not session or info is None:
+            if not member.is_finishing or not session or info is None:
                 return
             with contextlib.suppress(EtcdError):  # tried again until it is done
                 await _mark_leaving(
-                    context, info, "the job is closed", session, context.farewell_limit_s
+                    context, info, "the job is closed", session, context.leaving_limit_s
                 )
                 return
         await context.clock.sleep(RETRY_S)
@@ -328,7 +312,7 @@ async def step_aside(context: NodeContext, member: Member) -> None:
 
 async def remove_job(context: NodeContext, member: Member) -> None:
     """If this was the last node, leave nothing behind but a closed marker. Raises EtcdError."""
-    limit_s = context.farewell_limit_s
+    limit_s = context.leaving_limit_s
     for _ in range(2):  # once more if the record changed under our hands
         control = context.control.view
         txn = requests.remove_job(context.keys, control, member.node_id)

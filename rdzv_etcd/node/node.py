@@ -20,22 +20,23 @@ from rdzv_etcd.node import leave as leaving
 from rdzv_etcd.node import recover
 from rdzv_etcd.node.accuse import Reports
 from rdzv_etcd.node.context import Identity, NodeContext, StatusLog
+from rdzv_etcd.node.job_leases import keep_job_leases
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.join import Joining
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
 from rdzv_etcd.node.session import Session
-from rdzv_etcd.node.views import ViewWatch
-from rdzv_etcd.node.waiting import Wakeup
+from rdzv_etcd.node.views import KeyView, ViewWatch, key_after, key_from
+from rdzv_etcd.node.waiting import RETRY_S, Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import known_ids
-from rdzv_etcd.protocol.draining import should_yield
+from rdzv_etcd.protocol.draining import should_yield, why_drained
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Drain
-from rdzv_etcd.protocol.steps import waiting_count
+from rdzv_etcd.protocol.steps import WorkingStep, waiting_count
 from rdzv_etcd.protocol.views import control_after, control_from, control_went_back
 from rdzv_etcd.protocol.world_end import cause_of_end, others_reason, why_over
 from rdzv_etcd.settings import Settings
@@ -90,8 +91,17 @@ class Node:
             on_regress=self._went_back,
             longest_retry_s=timing.lease_ttl_s / 3,
         )
+        presence: ViewWatch[KeyView] = ViewWatch(
+            etcd,
+            clock,
+            wakeup,
+            request=requests.read_presence(keys, identity.node_id),
+            build=key_from,
+            fold=key_after,
+            longest_retry_s=timing.lease_ttl_s / 3,
+        )
         self._context = NodeContext(
-            identity, settings, keys, etcd, clock, wakeup, session, control, log, recorder
+            identity, settings, keys, etcd, clock, wakeup, session, control, presence, log, recorder
         )
         self._reported_epoch = 0
         """The world of which this node has logged, or noted, why it is over."""
@@ -249,17 +259,59 @@ class Node:
             "session": context.session.run(),
             "control": context.control.run(),
             "leadership": self._leadership.run(),
-            "repair": recover.repair(context, member),
-            "job lease": recover.keep_job_leases(context, member),
-            "presence": recover.watch_own(context, member),
-            "stepping aside": leaving.step_aside(context, member),
-            "drain": leaving.tell_drain(context, member),
+            "presence": recover.watch_own_presence(context, member),
+            "repair": self._work_beside(),
+            "job lease": keep_job_leases(context, member),
         }
         self._tasks = [self._spawn(duty, name) for name, duty in duties.items()]
         if self._watchdog is not None:
             self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
         if self._peers is not None:
             self._tasks.append(self._spawn(self._peers.run(), "peer links", needed=False))
+
+    async def _work_beside(self) -> None:
+        """Do what this node has to do in etcd beside its work, one guarded write after the other,
+        until cancelled: put back what etcd lost, announce a drain, step aside at the end.
+
+        If etcd does not know the lease, the write has ended the session. If etcd refuses, this
+        backs off. If the guards did not hold, it looks again.
+        """
+        context, member = self._context, self._member
+        backoff = context.backoff()
+        is_drain_logged = False
+
+        def next_step() -> WorkingStep:
+            return recover.next_step(context, member)
+
+        while True:
+            step = next_step()
+            try:
+                if step is WorkingStep.WORK:
+                    backoff.reset()
+                    await context.wakeup.wait(when=lambda: next_step() is not WorkingStep.WORK)
+                    continue
+                if step is WorkingStep.REPAIR:
+                    await recover.put_back(context, member)
+                elif step is WorkingStep.ANNOUNCE:
+                    if member.drain is not None and not is_drain_logged:
+                        is_drain_logged = True
+                        why = why_drained(member.drain, member.node_id)
+                        context.log.warn(f"{why}; will leave at the next safe point")
+                    await leaving.announce_drain(context, member)
+                else:
+                    await leaving.step_aside(context, member)
+                    return
+            except EtcdError as error:
+                what = "come back after an outage"
+                if step is WorkingStep.ANNOUNCE:
+                    what = "announce that it is being drained"
+                await context.back_off(backoff, error, f"this node cannot {what}")
+            except RdzvEtcdError:  # a corrupt record: the watch reports it, the next join raises it
+                await context.clock.sleep(RETRY_S)
+                until_s = context.clock.now_s() + context.session.renewal_period_s
+                await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
+            else:
+                backoff.reset()
 
     def _spawn(
         self, work: Coroutine[Any, Any, None], name: str, *, needed: bool = True
@@ -369,9 +421,9 @@ class Node:
     async def finish_work(self, seat: Seat) -> None:
         """Note that this member's work in that world is done, though perhaps not the others'; from
         now on they do not wait for it. Returns at once."""
-        self.attend(self._tell_finished(seat), "finished")
+        self.attend(self._note_finished(seat), "finished")
 
-    async def _tell_finished(self, seat: Seat) -> None:
+    async def _note_finished(self, seat: Seat) -> None:
         await self._context.clock.sleep(_FINISH_TOGETHER_S)
         member = self._member
         if member.works_in(seat.epoch) and member.closure is None:
@@ -466,10 +518,10 @@ class Node:
         context.wakeup.notify()  # other threads' calls that wait end now
         try:
             if self._tasks:
-                farewell = self._farewell(shown(reason, MAX_REASON))
-                await context.clock.wait_for(farewell, context.farewell_limit_s)
+                goodbye = self._say_goodbye(shown(reason, MAX_REASON))
+                await context.clock.wait_for(goodbye, context.leaving_limit_s)
             else:  # it never started; a lease may be there all the same
-                await context.session.end(context.farewell_limit_s)
+                await context.session.end(context.leaving_limit_s)
         except (RdzvEtcdError, TimeoutError) as error:
             context.log.info(f"left without etcd's confirmation: {error}")
         finally:
@@ -480,7 +532,7 @@ class Node:
             await self._stop_tasks()
             await self._leadership.drop_prepared_leases()  # leading may have been cut off in it
 
-    async def _farewell(self, reason: str) -> None:
+    async def _say_goodbye(self, reason: str) -> None:
         context, member = self._context, self._member
         await leaving.say_goodbye(context, member, self._leadership, member.info, reason)
         if self._watchdog is not None:

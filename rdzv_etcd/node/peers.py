@@ -256,13 +256,13 @@ class PeerLinks:
 
     async def answer_again(self) -> None:
         """Answer for this node, if it was disowned: its thread is back."""
-        if self._member.hears_accusations:
+        if self._context.presence.has_begun:  # it can answer an accusation
             await self._network.admit(Peer(self._job, self._me))
 
     async def run(self) -> None:
         """Answer for this node and watch its neighbour, until cancelled."""
-        member, wakeup = self._member, self._context.wakeup
-        await wakeup.wait(when=lambda: member.hears_accusations)
+        member, context = self._member, self._context
+        await context.wakeup.wait(when=lambda: context.presence.has_begun)
         await self._network.admit(Peer(self._job, self._me))
         while True:
             async with beside(self._witness.withdraw()) as withdrawing:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from rdzv_etcd.clock import Clock, abandon
@@ -26,7 +26,15 @@ from rdzv_etcd.errors import (
     StateCorruptError,
     WatchLostError,
 )
-from rdzv_etcd.etcd.port import Etcd, Get, GetResult, Watch, WatchBatch
+from rdzv_etcd.etcd.port import (
+    Etcd,
+    EventKind,
+    Get,
+    GetResult,
+    KeyValue,
+    Watch,
+    WatchBatch,
+)
 from rdzv_etcd.etcd.reads import own_limit, read_range
 from rdzv_etcd.etcd.retry import Deadline
 from rdzv_etcd.node.waiting import RETRY_S, Wakeup
@@ -97,6 +105,11 @@ class ViewWatch(Generic[V]):
     def is_blind(self) -> bool:
         """Whether the view is an old one, because what is there now cannot be read."""
         return isinstance(self.problem, StateCorruptError)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether changes of the range are heard of: the watch was confirmed once."""
+        return self.breaks > 0
 
     @property
     def seen(self) -> V | None:
@@ -291,6 +304,28 @@ class ViewWatch(Generic[V]):
             if self._complain is not None and self._runs:
                 self._complain(error)
         self._wakeup.notify()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyView:
+    """What one key holds, as of a revision of the store."""
+
+    revision: int
+    kv: KeyValue | None
+    """``None``: there is no such key."""
+
+
+def key_from(result: GetResult) -> KeyView:
+    """Build the view of a key from a read of it."""
+    return KeyView(result.revision, next(iter(result.kvs), None))
+
+
+def key_after(view: KeyView, batch: WatchBatch) -> KeyView:
+    """Apply a watch batch, of which ``view`` may include some already."""
+    for event in batch.events:
+        if event.kv.mod_revision > view.revision:
+            view = KeyView(batch.revision, event.kv if event.kind is EventKind.PUT else None)
+    return view
 
 
 async def read_pages(

@@ -223,7 +223,7 @@ class Watchdog:
         if lease_id:
             with contextlib.suppress(EtcdError):  # then it ends by itself
                 await self._context.etcd.revoke(
-                    lease_id, timeout_s=self._context.farewell_limit_s / 2
+                    lease_id, timeout_s=self._context.leaving_limit_s / 2
                 )
 
     async def _say_so(self, how: str, session: int) -> None:

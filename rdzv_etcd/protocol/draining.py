@@ -40,10 +40,10 @@ def asked_to_leave(control: Control, nodes: Nodes) -> dict[str, Drain]:
     }
 
 
-def drain_to_tell(member: Member, control: Control, session: int) -> Drain | None:
-    """What this node has yet to tell the others of its drain; ``None``: nothing.
+def drain_to_announce(member: Member, control: Control, session: int) -> Drain | None:
+    """Return the drain that this node has yet to announce to the others, if any.
 
-    Only a member has somebody to tell: whoever is in no world just leaves.
+    Only a member has others to announce it to: a node that is in no world just leaves.
     """
     drain = member.drain
     if drain is None or not session or member.phase is not Phase.MEMBER:

@@ -109,8 +109,6 @@ class Member:
     watches_early: bool = False
     """Whether this node watches its own presence from soon after its first world was formed: others
     look after it, and may be wrong about it."""
-    hears_accusations: bool = False
-    """Whether this node watches its own presence by now: then it can answer an accusation."""
     drain: Drain | None = None
     """Why this node is to leave, if it is; nothing takes that back."""
     settings: JobSettings | None = None

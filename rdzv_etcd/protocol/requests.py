@@ -511,7 +511,7 @@ def ask_to_drain(
     )
 
 
-def tell_drain(keys: JobKeys, node_id: str, drain: Drain, session: int) -> Txn:
+def announce_drain(keys: JobKeys, node_id: str, drain: Drain, session: int) -> Txn:
     """Tell the others that this node is to leave, if its presence is there on that session.
 
     From then on the request is on the session: the node renews it, and it goes with the node. On
@@ -525,7 +525,7 @@ def tell_drain(keys: JobKeys, node_id: str, drain: Drain, session: int) -> Txn:
 
 
 def lease_before(result: TxnResult) -> int:
-    """Return the lease that a request was on before :func:`tell_drain`, 0 if there was none."""
+    """Return the lease that a request was on before :func:`announce_drain`, 0 if there was none."""
     before = result.results[0]
     return before.kvs[0].lease_id if isinstance(before, GetResult) and before.kvs else 0
 

@@ -6,7 +6,7 @@ its own in ``rdzv_etcd/group``, and is decided by one function here:
 | who acts | on what | asks | may be told to |
 | --- | --- | --- | --- |
 | the join under way | its arrival | :func:`joining_step` | enter the round, read its slice, arrive, wait, outlast a job of other settings, end, leave |
-| a member, beside its work | its presence and the round record | :func:`working_step` | work, put back what etcd lost, finish |
+| a member, beside its work | its presence and the round record | :func:`working_step` | work, put back what etcd lost, announce its drain, finish |
 | the lead | the leader key | :func:`lead_step` | lead, claim, resign, leave it alone |
 """  # noqa: E501
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rdzv_etcd.names import display_name
+from rdzv_etcd.protocol.draining import drain_to_announce
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Closure, Control, Drain, Round
 from rdzv_etcd.settings import JobSettings
@@ -146,6 +147,7 @@ class WorkingStep(Enum):
 
     WORK = "nothing but its work"
     REPAIR = "look what etcd has lost of it, and put that back"
+    ANNOUNCE = "announce to the others that it is being drained"
     FINISH = "finish: its job is closed"
 
 
@@ -169,20 +171,27 @@ class Recovery(Enum):
     REJOIN = "it is a newcomer"
 
 
-def working_step(member: Member, control: Control, session: int) -> WorkingStep:
-    """Say what a node does beside its work, as far as it can tell from memory."""
+def working_step(
+    member: Member, control: Control, session: int, *, is_missed: bool = False
+) -> WorkingStep:
+    """Say what a node does beside its work, as far as it can tell from memory; ``is_missed``: the
+    presence that it has put on ``session`` is not there."""
     if member.is_finishing:
         return WorkingStep.FINISH
+    if member.phase is Phase.WAITING and is_missed:
+        return WorkingStep.REPAIR
     record = member.record
     if member.phase is not Phase.MEMBER or member.evicted or record is None:
         return WorkingStep.WORK
-    is_there = session != 0 and member.arrived_with == session
+    is_there = session != 0 and member.arrived_with == session and not is_missed
     lacks = not is_there or control.round is None
     if lacks or member.may_lack_slice(control) or control.is_behind(record):
         return WorkingStep.REPAIR
     # Any other member joins again by itself: one that has finished must notice that it is out.
-    moved_on = member.has_finished and not control.holds(record)
-    return WorkingStep.REPAIR if moved_on else WorkingStep.WORK
+    if member.has_finished and not control.holds(record):
+        return WorkingStep.REPAIR
+    announces = drain_to_announce(member, control, session) is not None
+    return WorkingStep.ANNOUNCE if announces else WorkingStep.WORK
 
 
 def decide_recovery(control: Control, world: Round, node_id: str) -> Recovery:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.protocol.draining import drain_to_tell, should_yield, why_drained
+from rdzv_etcd.protocol.draining import drain_to_announce, should_yield, why_drained
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Closure, Control, Drain, NodeInfo
 from rdzv_etcd.protocol.steps import Arrive, End, Enter, Leave, joining_step
@@ -54,13 +54,13 @@ def test_the_node_itself_knows_before_the_others() -> None:
 def test_a_member_tells_the_others_in_which_world_once() -> None:
     scene = Scene(members="a b")
     member = member_of(scene)
-    assert drain_to_tell(member, seeing(scene), session=7) is None
+    assert drain_to_announce(member, seeing(scene), session=7) is None
     member.be_drained(WISH)
     told = replace(WISH, epoch=EPOCH)
-    assert drain_to_tell(member, seeing(scene), session=7) == told
-    assert drain_to_tell(member, seeing(scene, a=WISH), session=7) == told
-    assert drain_to_tell(member, seeing(scene, a=told), session=7) is None
-    assert drain_to_tell(member, seeing(scene), session=0) is None
+    assert drain_to_announce(member, seeing(scene), session=7) == told
+    assert drain_to_announce(member, seeing(scene, a=WISH), session=7) == told
+    assert drain_to_announce(member, seeing(scene, a=told), session=7) is None
+    assert drain_to_announce(member, seeing(scene), session=0) is None
 
 
 def test_who_has_nobody_to_tell_says_nothing() -> None:
@@ -68,11 +68,11 @@ def test_who_has_nobody_to_tell_says_nothing() -> None:
     member = member_of(scene)
     member.be_drained(WISH)
     member.phase = Phase.WAITING
-    assert drain_to_tell(member, seeing(scene), session=7) is None
+    assert drain_to_announce(member, seeing(scene), session=7) is None
     member = member_of(scene)
     member.be_drained(WISH)
     member.closure = Closure("b", "done", True, 0.0)
-    assert drain_to_tell(member, seeing(scene), session=7) is None
+    assert drain_to_announce(member, seeing(scene), session=7) is None
 
 
 def test_a_node_obeys_what_others_ask_of_it_and_the_first_reason_stays() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.node import recover, session
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.protocol import closing, requests
@@ -18,6 +19,7 @@ from rdzv_etcd.protocol.closing import Close
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.testing.network import Match
 from tests.node import test_scenarios
+from tests.sim.commits import OPERATOR
 from tests.sim.invariants import Invariant
 from tests.sim.matching import puts, puts_presence
 from tests.sim.mutants import broken_by, on, without_guard
@@ -55,15 +57,15 @@ def restores(job: SimJob, member: SimNode) -> Match:
     max_nodes=3,
 )
 async def test_a_presence_put_back_after_its_node_was_declared_lost(job: SimJob) -> None:
-    """A member loses its lease shortly before the one of the leader, which has crashed, runs out;
-    what it puts back is under way for 4 s. Meanwhile a new leader declares both lost. The member's
-    workers take their time to stop, so it has not arrived again by then."""
+    """A member's presence is deleted shortly before the lease of the crashed leader runs out; what
+    the member puts back is under way for 4 s. Meanwhile a new leader declares both lost. The
+    member's workers take their time to stop, so it has not arrived again by then."""
     leader, late, other = await works_one_after_the_other(job, "abc")
     late.stops_in_s = 30.0
     late.connection.link.hold_requests(4.0, 9, restores(job, late))  # and its copies
     job.crash(leader.name)
     await job.pass_time(0.8 * TTL_S)
-    job.server.expire(late.node.context.session.lease_id)
+    job.server.apply(Txn((), (Delete(job.keys.node(late.node_id)),)), OPERATOR)
     await job.until(lambda: bool(job.history.changes), "both are missed", 2 * TTL_S)
     await job.pass_time(30.0)
     job.history.check()
@@ -155,7 +157,7 @@ async def _looks_away(context: NodeContext, member: Member) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name", "by"),
-    [(accusations, "ABSENCE_GRACE_S", 0.0), (recover, "watch_own", _looks_away)],
+    [(accusations, "ABSENCE_GRACE_S", 0.0), (recover, "watch_own_presence", _looks_away)],
     ids=["the grace", "the watch"],
 )
 def test_a_living_member_whose_lease_was_taken(

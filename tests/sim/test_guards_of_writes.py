@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.etcd.port import Delete, Txn, prefix_end
-from rdzv_etcd.node import lead
+from rdzv_etcd.node import job_leases
 from rdzv_etcd.protocol import member, requests
 from rdzv_etcd.protocol.keys import JobKeys, KeyRange
 from rdzv_etcd.protocol.model import Control
@@ -191,12 +191,17 @@ async def test_a_record_put_back_when_its_run_is_over_and_forgotten(job: SimJob)
     assert not job.server.snapshot(job.keys.round)
 
 
-def forgets_the_doubt(original: Any, self: lead.PreparedLease) -> None:
+def forgets_the_doubt(original: Any, self: job_leases.PreparedLease) -> None:
     """Take a lease that a round may live on for one that nobody uses."""
 
 
 @broken_by(
-    lead.PreparedLease, "in_doubt", forgets_the_doubt, Invariant.KEPT, min_nodes=2, max_nodes=3
+    job_leases.PreparedLease,
+    "in_doubt",
+    forgets_the_doubt,
+    Invariant.KEPT,
+    min_nodes=2,
+    max_nodes=3,
 )
 async def test_a_job_lease_of_which_nobody_knows_whether_a_round_has_it(job: SimJob) -> None:
     """The leader closes a round and is cut off, until the others have called it lost. It has a

@@ -292,7 +292,7 @@ MUTANTS = [
            (I.BARRIER,), two_or_more),
     Mutant("the job is removed under those who are there", requests, "remove_job",
            without_guard(lambda guard: guard.range_end is not None), (I.KEPT,)),
-    Mutant("a background task ends", repair, "keep_job_leases", does_nothing, (I.TASKS,)),
+    Mutant("a background task ends", node, "keep_job_leases", does_nothing, (I.TASKS,)),
     Mutant("a newcomer becomes rank 0", closing, "assign_ranks",
            lambda original, chosen, *rest: tuple(reversed(original(chosen, *rest))),
            (I.SURVIVORS,), lambda p: p.min_nodes < p.max_nodes),
