@@ -251,7 +251,7 @@ class Gate:
         """Begin an arrival: whether the gate has to be asked first."""
         self._is_abandoned = False
         is_there = bool(self._words) or self._function is not None
-        return is_there and not self._node.is_told_to_stop
+        return is_there and not self._node.must_stop
 
     def ask(self) -> Failure | None:
         """Ask the gate, on the caller's thread; blocks for at most ``gate_timeout_s`` for each of

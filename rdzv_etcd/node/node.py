@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdError, RdzvEtcdError
@@ -27,22 +27,24 @@ from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
 from rdzv_etcd.node.session import Session
 from rdzv_etcd.node.views import KeyView, ViewWatch, key_after, key_from
-from rdzv_etcd.node.waiting import RETRY_S, Wakeup
+from rdzv_etcd.node.waiting import Wakeup
 from rdzv_etcd.node.watchdog import CallIns, Watchdog
 from rdzv_etcd.peers import PeerNetwork
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import known_ids
-from rdzv_etcd.protocol.draining import should_yield, why_drained
+from rdzv_etcd.protocol.draining import should_yield
 from rdzv_etcd.protocol.keys import JobKeys
 from rdzv_etcd.protocol.member import Member, Phase, Seat
 from rdzv_etcd.protocol.model import Closure, Control, Drain
-from rdzv_etcd.protocol.steps import WorkingStep, waiting_count
+from rdzv_etcd.protocol.steps import waiting_count
 from rdzv_etcd.protocol.views import control_after, control_from, control_went_back
 from rdzv_etcd.protocol.world_end import cause_of_end, others_reason, why_over
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.settings.fields import MAX_REASON
 from rdzv_etcd.text import shown
 from rdzv_etcd.world_change import Left, MovedOn, Waiting, WorldChange, text_of
+
+T = TypeVar("T")
 
 _FINISH_TOGETHER_S = 1.0
 """Members usually finish within this time of each other; then that need not be written."""
@@ -189,16 +191,12 @@ class Node:
         return self._member.has_finished
 
     @property
-    def has_left(self) -> bool:
-        return self._member.phase is Phase.GONE
-
-    @property
     def drain(self) -> Drain | None:
         """Why this node is being drained, if it is."""
         return self._member.drain
 
     @property
-    def is_told_to_stop(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether a join would end at once: the run is over, or this node is being drained."""
         return self._member.closure is not None or self._member.drain is not None
 
@@ -207,35 +205,26 @@ class Node:
 
         Raises RendezvousFailedError if this node leaves, or cannot continue.
         """
-        await self._until(lambda: self.waiting_count() > 0)
+        await self._until(lambda: self.waiting_count() or None)
 
     async def over(self, seat: Seat) -> WorldChange:
         """Wait until that world is over, and return why; raises as :meth:`changed`."""
+        return await self._until(lambda: self.change_of(seat))
+
+    async def _until(self, found: Callable[[], T | None]) -> T:
         while True:
-            self._member.check_not_failed()
             self._member.check_not_gone()
-            change = self.change_of(seat)
-            if change is not None:
-                return change
-            await self._context.wakeup.wait(when=lambda: self.change_of(seat) is not None)
+            result = found()
+            if result is not None:
+                return result
+            await self._context.wakeup.wait(when=lambda: self.is_gone or found() is not None)
 
     async def closed(self) -> Closure:
         """Wait until the job is closed, and return how; raises as :meth:`changed`."""
         while (closure := self.closure()) is None:
-            self.check_not_gone()
-            await self._context.wakeup.wait(when=lambda: self.closure() is not None or self.is_gone)
+            self._member.check_not_gone()
+            await self._context.wakeup.wait(when=lambda: self.is_gone or self.closure() is not None)
         return closure
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        member = self._member
-        while True:
-            member.check_not_failed()
-            if condition():
-                return
-            member.check_not_gone()
-            await self._context.wakeup.wait(
-                when=lambda: condition() or member.phase is Phase.GONE or member.failure is not None
-            )
 
     # -- taking part ----------------------------------------------------------------------------
 
@@ -260,7 +249,7 @@ class Node:
             "control": context.control.run(),
             "leadership": self._leadership.run(),
             "presence": recover.watch_own_presence(context, member),
-            "repair": self._work_beside(),
+            "repair": recover.work_beside(context, member),
             "job lease": keep_job_leases(context, member),
         }
         self._tasks = [self._spawn(duty, name) for name, duty in duties.items()]
@@ -268,50 +257,6 @@ class Node:
             self._tasks.append(self._spawn(self._watchdog.run(), "watchdog", needed=False))
         if self._peers is not None:
             self._tasks.append(self._spawn(self._peers.run(), "peer links", needed=False))
-
-    async def _work_beside(self) -> None:
-        """Do what this node has to do in etcd beside its work, one guarded write after the other,
-        until cancelled: put back what etcd lost, announce a drain, step aside at the end.
-
-        If etcd does not know the lease, the write has ended the session. If etcd refuses, this
-        backs off. If the guards did not hold, it looks again.
-        """
-        context, member = self._context, self._member
-        backoff = context.backoff()
-        is_drain_logged = False
-
-        def next_step() -> WorkingStep:
-            return recover.next_step(context, member)
-
-        while True:
-            step = next_step()
-            try:
-                if step is WorkingStep.WORK:
-                    backoff.reset()
-                    await context.wakeup.wait(when=lambda: next_step() is not WorkingStep.WORK)
-                    continue
-                if step is WorkingStep.REPAIR:
-                    await recover.put_back(context, member)
-                elif step is WorkingStep.ANNOUNCE:
-                    if member.drain is not None and not is_drain_logged:
-                        is_drain_logged = True
-                        why = why_drained(member.drain, member.node_id)
-                        context.log.warn(f"{why}; will leave at the next safe point")
-                    await leaving.announce_drain(context, member)
-                else:
-                    await leaving.step_aside(context, member)
-                    return
-            except EtcdError as error:
-                what = "come back after an outage"
-                if step is WorkingStep.ANNOUNCE:
-                    what = "announce that it is being drained"
-                await context.back_off(backoff, error, f"this node cannot {what}")
-            except RdzvEtcdError:  # a corrupt record: the watch reports it, the next join raises it
-                await context.clock.sleep(RETRY_S)
-                until_s = context.clock.now_s() + context.session.renewal_period_s
-                await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
-            else:
-                backoff.reset()
 
     def _spawn(
         self, work: Coroutine[Any, Any, None], name: str, *, needed: bool = True
@@ -342,15 +287,6 @@ class Node:
     def is_gone(self) -> bool:
         """Whether this node has left, or cannot continue."""
         return self._member.phase is Phase.GONE or self._member.failure is not None
-
-    def check_not_gone(self) -> None:
-        """Raise RendezvousFailedError if it is."""
-        self._member.check_not_gone()
-
-    @property
-    def regressions(self) -> int:
-        """How often etcd has gone back, as far as this node has noticed."""
-        return self._member.regressions
 
     def attend(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until it ends or this node leaves; if it fails, that is in the log."""

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import asyncio
 
-from rdzv_etcd.errors import EtcdRefusedError, StateCorruptError
+from rdzv_etcd.errors import EtcdError, EtcdRefusedError, RdzvEtcdError, StateCorruptError
 from rdzv_etcd.etcd.port import KeyValue
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.job_leases import put_back_job_lease
+from rdzv_etcd.node.leave import announce_drain, step_aside
+from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.codec import encode_node
+from rdzv_etcd.protocol.draining import why_drained
 from rdzv_etcd.protocol.liveness import room_for_a_world_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
@@ -58,6 +61,47 @@ def is_own(place: KeyValue | None, session: int, info: NodeInfo | None = None) -
     if place is None or place.lease_id != session:
         return False
     return info is None or place.value == encode_node(info)
+
+
+async def work_beside(context: NodeContext, member: Member) -> None:
+    """Do what a node has to do in etcd beside its work, one guarded write after the other, until
+    cancelled: put back what etcd lost, announce a drain, step aside at the end.
+
+    If etcd does not know the lease, the write has ended the session. If etcd refuses, this backs
+    off. If the guards did not hold, it looks again.
+    """
+    backoff = context.backoff()
+    is_drain_logged = False
+
+    def is_due() -> bool:
+        return next_step(context, member) is not WorkingStep.WORK
+
+    while True:
+        step, drain = next_step(context, member), member.drain
+        complaint = "this node cannot come back after an outage"
+        try:
+            if step is WorkingStep.WORK:
+                await context.wakeup.wait(when=is_due)
+            elif step is WorkingStep.REPAIR:
+                await put_back(context, member)
+            elif step is WorkingStep.ANNOUNCE and drain is not None:
+                complaint = "this node cannot announce that it is being drained"
+                if not is_drain_logged:
+                    why = why_drained(drain, member.node_id)
+                    context.log.warn(f"{why}; will leave at the next safe point")
+                is_drain_logged = True
+                await announce_drain(context, member)
+            else:
+                await step_aside(context, member)
+                return
+        except EtcdError as error:
+            await context.back_off(backoff, error, complaint)
+        except RdzvEtcdError:  # a corrupt record: the watch reports it, the next join raises it
+            await context.clock.sleep(RETRY_S)
+            until_s = context.clock.now_s() + context.session.renewal_period_s
+            await context.wakeup.wait(until_s, when=lambda: context.control.problem is None)
+        else:
+            backoff.reset()
 
 
 async def put_back(context: NodeContext, member: Member) -> None:
