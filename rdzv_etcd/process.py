@@ -89,6 +89,14 @@ def wait_for_result(outcome: Future[T], timeout_s: float) -> bool:
     return latch.wait(timeout_s)
 
 
+def how_ended(exit_code: int) -> str:
+    """Return how a process ended, as messages show it; a negative code is that of a signal."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    known = {int(number): number.name for number in signal.Signals}
+    return f"was killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+
+
 _id = os.getpid()
 
 

@@ -20,7 +20,7 @@ from rdzv_etcd.arguments import has_run, runs_later
 from rdzv_etcd.errors import GateError, SettingsError
 from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.node import Node
-from rdzv_etcd.process import Latch
+from rdzv_etcd.process import Latch, how_ended
 from rdzv_etcd.settings.fields import MAX_ID, gate_words
 from rdzv_etcd.settings.parse import NODE_ID_VARIABLE, PASSWORD_VARIABLE
 from rdzv_etcd.text import shown
@@ -192,7 +192,7 @@ class CommandCheck(Check):
         if exit_code == 0:
             return None
         output = self._output()
-        how = f"{self._named} {_ended(exit_code)}{_last_line(output)}"
+        how = f"{self._named} {how_ended(exit_code)}{_last_line(output)}"
         return Failure(how, exit_code, output)
 
     def _read(self, pipe: IO[bytes]) -> None:
@@ -220,15 +220,6 @@ def _environ(arrival: Arrival) -> Mapping[str, str]:
         ROUND_VARIABLE: str(arrival.round),
         LAST_CHANGE_VARIABLE: shown(last, 1000),
     }
-
-
-def _ended(exit_code: int) -> str:
-    if exit_code > 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was ended by signal {-exit_code}"
 
 
 def _last_line(output: str) -> str:

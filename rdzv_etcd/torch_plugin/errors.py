@@ -7,7 +7,6 @@ failed becomes a reason that other nodes log.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from rdzv_etcd.errors import (
     SettingsError,
     StateCorruptError,
 )
+from rdzv_etcd.process import how_ended
 from rdzv_etcd.runtime.loop_call import what_interrupted
 from rdzv_etcd.text import shown
 
@@ -193,10 +193,9 @@ def _timestamp(failure: object) -> float:
 
 def _how_it_failed(failure: object) -> str:
     code = getattr(failure, "exitcode", None)
+    how = how_ended(code) if isinstance(code, int) else "failed"
     if isinstance(code, int) and code < 0:  # torch's message has no more than that
-        known = {int(number): number.name for number in signal.Signals}
-        return f"was killed by {known.get(-code, f'signal {-code}')}"
-    how = f"ended with exit code {code}" if isinstance(code, int) else "failed"
+        return how
     message = getattr(failure, "message", "")
     if isinstance(message, Mapping):  # what @record wrote: the error and more of it
         message = message.get("message", "")

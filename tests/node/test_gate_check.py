@@ -57,7 +57,7 @@ def test_a_command_that_fails_is_told_with_its_code_and_its_last_lines() -> None
 @pytest.mark.parametrize(
     ("program", "how"),
     [
-        ("import os; os.abort()", " was ended by SIGABRT"),
+        ("import os; os.abort()", " was killed by SIGABRT"),
         ("import sys; sys.stdout.buffer.write(b'\\xff\\x1b[2J'); sys.exit(1)", "\\x1b[2J"),
     ],
 )
