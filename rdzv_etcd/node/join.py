@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from dataclasses import replace
-from functools import partial
 
 from rdzv_etcd.errors import (
     EtcdError,
@@ -19,24 +17,22 @@ from rdzv_etcd.errors import (
     JoinTimeoutError,
     OutcomeUnknownError,
     RdzvEtcdError,
-    StateCorruptError,
 )
 from rdzv_etcd.etcd.port import TxnResult
-from rdzv_etcd.log import LineTimes
 from rdzv_etcd.node.context import NodeContext
+from rdzv_etcd.node.join_wait import JoinWait
 from rdzv_etcd.node.lead import Leadership
-from rdzv_etcd.node.leave import drained_error, say_goodbye, why_interrupted
-from rdzv_etcd.node.slices import members_in
-from rdzv_etcd.node.views import read_pages, within
+from rdzv_etcd.node.leave import (
+    closed_error,
+    closed_text,
+    drained_error,
+    say_goodbye,
+    why_interrupted,
+)
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.describe import (
-    arrived_text,
     is_news,
-    refused_lately,
-    refused_text,
-    round_text,
-    seat_text,
     world_text,
 )
 from rdzv_etcd.protocol.draining import why_drained
@@ -63,37 +59,24 @@ _HEADWAY_S = 5.0
 so does another try."""
 _EXPIRY_S = 2.0
 """How much later than its TTL a lease of the dead may vanish: etcd looks twice a second."""
-_ANSWER_S = 5.0
-"""How long to wait for etcd to list the nodes that are there."""
 
 
 class Joining:
-    """One join: from the arrival to the formed round.
-
-    A spare of a healthy round waits for as long as it needs; any other node for ``timeout_s``.
-    """
+    """One join: from the arrival to the formed round."""
 
     def __init__(
-        self, context: NodeContext, member: Member, leadership: Leadership, timeout_s: float
+        self, context: NodeContext, member: Member, leadership: Leadership, wait: JoinWait
     ) -> None:
         self._context = context
         self._member = member
         self._leadership = leadership
         self._backoff = context.backoff()
-        self._timeout_s = timeout_s
-        self._began_s = context.clock.now_s()
+        self._wait = wait
         self._belongs = member.epoch > 0
         """Whether the node was a member, or has arrived in this join: then it is no newcomer."""
-        self._trouble: EtcdError | None = None
-        """Why etcd does not do what it is asked, if it does not."""
-        self._trouble_since_s = 0.0
         self._reported: set[type[EtcdError]] = set()
-        """The kinds of this trouble that were logged."""
-        self._conflict = ""
-        """What stands in the way of an arrival: see :meth:`_outlast`."""
+        """The kinds of the present trouble with etcd that were logged."""
         self._conflict_since_s = 0.0
-        self._known_refused = {""}
-        """The nodes that cannot join, as logged by :meth:`log_waits`."""
 
     async def run(self, address: str, port: int, peer_port: int = 0, because: str = "") -> Seat:
         """Arrive and wait; see :meth:`rdzv_etcd.node.node.Node.join` for the errors."""
@@ -125,8 +108,8 @@ class Joining:
         context, member = self._context, self._member
         while True:
             member.check_not_gone()
-            headway_s = min(_HEADWAY_S, self._timeout_s / 10)
-            member.closes_by_s = self._deadline_s() - headway_s
+            headway_s = min(_HEADWAY_S, self._wait.timeout_s / 10)
+            member.closes_by_s = self._wait.deadline_s() - headway_s
             step = joining_step(
                 member, context.control.view, context.session.lease_id, context.settings.job
             )
@@ -135,18 +118,18 @@ class Joining:
             try:
                 await self._carry_out(step)
             except (EtcdRefusedError, EtcdUnavailableError, OutcomeUnknownError) as error:
-                if self._is_over():
+                if self._wait.is_over():
                     final = self._final_error(error)
                     if final is error:
                         raise
                     raise final from error
-                await self._sit_out(error)
+                await self._wait_out(error)
 
     def _enter(self) -> Seat:
         context, member = self._context, self._member
         before, reason = member.seat, member.reason
         world = member.enter(context.control.view)
-        waited_s = context.clock.now_s() - self._began_s
+        waited_s = context.clock.now_s() - self._wait.began_s
         # Why the workers were restarted, and as what, is logged where torchrun shows it by default.
         context.log.info(
             world_text(world, before, waited_s, reason), warn=is_news(world, before, reason)
@@ -159,7 +142,7 @@ class Joining:
         context = self._context
         match step:  # for these etcd need not be asked
             case End(closure):
-                raise self._closed_error(closure)
+                raise closed_error(context, self._member, closure)
             case Leave(drain):
                 raise drained_error(context.settings.job_id, self._member.node_id, drain)
         if context.control.problem is not None:
@@ -168,7 +151,7 @@ class Joining:
                 raise context.control.problem
             return
         if not isinstance(step, Outlast):
-            self._conflict = ""
+            self._wait.conflict = ""
         match step:
             case MeetEnd(closure):
                 self._meet_end(closure)
@@ -177,19 +160,19 @@ class Joining:
             case ReadSlice(record):
                 await self._read_slice(record)
             case Arrive():
-                if self._trouble is None and self._is_over():
-                    raise await self._timeout()
+                if self._wait.trouble is None and self._wait.is_over():
+                    raise await self._wait.timeout()
                 await self._arrive()
             case _:
-                await self._wait()
+                await self._wait_for_change()
 
-    async def _wait(self) -> None:
+    async def _wait_for_change(self) -> None:
         self._check_lead()
-        self._note_relief()  # there is nothing to ask etcd for, whatever it refused
-        deadline_s = self._deadline_s()
+        self._note_success()  # there is nothing to ask etcd for, whatever it refused
+        deadline_s = self._wait.deadline_s()
         until_s = None if deadline_s == math.inf else deadline_s
-        if not await self._context.wakeup.wait(until_s) and self._is_over():
-            raise await self._timeout()
+        if not await self._context.wakeup.wait(until_s) and self._wait.is_over():
+            raise await self._wait.timeout()
 
     def _check_lead(self) -> None:
         """Raise what keeps this node from leading, if the lead is its own.
@@ -209,36 +192,6 @@ class Joining:
 
     # -- how long it waits ------------------------------------------------------------------------
 
-    def _is_spare(self) -> bool:
-        """Whether a healthy round is running and this node waits for a seat in the next one."""
-        control, member = self._context.control.view, self._member
-        formed = control.formed
-        return (
-            formed is not None
-            and control.open_change is None
-            and member.rank_in(formed) is None
-            and member.unread(control) is None
-        )
-
-    def _deadline_s(self) -> float:
-        """Until when to wait, on the clock.
-
-        It counts from when the round was opened: a spare that has waited for days is still needed
-        in the moment in which its seat becomes free.
-        """
-        if self._is_spare():
-            if self._trouble is None:
-                return math.inf
-            return self._trouble_since_s + self._timeout_s
-        return self._since_s() + self._timeout_s
-
-    def _since_s(self) -> float:
-        """Since when it waits, which it began at some time, for the round that is open."""
-        return max(self._began_s, self._member.opened_s)
-
-    def _is_over(self) -> bool:
-        return self._context.clock.now_s() >= self._deadline_s()
-
     def _has_ended(self) -> bool:
         """Whether this join has nothing to wait for any more: the node has left or is drained, or
         its job is closed."""
@@ -247,17 +200,17 @@ class Joining:
 
     def _limit_s(self) -> float:
         """How long the next request may take. Raises EtcdUnavailableError if no time is left."""
-        remaining_s = self._deadline_s() - self._context.clock.now_s()
+        remaining_s = self._wait.deadline_s() - self._context.clock.now_s()
         if remaining_s <= 0:
-            why = "etcd did not answer" if self._trouble is None else str(self._trouble)
+            why = "etcd did not answer" if self._wait.trouble is None else str(self._wait.trouble)
             raise self._unanswered(why)
         return min(remaining_s, self._context.settings.connection.request_timeout_s)
 
-    def _note_relief(self) -> None:
+    def _note_success(self) -> None:
         """Note that etcd did what it was asked."""
-        if self._trouble is not None:
+        if self._wait.trouble is not None:
             self._note_not_arrivable()
-        self._trouble = None
+        self._wait.trouble = None
         self._reported.clear()
         self._backoff.reset()
 
@@ -266,7 +219,7 @@ class Joining:
         member, now_s = self._member, self._context.clock.now_s()
         member.arrivable_s = max(member.arrivable_s, now_s)
 
-    async def _sit_out(self, error: EtcdError) -> None:
+    async def _wait_out(self, error: EtcdError) -> None:
         """Wait a little because of ``error``: etcd is away, or refuses.
 
         Raises ``error`` if etcd refuses a newcomer: that does no harm, and its launcher should hear
@@ -276,9 +229,9 @@ class Joining:
         context = self._context
         now_s = context.clock.now_s()
         self._note_not_arrivable()
-        if self._trouble is None:
-            self._trouble_since_s = now_s
-        self._trouble = error
+        if self._wait.trouble is None:
+            self._wait.trouble_since_s = now_s
+        self._wait.trouble = error
         wait_s = self._backoff.after(error)
         if not isinstance(error, EtcdRefusedError):
             context.log.info(f"cannot reach etcd, trying again: {error}")
@@ -286,7 +239,7 @@ class Joining:
             return
         if not self._belongs:
             raise error
-        retry_at_s, deadline_s = now_s + wait_s, self._deadline_s()
+        retry_at_s, deadline_s = now_s + wait_s, self._wait.deadline_s()
         if retry_at_s >= deadline_s:
             raise self._final_error(error) from error
         if type(error) not in self._reported:
@@ -304,18 +257,18 @@ class Joining:
         That etcd refused all the time says more than that it did not answer in the end; after the
         node has given up it does not matter whether an unanswered request was done.
         """
-        cause = error if isinstance(error, EtcdRefusedError) else self._trouble
+        cause = error if isinstance(error, EtcdRefusedError) else self._wait.trouble
         if isinstance(cause, EtcdRefusedError):
             text = cause.detail if isinstance(cause, EtcdNoSpaceError) else str(cause)
             return type(cause)(
-                f"the next round was not formed within {self._timeout_s:g} s: {text}"
+                f"the next round was not formed within {self._wait.timeout_s:g} s: {text}"
             )
         return self._unanswered(str(error)) if isinstance(error, OutcomeUnknownError) else error
 
     def _unanswered(self, why: str) -> EtcdUnavailableError:
         number = self._context.control.view.next_number
         return EtcdUnavailableError(
-            f"could not arrive for round {number} within {self._timeout_s:g} s: {why}"
+            f"could not arrive for round {number} within {self._wait.timeout_s:g} s: {why}"
         )
 
     # -- arriving ---------------------------------------------------------------------------------
@@ -341,7 +294,7 @@ class Joining:
             result = await context.write(txn, session, timeout_s=limit_s)
             if result is None:
                 return
-            self._note_relief()
+            self._note_success()
             if result.succeeded:
                 self._belongs = True
                 context.show_presence(info, session, result.revision)
@@ -364,10 +317,10 @@ class Joining:
         revision = context.control.view.round_revision
         if record.slices is None:
             return
-        if self._is_over():
+        if self._wait.is_over():
             raise JoinTimeoutError(
                 f"round {record.number} was formed, but the part of its ranks that names this node "
-                f"could not be read within {self._timeout_s:g} s"
+                f"could not be read within {self._wait.timeout_s:g} s"
             )
         request = requests.read_slice(context.keys, record, record.slices, member.node_id)
         result = await context.etcd.get(request, timeout_s=context.urgent_limit_s)
@@ -417,9 +370,9 @@ class Joining:
         problem = (
             f"this node was started with {context.settings.job}, but {whose} settings are {theirs}"
         )
-        if not self._conflict:
+        if not self._wait.conflict:
             self._conflict_since_s = now_s
-        until_s = self._began_s + self._timeout_s
+        until_s = self._wait.began_s + self._wait.timeout_s
         why = "no node of that job is there: waiting until what it left in etcd expires"
         if lives:
             longest_s = max(context.session.longest_ttl_s, *ttls_s, 0)
@@ -430,11 +383,11 @@ class Joining:
                 f"job {context.settings.job_id!r}: {problem}; start all nodes of a job with the "
                 "same --nnodes"
             )
-        if not self._conflict:
+        if not self._wait.conflict:
             context.log.warn(f"{problem}; {why}")
             if lives:
                 await context.note_refused()
-        self._conflict = f"for the job id to become free: {problem}"
+        self._wait.conflict = f"for the job id to become free: {problem}"
         seen = (control.round_revision, control.leader_revision)
 
         def is_other() -> bool:
@@ -452,68 +405,6 @@ class Joining:
         ttls_s |= {node_id: one.info.lease_ttl_s for node_id, one in nodes.present.items()}
         return [ttl_s for node_id, ttl_s in ttls_s.items() if node_id != self._member.node_id]
 
-    # -- what it waits for, in the log ------------------------------------------------------------
-
-    async def log_waits(self) -> None:
-        """Log at WARNING, which torchrun shows by default, what :meth:`run` waits for, for which
-        nodes and since when: soon, and then ever more rarely; until cancelled."""
-        context = self._context
-        await context.clock.sleep(LineTimes().next_s)  # most waits are over by then
-        while True:
-            waits_for, lines = self._waits_for(), LineTimes()
-            self._known_refused.add(self._refused())
-            is_other = partial(self._is_other, waits_for)
-            _, since_s = waits_for
-            while not await context.wakeup.wait(since_s + lines.next_s, when=is_other):
-                waited_s = context.clock.now_s() - since_s
-                context.log.warn(f"waiting {waited_s:.0f} s {await self._awaited()}")
-                lines.note(waited_s)
-
-    def _waits_for(self) -> tuple[bool, float]:
-        """Whether it is for a seat, and since when."""
-        is_spare = self._is_spare()
-        return is_spare, self._began_s if is_spare else self._since_s()
-
-    def _is_other(self, known: tuple[bool, float]) -> bool:
-        return self._waits_for() != known or self._refused() not in self._known_refused
-
-    def _refused(self) -> str:
-        """The node that cannot join, if any; it is logged at once: it will not come by itself."""
-        context = self._context
-        if self._conflict or self._is_spare():
-            return ""
-        refused = refused_lately(context.control.view, context.settings.job)
-        return "" if refused is None else refused_text(refused, context.log.names)
-
-    async def _awaited(self) -> str:
-        context = self._context
-        if self._conflict:
-            return self._conflict
-        if self._trouble is not None:
-            return f"for etcd: {self._trouble}"
-        control = context.control.view
-        if self._is_spare():
-            return seat_text(context.settings.job_id, control)
-        formed = control.formed
-        settings = context.settings.job if formed is None else formed.settings
-        size = settings.min_nodes if formed is None else max(settings.min_nodes, formed.size)
-        few = size <= context.settings.slice_nodes and (formed is None or formed.slices is None)
-        # All nodes ask at the same time: what they read must not grow with the square of the job.
-        request = (requests.read_nodes if few else requests.count_nodes)(context.keys)
-        try:
-            result = await context.etcd.get(request, timeout_s=_ANSWER_S)
-            here = nodes_from(context.keys, result, context.clock.now_s()) if few else None
-        except EtcdError as error:
-            denied = isinstance(error, EtcdPermissionError)
-            more = ", which does not show which nodes are there" if denied else ""
-            return f"for etcd{more}: {error}{context.to_grant if denied else ''}"
-        except RdzvEtcdError as error:
-            return f"for round {control.next_number}: {error}"
-        where = f"{context.settings.connection}, {context.settings.prefix}"
-        names = context.log.names
-        names.learn(() if here is None else here.present)
-        return f"for {round_text(control, here, result.count, settings, where, names=names)}"
-
     # -- reasons to stop waiting ------------------------------------------------------------------
 
     def _meet_end(self, closure: Closure) -> None:
@@ -524,7 +415,7 @@ class Joining:
         """
         context = self._context
         self._member.met_end = closure
-        after_end, text = context.settings.after_end, self._closed_text(closure)
+        after_end, text = context.settings.after_end, closed_text(context, closure)
         if after_end is AfterEnd.NEW_RUN:
             context.log.warn(
                 f"{text}. This node had no part in that run and begins a new one, for which "
@@ -543,45 +434,3 @@ class Joining:
             was_member=False,
             is_refused=after_end is AfterEnd.REFUSE,
         )
-
-    def _closed_error(self, closure: Closure) -> JobClosedError:
-        return JobClosedError(
-            self._closed_text(closure),
-            closed_by=closure.by,
-            reason=closure.reason,
-            succeeded=closure.succeeded,
-            was_member=self._member.was_member,
-        )
-
-    def _closed_text(self, closure: Closure) -> str:
-        context = self._context
-        ago_s = max(0.0, context.clock.wall_s() - closure.wall_s)
-        return (
-            f"job {context.settings.job_id!r} was closed by {context.log.names(closure.by)}, "
-            f"{ago_s:.0f} s ago: {shown(closure.reason)}"
-        )
-
-    async def _timeout(self) -> JoinTimeoutError:
-        context = self._context
-        control = context.control.view
-        formed = control.formed
-        text = f"round {control.next_number} was not formed within {self._timeout_s:g} s: "
-        try:
-            if formed is not None:  # a node that still works there has not arrived
-                members = await members_in(context, formed)
-                control = replace(control, round=replace(formed, members=members))
-            limit_s = within(context.clock, 5.0)
-            result = await read_pages(context.etcd, context.keys.nodes, limit_s=limit_s)
-        except EtcdPermissionError as error:
-            return JoinTimeoutError(f"{text}who is there is not known: {error}{context.to_grant}")
-        except (EtcdRefusedError, StateCorruptError) as error:
-            return JoinTimeoutError(f"{text}who is there is not known: {error}")
-        except RdzvEtcdError as error:
-            return JoinTimeoutError(f"{text}etcd does not answer ({error})")
-        nodes = nodes_from(context.keys, result, context.clock.now_s())
-        arrived, missing = arrived_text(control, nodes, context.settings.job)
-        text += missing
-        earlier = self._member.met_end
-        if earlier is not None:
-            text += f". {self._closed_text(earlier)}"
-        return JoinTimeoutError(text, arrived=arrived)

@@ -20,7 +20,7 @@ from rdzv_etcd.errors import (
     StateCorruptError,
 )
 from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
-from rdzv_etcd.node.context import NodeContext, StatusLog
+from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.job_leases import PreparedLease
 from rdzv_etcd.node.slices import Roster
 from rdzv_etcd.node.views import ViewWatch, read_pages
@@ -39,33 +39,6 @@ from rdzv_etcd.world_change import left_because
 
 _MOST_REPORTED = 8
 """More unreadable keys than this are one mistake, or one attack: they are only counted."""
-
-
-class Strangers:
-    """Remembers what was reported, so that each is reported once."""
-
-    def __init__(self, status_log: StatusLog) -> None:
-        self._log = status_log
-        self._known: dict[str, int] = {}
-        self._reported = 0
-
-    def look_at(self, nodes: Nodes) -> None:
-        """Warn of what is new among the unreadable keys."""
-        known = {node_id: it.mod_revision for node_id, it in nodes.unreadable.items()}
-        if known == self._known:
-            return
-        new = [it for node_id, it in nodes.unreadable.items() if node_id not in self._known]
-        self._known = known
-        for stranger in new[: max(0, _MOST_REPORTED - self._reported)]:
-            self._log.warn(f"not counted among the nodes: {stranger.problem}")
-        if self._reported < _MOST_REPORTED < self._reported + len(new):
-            self._log.warn(
-                f"there are {len(known)} keys among the nodes that this library did not write; no "
-                "more of them are reported"
-            )
-        self._reported += len(new)
-
-
 _RESTS = 3
 """While thousands arrive, deciding at each arrival would take all the time: after a decision the
 leader rests for this many times as long as that took."""
@@ -89,7 +62,9 @@ class Leadership:
         self._run_name: str | None = None
         """The name that this node has given to the present run."""
         self._names_given = 0
-        self._strangers = Strangers(context.log)
+        self._unreadable: set[str] = set()
+        """The keys among the presences that could not be read at the last look."""
+        self._unreadable_logged = 0
         self._published: Change | None = None
         """The last change that this node has published."""
         self._losses: tuple[MemberLoss, ...] = ()
@@ -122,19 +97,22 @@ class Leadership:
 
     async def run(self) -> None:
         """Claim and lead until cancelled."""
+        context = self._context
         while True:
             step = self._possible()
-            if step is LeadStep.LEAVE:
-                self._problem = None
-                await self._context.wakeup.wait(when=lambda: self._possible() is not LeadStep.LEAVE)
-                continue
             try:
-                if step is LeadStep.LEAD:
-                    await self._lead(self._context.control.view.leader_revision)
+                if step is LeadStep.LEAVE:
+                    self._problem = None
+                    await context.wakeup.wait(when=lambda: self._possible() is not LeadStep.LEAVE)
+                elif step is LeadStep.LEAD:
+                    await self._lead(context.control.view.leader_revision)
                 elif step is LeadStep.RESIGN:
-                    await self._resign(self._context.control.view)
+                    await self._resign(context.control.view)
                 else:
                     await self._claim()
+            except EtcdError as error:
+                what = "resign the lead" if step is LeadStep.RESIGN else "claim the vacant lead"
+                await context.back_off(self._backoff, error, f"this node cannot {what}")
             except RdzvEtcdError as error:
                 await self._wait_out(error)
 
@@ -146,11 +124,7 @@ class Leadership:
     async def _resign(self, control: Control) -> None:
         """Let others lead while this node finishes its run, or is left behind."""
         context = self._context
-        try:
-            result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
-        except EtcdError as error:
-            await context.back_off(self._backoff, error, "this node cannot resign the lead")
-            return
+        result = await context.etcd.txn(requests.resign(context.keys, control), repeatable=True)
         if context.control.view.leader_revision == control.leader_revision:
             context.show_written(result.revision, leader=None, leader_revision=0)
 
@@ -169,13 +143,9 @@ class Leadership:
         if context.control.view.leader is not None or not self._member.is_active or not session:
             return
         leader = Leader(context.identity.node_id, context.settings.job)
-        try:
-            result = await context.write(requests.claim(context.keys, leader, session), session)
-        except EtcdError as error:
-            await context.back_off(self._backoff, error, "this node cannot claim the vacant lead")
-        else:
-            if result is not None:
-                self.note(leader, result)
+        result = await context.write(requests.claim(context.keys, leader, session), session)
+        if result is not None:
+            self.note(leader, result)
 
     def note(self, leader: Leader, result: TxnResult) -> None:
         """Adopt from the result of a claim which node leads (``leader``: this node's proposal)."""
@@ -267,7 +237,7 @@ class Leadership:
         context, seen = self._context, self._context.control.view
         control, usable_s = await self._roster.fill(seen)
         nodes, now_s = presences.view, context.clock.now_s()
-        self._strangers.look_at(nodes)
+        self._warn_of_unreadable(nodes)
         record = self._member.record
         if record is not None and control.is_behind(record):
             return now_s + RETRY_S  # etcd went back: repair puts this node's round into its place
@@ -285,9 +255,23 @@ class Leadership:
         else:
             return step.until_s
         # If it was refused, a node joined (again) in this very moment, or the lead is gone: the
-        # watches will tell, if they have not done so already.
+        # watches show it, if they have not done so already.
         news = presences.view is not nodes or not _same_keys(context.control.view, seen)
         return now_s if done or news else now_s + RETRY_S
+
+    def _warn_of_unreadable(self, nodes: Nodes) -> None:
+        """Warn once of each key among the presences that no node has written."""
+        found, before = nodes.unreadable, self._unreadable_logged
+        new = [found[node_id].problem for node_id in found if node_id not in self._unreadable]
+        self._unreadable = set(found)
+        for problem in new[: max(0, _MOST_REPORTED - before)]:
+            self._context.log.warn(f"not counted among the nodes: {problem}")
+        if before < _MOST_REPORTED < before + len(new):
+            self._context.log.warn(
+                f"there are {len(found)} keys among the nodes that this library did not write; no "
+                "more of them are reported"
+            )
+        self._unreadable_logged += len(new)
 
     def _times(self, now_s: float) -> Times:
         session = self._context.session

@@ -17,6 +17,7 @@ from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import (
     DrainedError,
     EtcdError,
+    JobClosedError,
     LeaseNotFoundError,
     OutcomeUnknownError,
     StateCorruptError,
@@ -137,6 +138,26 @@ def drained_error(job_id: str, node_id: str, drain: Drain) -> DrainedError:
         f"this node has left job {job_id!r}: {why_drained(drain, node_id)}",
         by=drain.by,
         reason=drain.reason,
+    )
+
+
+def closed_error(context: NodeContext, member: Member, closure: Closure) -> JobClosedError:
+    """The error of a join whose run is over."""
+    return JobClosedError(
+        closed_text(context, closure),
+        closed_by=closure.by,
+        reason=closure.reason,
+        succeeded=closure.succeeded,
+        was_member=member.was_member,
+    )
+
+
+def closed_text(context: NodeContext, closure: Closure) -> str:
+    """Describe how the job was closed, for an error."""
+    ago_s = max(0.0, context.clock.wall_s() - closure.wall_s)
+    return (
+        f"job {context.settings.job_id!r} was closed by {context.log.names(closure.by)}, "
+        f"{ago_s:.0f} s ago: {shown(closure.reason)}"
     )
 
 

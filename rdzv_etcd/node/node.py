@@ -23,6 +23,7 @@ from rdzv_etcd.node.context import Identity, NodeContext, StatusLog
 from rdzv_etcd.node.job_leases import keep_job_leases
 from rdzv_etcd.node.job_watch import JobWatch
 from rdzv_etcd.node.join import Joining
+from rdzv_etcd.node.join_wait import JoinWait
 from rdzv_etcd.node.lead import Leadership
 from rdzv_etcd.node.peers import PeerLinks
 from rdzv_etcd.node.session import Session
@@ -315,8 +316,9 @@ class Node:
         await self.start()
         if self._peers is not None:
             await self._peers.answer_again()
-        joining = Joining(self._context, self._member, self._leadership, timeout_s)
-        logging_waits = self._spawn(joining.log_waits(), "wait lines")
+        wait = JoinWait(self._context, self._member, timeout_s)
+        joining = Joining(self._context, self._member, self._leadership, wait)
+        logging_waits = self._spawn(wait.log(), "wait lines")
         self._record_end()
         recorder, clock = self._context.recorder, self._context.clock
         recorder.join_began(clock.now_s())

@@ -18,9 +18,9 @@ from rdzv_etcd.etcd import watch_check
 from rdzv_etcd.etcd.port import Compare, Get, Put, Relation, Target, Txn, prefix_end
 from rdzv_etcd.kv import writes
 from rdzv_etcd.node import join as joining
+from rdzv_etcd.node import join_wait, node, session
 from rdzv_etcd.node import lead as leadership
 from rdzv_etcd.node import leave as leaving
-from rdzv_etcd.node import node, session
 from rdzv_etcd.node import recover as repair
 from rdzv_etcd.node import slices as roster
 from rdzv_etcd.protocol import closing, collective_requests, draft, member, requests
@@ -302,12 +302,12 @@ MUTANTS = [
            lambda original, *args: [*original(*args)[:-1], {}], (I.RANKS,), sliced),
     Mutant("nobody claims a vacant lead", leadership.Leadership, "_claim",
            lambda original, self: self._context.wakeup.wait(), (I.CONVERGENCE,), noticed_by=44),
-    Mutant("a spare gives up", joining.Joining, "_is_spare", returns(False),
+    Mutant("a spare gives up", join_wait.JoinWait, "is_spare", returns(False),
            (I.CONVERGENCE,), noticed_by=8, kinds=("join_timeout",)),
-    Mutant("a join ends early", joining.Joining, "_deadline_s",
+    Mutant("a join ends early", join_wait.JoinWait, "deadline_s",
            lambda original, self: original(self) - 60.0, (I.CONVERGENCE,),
            kinds=("join_timeout",)),
-    Mutant("a member gives up when it is refused", joining.Joining, "_sit_out",
+    Mutant("a member gives up when it is refused", joining.Joining, "_wait_out",
            gives_up, (I.CONVERGENCE,), kinds=("refuse_a_return",)),
     Mutant("who gave up still counts as being there", collective_requests, "take_back",
            lambda original, *args: replace(original(*args), success=original(*args).success[:-1]),
