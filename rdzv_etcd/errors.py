@@ -1,6 +1,6 @@
 """Every exception of this library that its users can meet.
 
-One base, data on the instance, one message that says what happened, to whom, and what to do.
+One base, data on the instance, one message: what happened, to which node or key, and what to do.
 Nothing here knows gRPC or torch: the etcd layer translates gRPC's errors into these, the torch
 plugin translates these into torch's.
 """
@@ -71,7 +71,7 @@ class ForkedProcessError(RdzvEtcdError, RuntimeError):
 class EtcdError(RdzvEtcdError):
     """A request to etcd failed.
 
-    ``maybe_applied`` tells whether it may have been applied nevertheless: an earlier attempt of the
+    ``maybe_applied``: whether it may have been applied nevertheless: an earlier attempt of the
     same call had no reply.
     """
 
@@ -182,14 +182,14 @@ class RendezvousFailedError(RdzvEtcdError):
 
 
 class MisuseError(RendezvousFailedError):
-    """The program used a group in a way that is not possible; the message says what is."""
+    """The program used a group in a way that is not possible; the message explains what is."""
 
 
 class JobClosedError(RendezvousFailedError):
-    """The job was closed; its message names who closed it, how long ago and why.
+    """The job was closed; the message names the node that closed it, when, and its reason.
 
     ``closed_by`` is the id of the node that closed it, ``reason`` what it gave as its reason;
-    ``succeeded`` tells whether it was closed because its work was done; ``was_member`` whether
+    ``succeeded`` is whether it was closed because its work was done; ``was_member`` whether
     this node belonged to the last round; ``is_refused`` whether it was started afterwards, and may
     not begin a new run (``after_end=refuse``).
     """
@@ -213,10 +213,10 @@ class JobClosedError(RendezvousFailedError):
 
 
 class JoinTimeoutError(RendezvousFailedError):
-    """The join timeout passed before the round was formed; the message names who arrived, and who
-    of the round before did not.
+    """The join timeout passed before the round was formed; the message names the nodes that
+    arrived, and the members of the round before that did not.
 
-    ``arrived`` are the ids of those that did, ``None`` if etcd did not say.
+    ``arrived`` are the ids of those that did, ``None`` if etcd did not answer.
     """
 
     def __init__(self, message: str, *, arrived: Sequence[str] | None = None) -> None:
@@ -225,7 +225,7 @@ class JoinTimeoutError(RendezvousFailedError):
 
 
 class GateError(RendezvousFailedError):
-    """This node did not pass its gate, so it does not join; the message says why.
+    """This node did not pass its gate, so it does not join; the message explains why.
 
     ``node`` is its id; ``exit_code`` that of the gate's command, negative for a signal, ``None`` if
     there was none: the gate is a function (what it raised is the ``__cause__``), could not be
@@ -244,7 +244,8 @@ class GateError(RendezvousFailedError):
 class DrainedError(RendezvousFailedError):
     """This node was drained: it has left, and does not join again.
 
-    ``by`` names who asked for it (this node's own id, or what an operator gave), ``reason`` is why.
+    ``by`` is the origin of the request (this node's own id, or what an operator gave), ``reason`` is
+    why.
     """
 
     def __init__(self, message: str, *, by: str = "", reason: str = "") -> None:
@@ -263,7 +264,7 @@ class StateCorruptError(RendezvousFailedError):
     _cure = "Delete the key"
 
     def __init__(self, key: str, problem: str, writer: str = "") -> None:
-        """``writer`` is what etcd knows about who wrote it."""
+        """``writer`` is what etcd knows about the writer."""
         by_whom = f" ({writer})" if writer else ""
         super().__init__(
             f"etcd key {shown(key, 500)!r} is not as this library writes it: {shown(problem)}"
@@ -289,7 +290,7 @@ class UnwritableValueError(RendezvousFailedError):
 
 
 class TaskFailedError(RendezvousFailedError):
-    """A background task of this node failed unexpectedly; the message and the cause say how.
+    """A background task of this node failed unexpectedly; the message and the cause show how.
 
     The node no longer takes part. Its log has the traceback.
     """
@@ -305,7 +306,7 @@ class TaskFailedError(RendezvousFailedError):
 class WorldOverError(RendezvousFailedError):
     """The world is over, and what was waited for will not come: join the next one.
 
-    ``change`` says why, as :attr:`rdzv_etcd.World.change` does.
+    ``change`` is the reason, as :attr:`rdzv_etcd.World.change` does.
     """
 
     def __init__(self, message: str = "", *, change: WorldChange | None = None) -> None:
@@ -340,10 +341,10 @@ class BarrierBrokenError(WorldOverError):
 
 
 class BarrierTimeoutError(RendezvousFailedError):
-    """Not every member reached the barrier, or gave its part, in time; the message names who is
-    missing.
+    """Not every member reached the barrier, or gave its part, in time; the message names those that
+    are missing.
 
-    ``missing`` are their ids, ``None`` if etcd did not say.
+    ``missing`` are their ids, ``None`` if etcd did not answer.
     """
 
     def __init__(self, message: str, *, missing: Sequence[str] | None = None) -> None:
@@ -378,4 +379,4 @@ class NotANumberError(RdzvEtcdError, ValueError):
 
 
 class EmbeddedEtcdError(RdzvEtcdError):
-    """The embedded etcd could not be started; the message says which binary and why."""
+    """The embedded etcd could not be started; the message names the binary and the cause."""

@@ -1,4 +1,4 @@
-"""Where this library's log lines go: through a thread of their own, and as the option ``log`` says.
+"""Write this library's log lines on a thread of their own, as the option ``log`` asks.
 
 A logging handler may block for minutes: a pipe is not read, a terminal was stopped with Ctrl-S,
 a log driver is slow. The thread that renews a node's lease must not wait for that. A library

@@ -42,7 +42,7 @@ class Latch:
             self._lock.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Block for at most ``timeout_s`` seconds (``None``: no limit); tell whether it is open.
+        """Block for at most ``timeout_s`` seconds (``None``: no limit); return whether it is open.
 
         Raises what signal handlers raise.
         """
@@ -73,7 +73,7 @@ def begun_in_thread(work: Callable[[], T], name: str) -> Future[T]:
 def _do(work: Callable[[], T], outcome: Future[T]) -> None:
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001 - it is the caller who gets it
+    except BaseException as error:  # noqa: BLE001 - raised to the caller
         outcome.set_exception(error)
         # The error's traceback keeps this frame, which must not keep the error in its turn.
         del outcome
@@ -82,7 +82,7 @@ def _do(work: Callable[[], T], outcome: Future[T]) -> None:
 
 
 def wait_for_result(outcome: Future[T], timeout_s: float) -> bool:
-    """Block until it is done, for at most ``timeout_s``; tell whether it is. Signal handlers run
+    """Block until it is done, for at most ``timeout_s``; return whether it is. Signal handlers run
     meanwhile, and what they raise is raised here."""
     latch = Latch()
     outcome.add_done_callback(lambda _: latch.open())
@@ -134,14 +134,14 @@ _LARGEST_SIGACTION = 512
 
 
 def has_default_action(number: int) -> bool:
-    """Tell whether nothing in this process handles or ignores the signal."""
+    """Return whether nothing in this process handles or ignores the signal."""
     return signal.getsignal(number) is signal.SIG_DFL and kernel_handler(number) in (_SIG_DFL, None)
 
 
 def kernel_handler(number: int) -> int | None:
     """Return the address of the function that the kernel calls: the same one for all handlers in
     Python; 0 for the default action. ``None`` if it cannot be asked."""
-    import ctypes  # noqa: PLC0415 - only who asks pays
+    import ctypes  # noqa: PLC0415 - seldom needed
 
     found = ctypes.create_string_buffer(_LARGEST_SIGACTION)
     try:

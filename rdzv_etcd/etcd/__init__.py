@@ -7,8 +7,7 @@
 ``retry``          endpoints behind one call: failover, and how often each kind of call is tried
 ``channel``        one endpoint: its gRPC channel, calls and streams
 ``auth``           the user's token and the TLS files
-``lease``          the keep-alive stream
-``watch``          watches that resume without a gap, on shared streams
+``watch``          watches that resume without a gap
 ``watch_check``    whether watches are deaf
 ``messages``       etcd's messages, from and to the port's values
 ``errors``         failures: what they mean for a retry, and which error they become

@@ -1,4 +1,4 @@
-"""Who this client is to etcd: the token of its user, renewed one at a time, and its TLS files.
+"""How this client proves its identity to etcd: its user's token, and its TLS files.
 
 Knows user, password and token, PEM files, and where systems keep their root certificates. Must not
 know endpoints, nor which calls need a token. Files are read again for every token and connection,

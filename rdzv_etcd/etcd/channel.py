@@ -85,9 +85,13 @@ class Stream:
     is cancelled, as a task that asks for something may be at any time.
     """
 
-    def __init__(self, call: Any, channel: grpc.aio.Channel) -> None:
-        self._call = call
+    def __init__(
+        self, server: Server, call: Any, channel: grpc.aio.Channel, metadata: Metadata
+    ) -> None:
+        self.server = server
         self.channel = channel
+        self.metadata = metadata
+        self._call = call
         self._dropped = False
         self._unsent: deque[Any] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -150,6 +154,18 @@ class Stream:
         return self._call
 
 
+async def _only_reply(call: Any) -> Any:
+    """Return the reply on a stream for one request, once the stream has ended."""
+    try:
+        reply = await call.read()
+        await call.code()
+    finally:
+        call.cancel()  # in case that the caller was
+    if not reply:
+        raise ClosedError("etcd ended the stream without a reply")
+    return reply
+
+
 class Server:
     """One endpoint; its channel is made on first use, in the running loop, and bound to that."""
 
@@ -186,11 +202,14 @@ class Server:
     async def unary(
         self, method: str, request: Any, *, timeout_s: float, metadata: Metadata
     ) -> Any:
+        """Send one request, and return the one reply to it."""
         channel = self._open()
-        call = self._calls[method](request, timeout=timeout_s, metadata=metadata)
+        is_stream = method == "LeaseKeepAlive"
+        sent = (request,) if is_stream else request
+        call = self._calls[method](sent, timeout=timeout_s, metadata=metadata)
         self._in_flight[call] = channel
         try:
-            return await call
+            return await (_only_reply(call) if is_stream else call)
         except asyncio.CancelledError:
             if self._closed and not _being_cancelled():
                 raise ClosedError("the client was closed") from None
@@ -201,7 +220,7 @@ class Server:
 
     def stream(self, method: str, *, metadata: Metadata) -> Stream:
         channel = self._open()
-        stream = Stream(self._calls[method](metadata=metadata), channel)
+        stream = Stream(self, self._calls[method](metadata=metadata), channel, metadata)
         self._streams.add(stream)
         return stream
 

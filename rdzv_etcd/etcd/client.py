@@ -7,6 +7,7 @@ know what the keys mean. Everything runs on one event loop, that of the first ca
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import (
     EtcdPermissionError,
+    EtcdRefusedError,
     EtcdUnavailableError,
     LeaseExistsError,
     LeaseNotFoundError,
@@ -25,13 +27,14 @@ from rdzv_etcd.etcd.auth import Authenticator, TlsFiles
 from rdzv_etcd.etcd.channel import Credentials, Server
 from rdzv_etcd.etcd.first_contact import first_contact
 from rdzv_etcd.etcd.grpc_start import require_free
-from rdzv_etcd.etcd.lease import KeepAlive
 from rdzv_etcd.etcd.retry import FAILBACK_AFTER_S, Deadline, Failover
-from rdzv_etcd.etcd.watch import EtcdWatch, WatchStreams
+from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.etcd.watch_check import WatchCheck
 from rdzv_etcd.process import refuse_after_fork
 from rdzv_etcd.settings.connection import Connection
 from rdzv_etcd.settings.hosts import is_loopback
+
+_log = logging.getLogger("rdzv_etcd")
 
 _ANY_READ = port.Get(b"\x00", count_only=True, limit=1)
 _NAMED_KEYS = 4
@@ -71,10 +74,11 @@ class EtcdClient:
             probe,
             failback_after_s,
         )
-        self._keep_alive = KeepAlive(self._failover)
-        self._streams = WatchStreams(self._failover)
+        self._renewal_refused = False
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
-        self.watch_health = WatchCheck(clock, lambda: self._watches, self._read, self._move)
+        self.watch_health = WatchCheck(
+            clock, lambda: self._watches, self._read, self._failover.move
+        )
 
     @property
     def closed(self) -> bool:
@@ -146,7 +150,22 @@ class EtcdClient:
         return True
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float | None = None) -> int:
-        return await self._keep_alive.renew(lease_id, self._timeout_s(timeout_s))
+        message = self._rpc.LeaseKeepAliveRequest(ID=lease_id)
+        try:
+            response = await self._failover.call(
+                retry.KEEP_ALIVE, "LeaseKeepAlive", message, self._timeout_s(timeout_s)
+            )
+        except EtcdRefusedError as error:
+            if not self._renewal_refused:  # unlike an outage, it does not pass by itself
+                self._renewal_refused = True
+                _log.warning(
+                    "etcd refuses to renew this node's lease, which expires unless this is fixed: "
+                    "%s",
+                    error,
+                )
+            raise
+        self._renewal_refused = False
+        return int(response.TTL)
 
     async def time_to_live(
         self, lease_id: int, *, timeout_s: float | None = None
@@ -170,7 +189,7 @@ class EtcdClient:
         if self._failover.closed:
             raise EtcdUnavailableError("the etcd client is closed")
         watch = EtcdWatch(
-            self._streams,
+            self._failover,
             (key, range_end),
             start_revision,
             self._revision,
@@ -186,8 +205,6 @@ class EtcdClient:
         await self.watch_health.close()
         for watch in tuple(self._watches):
             await watch.close()
-        await self._streams.close()
-        await self._keep_alive.close()
         await self._failover.close()
 
     def _timeout_s(self, timeout_s: float | None) -> float:
@@ -198,13 +215,8 @@ class EtcdClient:
             return await self.get(request, timeout_s=timeout_s)
         except EtcdUnavailableError:
             if not self._failover.has_alternatives:  # otherwise it has moved already
-                self._move()
+                self._failover.move()
             raise
-
-    def _move(self) -> None:
-        """Continue at another endpoint, or over another connection if there is none: all of it."""
-        self._streams.give_up()
-        self._failover.move()
 
     async def _revision(self, key: bytes) -> int:
         result = await self.get(port.Get(key, limit=1, count_only=True))

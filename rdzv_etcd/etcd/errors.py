@@ -93,7 +93,7 @@ _TLS_HINTS = (
     ("Hostname Verification", _OTHER_HOST),
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS - use http://"),
     ("CERTIFICATE_REQUIRED", "the server requires a client certificate - set cert and key"),
-    # Servers built with Go before 1.20 say this whatever is wrong with it, or if there is none.
+    # Servers built with Go before 1.20 send this whatever is wrong with it, or if there is none.
     (
         "BAD_CERTIFICATE",
         "the server refused the client certificate: none is given, it has expired, or its CA is "
@@ -165,8 +165,8 @@ def final_error(failed: AttemptError, user: str | None) -> EtcdError:
     """Return what to raise for a final failure: with the endpoint and the user, if they matter."""
     error = failed.fault.error
     if isinstance(error, EtcdPermissionError | EtcdAuthError):
-        who = "" if user is None else f", as user {user!r}"  # or the client certificate's
-        return type(error)(f"{failed.endpoint}{who}: {error}")
+        as_user = "" if user is None else f", as user {user!r}"  # or the client certificate's
+        return type(error)(f"{failed.endpoint}{as_user}: {error}")
     if isinstance(error, InvalidRequestError):
         return InvalidRequestError(f"{failed.endpoint}: {error}")
     return error

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,8 +31,6 @@ _STEP_S = 1.5
 """How long one probe may take: of TCP, TLS or HTTP."""
 _AFTER_FAILURE_S = 1.0
 """How long an error may be delayed to be explained."""
-_PIECES = 4
-"""The first one usually shows the protocol; some servers send their refusal in several."""
 _NO_HTTPS = "speaks http, not https: use http:// in the endpoint (or protocol=http)"
 _NO_HTTP = "speaks https, not http: use https:// in the endpoint (or protocol=https)"
 
@@ -160,12 +159,16 @@ def _speaks_http(endpoint: Endpoint) -> bool:
 
     Raises OSError if there is no connection.
     """
-    with _connected(endpoint) as plain:
-        received = b""
-        with contextlib.suppress(OSError):
-            plain.sendall(b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n")
-            for _ in range(_PIECES):
-                received += plain.recv(4096)
+    received, until_s = b"", time.monotonic() + _STEP_S
+    with _connected(endpoint) as plain, contextlib.suppress(OSError):
+        plain.sendall(b"GET /version HTTP/1.0\r\nHost: etcd\r\n\r\n")
+        # Some servers send their refusal in several pieces, and then close.
+        while (left_s := until_s - time.monotonic()) > 0:
+            plain.settimeout(left_s)
+            piece = plain.recv(4096)
+            received += piece
+            if not piece:
+                break
     return received.startswith(b"HTTP/") and b"HTTPS server" not in received
 
 

@@ -1,7 +1,7 @@
 """The way to the cluster: several endpoints behind one call, with failover, token and deadline.
 
 Knows endpoints, verdicts, and how often each kind of call is tried. Must not know what
-the requests mean. The retry engine is tenacity.
+the requests mean.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
-
-import tenacity
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
@@ -66,6 +64,9 @@ class CallKind:
     """The same if there are other endpoints to turn to. What was under way when etcd's leader died
     is lost, but etcd answers only after its 7 s; the next leader is there within 1 to 2 s, and
     would have answered a request that is sent again."""
+    is_small: bool = False
+    """Whether request and reply are so small that a connection which does not carry them in time is
+    given up, even if there is no other endpoint."""
 
 
 READ = CallKind("read", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
@@ -73,7 +74,7 @@ GUARDED_WRITE = CallKind("guarded write", _NOT_DONE, True, 10.0, 10.0)
 REPEATABLE_WRITE = CallKind("repeatable write", _NOT_DONE | {Verdict.UNKNOWN}, True, 10.0, 3.0)
 UNCLAIMED_GRANT = CallKind("lease grant", _NOT_DONE | {Verdict.UNKNOWN}, False, 10.0, 3.0)
 """Of a lease whose id is not known to the caller yet: an orphan carries nothing, and expires."""
-KEEP_ALIVE = CallKind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5)
+KEEP_ALIVE = CallKind("keep-alive", _NOT_DONE | {Verdict.UNKNOWN}, False, 2.0, 1.5, is_small=True)
 
 
 class Deadline:
@@ -188,15 +189,6 @@ class _Call:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStream:
-    """A stream just opened, with where and under which token."""
-
-    server: Server
-    metadata: Metadata
-    stream: Stream
-
-
 class Failover:
     """Calls go to the current endpoint until it fails, then to the next one.
 
@@ -245,10 +237,6 @@ class Failover:
     def pause(self) -> Pause:
         return Pause(self.clock, len(self._servers))
 
-    def attempt_limit_s(self, kind: CallKind) -> float:
-        """Return how long one attempt of a small request may take."""
-        return kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
-
     async def call(self, kind: CallKind, method: str, request: Any, timeout_s: float) -> Any:
         """Make one unary call as its kind allows. Raises only :class:`EtcdError`."""
         deadline = Deadline(self.clock, timeout_s)
@@ -269,46 +257,31 @@ class Failover:
     ) -> T:
         """Make attempts until one succeeds, ``may_repeat`` forbids another, or time is up.
 
-        tenacity has a part only in what follows a failure: it would add a tenth to the cost of a
-        call, and most first attempts succeed. Raises :class:`AttemptError`, the last one.
+        Raises :class:`AttemptError`, the last one.
         """
+        while True:
+            try:
+                return await attempt()
+            except AttemptError as failed:
+                if not may_repeat(failed) or remaining_s() <= 0:
+                    raise
+            await self.clock.sleep(min(pause.next_s(), remaining_s()))
 
-        def pause_s(_state: tenacity.RetryCallState | None = None) -> float:
-            return min(pause.next_s(), remaining_s())
-
-        try:
-            return await attempt()
-        except AttemptError as failed:
-            if not may_repeat(failed) or remaining_s() <= 0:
-                raise
-        await self.clock.sleep(pause_s())
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, AttemptError) and may_repeat(error)
-            ),
-            wait=pause_s,
-            stop=lambda _state: remaining_s() <= 0,
-            sleep=self.clock.sleep,
-            reraise=True,
-        )
-        return await retrying(attempt)
-
-    async def open(self, method: str, limit_s: float) -> OpenStream:
+    async def open(self, method: str, limit_s: float) -> Stream:
         """Open a stream at the current endpoint. Raises :class:`AttemptError`."""
         server = await self._connected(limit_s)
         try:
-            metadata = await self._auth.metadata(server, limit_s)
-            return OpenStream(server, metadata, server.stream(method, metadata=metadata))
+            return server.stream(method, metadata=await self._auth.metadata(server, limit_s))
         except (AttemptError, ClosedError) as error:
             raise self.failed(server, error) from error
 
-    def is_current(self, opened: OpenStream) -> bool:
-        """Return whether :meth:`open` would choose the same endpoint and token now."""
-        same_server = self._servers[self._current] is opened.server
-        return same_server and self._auth.current is opened.metadata
-
     def failed(
-        self, server: Server, error: BaseException, metadata: Metadata | None = None
+        self,
+        server: Server,
+        error: BaseException,
+        metadata: Metadata | None = None,
+        *,
+        is_small: bool = False,
     ) -> AttemptError:
         """Judge a failure at ``server``, leave it if need be, and return what to raise."""
         if isinstance(error, AttemptError):
@@ -321,7 +294,8 @@ class Failover:
             if metadata is not None:
                 self._auth.refuse(metadata)
         elif fault.verdict is not Verdict.FINAL:
-            self.leave(server, is_silent=fault.is_timeout and self.has_alternatives)
+            gives_up = self.has_alternatives or is_small
+            self.leave(server, is_silent=fault.is_timeout and gives_up)
         return AttemptError(fault, server.name)
 
     def leave(self, server: Server, *, is_silent: bool = False) -> None:
@@ -415,7 +389,8 @@ class Failover:
             )
             metadata: Metadata | None = None
             try:
-                limit_s = self.attempt_limit_s(call.kind)
+                kind = call.kind
+                limit_s = kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
                 metadata = await self._auth.metadata(
                     server, min(limit_s, call.deadline.remaining_s())
                 )
@@ -423,7 +398,8 @@ class Failover:
                     call.method, call.request, timeout_s=call.limit_s(limit_s), metadata=metadata
                 )
             except (AttemptError, ClosedError, grpc.RpcError) as error:
-                raise self.failed(server, error, metadata) from error
+                small = call.kind.is_small
+                raise self.failed(server, error, metadata, is_small=small) from error
         except AttemptError as failed:
             call.note(failed)
             raise

@@ -95,11 +95,9 @@ class Option:
         if self.kind is OptionKind.COUNT:
             return f"a whole number from {int(not self.zero)} to {self.most}"
         whole = "whole " if self.kind is OptionKind.WHOLE_SECONDS else ""
-        least = (
-            f"a {whole}number of seconds, zero or more"
-            if self.zero
-            else (f"a positive {whole}number of seconds")
-        )
+        least = f"a positive {whole}number of seconds"
+        if self.zero:
+            least = f"a {whole}number of seconds, zero or more"
         return f"{least}, at most ten years ({self.most})"
 
     def allows(self, number: float) -> bool:
@@ -219,7 +217,7 @@ TOO_DEEP = (
 
 
 def is_too_deep(data: object, most: int = MAX_DATA_DEPTH) -> bool:
-    """Tell whether lists and dicts are in each other more than ``most`` deep."""
+    """Return whether lists and dicts are nested more than ``most`` deep."""
     if not isinstance(data, dict | list | tuple):
         return False
     values = data.values() if isinstance(data, dict) else data

@@ -26,7 +26,7 @@ _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhos
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether ``host`` can only mean the machine it is used on. May block for a look-up.
+    """Return whether ``host`` can only mean the machine it is used on. May block for a look-up.
 
     ``0.0.0.0`` and ``::`` do: a connection to them ends on the same machine.
     A machine's own name does not, although Debian resolves it to 127.0.1.1 on the machine itself:
@@ -44,7 +44,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_address(address: str) -> bool:
-    """Tell it of an address in its usual form; one of IPv4 in IPv6 counts as what it stands for."""
+    """Return whether an address in its usual form is loopback; IPv4 in IPv6 counts as IPv4."""
     parsed = _parse(address)
     return parsed is not None and parsed.is_loopback
 
@@ -64,7 +64,7 @@ def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
 
 
 def is_ours(family: int, address: tuple[object, ...]) -> bool:
-    """Tell whether an interface of this machine has the address, as :func:`socket.getaddrinfo`
+    """Return whether an interface of this machine has the address, as :func:`socket.getaddrinfo`
     gives it: the kernel refuses to bind any other."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -80,11 +80,11 @@ def resolve(host: str) -> tuple[str, ...]:
 
 
 def wait_for_name(
-    host: str, limit_s: float, tell: Callable[[float, str], None]
+    host: str, limit_s: float, report: Callable[[float, str], None]
 ) -> list[SocketAddress]:
     """Return the addresses of ``host``; if it is not in DNS yet, try again for ``limit_s`` seconds.
 
-    ``tell`` is called now and then meanwhile, with the seconds waited and what the resolver says.
+    ``report`` is called now and then meanwhile, with the seconds waited and the resolver's error.
     Signal handlers run while this blocks. Raises OSError, and UnicodeError at once for what cannot
     be a name.
     """
@@ -109,7 +109,7 @@ def wait_for_name(
     looking = begun_in_thread(look, "rdzv-etcd name look-up")
     try:
         while not wait_for_result(looking, began_s + next_line_s - time.monotonic()):
-            tell(time.monotonic() - began_s, str(problem))
+            report(time.monotonic() - began_s, str(problem))
             next_line_s += NEXT_LINE_S
         return looking.result()
     finally:

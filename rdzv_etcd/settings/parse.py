@@ -1,4 +1,4 @@
-"""Make :class:`Settings` from what torchrun or a library user passes, or say what is wrong.
+"""Make :class:`Settings` from what torchrun or a library user passes, or explain what is wrong.
 
 Knows how each kind of value is written and how options relate to each other. The only I/O is
 reading the files that options name.
@@ -411,7 +411,7 @@ def _rank_key(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _epoch_floor(environ: Mapping[str, str]) -> int:
-    """What workers hand back: the epoch of the checkpoint from which they will resume."""
+    """Return the epoch of the checkpoint from which workers resume, which they hand back."""
     text = environ.get(EPOCH_VARIABLE, "").strip()
     if not text:
         return 0

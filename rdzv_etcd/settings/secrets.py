@@ -6,7 +6,6 @@ are for, nor put one in a message.
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from dataclasses import replace
@@ -17,20 +16,11 @@ from rdzv_etcd.process import begun_in_thread, wait_for_result
 from rdzv_etcd.settings.connection import Credentials
 from rdzv_etcd.settings.fields import MAX_SECRET
 
-_log = logging.getLogger(__name__)
-
 _from_pipes: dict[tuple[int, int], bytes] = {}
 """What was in a pipe, by its device and inode: it can be read only once in a process."""
 
 
-def read_secret(
-    path: Path,
-    typed: str,
-    *,
-    may_wait: bool = True,
-    warn_after_s: float = 10.0,
-    limit_s: float = 60.0,
-) -> str:
+def read_secret(path: Path, typed: str, *, may_wait: bool = True, limit_s: float = 60.0) -> str:
     """Return the file's line; ``typed`` is the option that named it.
 
     Blocks until a pipe is written to and closed, which a person may have to do, but not beyond
@@ -45,7 +35,7 @@ def read_secret(
         elif (identity := (status.st_dev, status.st_ino)) in _from_pipes:
             content = _from_pipes[identity]
         elif may_wait:
-            content = _from_pipes[identity] = _read_pipe(path, named, warn_after_s, limit_s)
+            content = _from_pipes[identity] = _read_pipe(path, named, limit_s)
         else:
             raise SettingsError(
                 f"{named} is a pipe now, which is not waited for while a job runs: put a file there"
@@ -94,23 +84,17 @@ def _at_most(most: int, content: bytes, named: str) -> bytes:
     return content
 
 
-def _read_pipe(path: Path, named: str, warn_after_s: float, limit_s: float) -> bytes:
-    """Read ``--rdzv-conf=password_file=<(command)``, in a thread: opening it may block, too."""
+def _read_pipe(path: Path, named: str, limit_s: float) -> bytes:
+    """Read ``--rdzv-conf=password_file=<(command)``, in a thread, as opening it may block."""
 
     def read() -> bytes:
         with path.open("rb") as pipe:
             return pipe.read(MAX_SECRET + 1)
 
     reading = begun_in_thread(read, "rdzv-etcd secret")
-    if not wait_for_result(reading, warn_after_s):
-        _log.warning(
-            "waiting until a command writes to the pipe %s and closes it, for %g s at most",
-            named,
-            limit_s,
+    if not wait_for_result(reading, limit_s):
+        raise SettingsError(
+            f"{named} is a pipe, and no command has written to it and closed it within "
+            f"{limit_s:g} s: does the command run that should?"
         )
-        if not wait_for_result(reading, limit_s - warn_after_s):
-            raise SettingsError(
-                f"{named} is a pipe, and no command has written to it and closed it within "
-                f"{limit_s:g} s: does the command run that should?"
-            )
     return _at_most(MAX_SECRET, reading.result(), named)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import (
@@ -40,32 +40,6 @@ LIMIT_S = 60.0
 """How long a test waits for something that must happen."""
 
 
-class Operator(Protocol):
-    """One etcd cluster, from its operator's side."""
-
-    def connect(self) -> Etcd: ...
-
-    def compact(self, revision: int) -> None: ...
-
-    def wipe(self) -> None: ...
-
-    def restart(self) -> None: ...
-
-    def fall_silent(self) -> None:
-        """Take what is sent, and answer nothing until :meth:`speak`."""
-
-    def speak(self) -> None: ...
-
-    def save(self) -> None: ...
-
-    def restore(self) -> None:
-        """Go back to what was saved."""
-
-    def set_lacks(self, *lacks: Lack) -> None:
-        """Let connections that are made from now on, and all made after the first call, lack these
-        permissions and no others. Ranges in order, none within another."""
-
-
 class RealOperator:
     """Hurts a real server. Blocks the loop on purpose: the server dies with its parent thread."""
 
@@ -89,6 +63,7 @@ class RealOperator:
         self._server.restart()
 
     def fall_silent(self) -> None:
+        """Take what is sent, and answer nothing until :meth:`speak`."""
         self._server.pause()
 
     def speak(self) -> None:
@@ -98,9 +73,12 @@ class RealOperator:
         self._server.save()
 
     def restore(self) -> None:
+        """Go back to what was saved."""
         self._server.restore()
 
     def set_lacks(self, *lacks: Lack) -> None:
+        """Let connections that are made from now on, and all made after the first call, lack these
+        permissions and no others. Ranges in order, none within another."""
         gateway = self._server.gateway
         if self._granted is None:
             self._granted = []
@@ -161,6 +139,10 @@ class MemoryOperator:
 
     def set_lacks(self, *lacks: Lack) -> None:
         set_lacks(self._server, *lacks)
+
+
+Operator: TypeAlias = "RealOperator | MemoryOperator"
+"""One etcd cluster, from its operator's side."""
 
 
 class Lab:

@@ -13,7 +13,7 @@ from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Delete, Get, Put, Txn
 from rdzv_etcd.settings import settings_from_config
 from rdzv_etcd.settings.connection import Credentials
-from tests.etcd.tools import END, PREFIX, InOrder, awaited, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, PREFIX, InOrder, awaited, client_of, in_background, put, soon
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
 TRAINER = Credentials(USER, USER_PASSWORD)
@@ -36,61 +36,50 @@ async def test_an_expired_token_is_renewed_on_calls(auth_etcd: EtcdServer) -> No
         assert await client.revoke(lease.lease_id)
 
 
-def test_an_expired_token_is_renewed_on_streams(fresh_etcd: Callable[..., EtcdServer]) -> None:
+@awaited
+async def test_an_expired_token_is_renewed_on_streams(
+    fresh_etcd: Callable[..., EtcdServer],
+) -> None:
     """The streams are opened again after a restart, long after the token has expired."""
     server = fresh_etcd(flags=("--auth-token-ttl", "2"))
     server.enable_auth()
-
-    async def scenario() -> None:
-        async with client_of(server, credentials=TRAINER) as client:
-            lease = await client.grant(60)
-            first = await client.txn(put(b"1", b"", lease.lease_id))
-            watch = client.watch(PREFIX, END, start_revision=first.revision)
-            assert (await soon(watch.__anext__())).revision == first.revision
-            assert await client.keep_alive(lease.lease_id) == 60
-            await outlive_the_token()
-            await in_background(server.restart)
-            assert await client.keep_alive(lease.lease_id) > 0
-            second = await client.txn(put(b"2", b"", lease.lease_id), repeatable=True)
-            assert (await soon(watch.__anext__())).revision <= second.revision
-            late = client.watch(PREFIX, END, start_revision=first.revision)
-            await outlive_the_token()
-            other = client.watch(PREFIX, END, start_revision=first.revision)
-            for one in (late, other):
-                assert (await soon(one.__anext__())).revision >= first.revision
-
-    run(scenario())
+    async with client_of(server, credentials=TRAINER) as client:
+        lease = await client.grant(60)
+        first = await client.txn(put(b"1", b"", lease.lease_id))
+        watch = client.watch(PREFIX, END, start_revision=first.revision)
+        assert (await soon(watch.__anext__())).revision == first.revision
+        assert await client.keep_alive(lease.lease_id) == 60
+        await outlive_the_token()
+        await in_background(server.restart)
+        assert await client.keep_alive(lease.lease_id) > 0
+        second = await client.txn(put(b"2", b"", lease.lease_id), repeatable=True)
+        assert (await soon(watch.__anext__())).revision <= second.revision
+        late = client.watch(PREFIX, END, start_revision=first.revision)
+        await outlive_the_token()
+        other = client.watch(PREFIX, END, start_revision=first.revision)
+        for one in (late, other):
+            assert (await soon(one.__anext__())).revision >= first.revision
 
 
-def test_a_change_of_roles_is_survived(fresh_etcd: Callable[..., EtcdServer]) -> None:
+@awaited
+async def test_a_change_of_roles_is_survived(server: EtcdServer) -> None:
     """Every change of users or roles makes etcd refuse the tokens issued before."""
-    server = fresh_etcd()
     server.enable_auth()
-
-    async def scenario() -> None:
-        async with client_of(server, credentials=TRAINER) as client:
-            await client.txn(put(b"1"))
-            for n in range(3):
-                grant = partial(server.gateway.grant_prefix, "trainers", b"/more%d/" % n)
-                await in_background(grant)
-                calls = [client.txn(put(b"role%d" % m)) for m in range(5)]
-                assert all(done.succeeded for done in await asyncio.gather(*calls))
-
-    run(scenario())
+    async with client_of(server, credentials=TRAINER) as client:
+        await client.txn(put(b"1"))
+        for n in range(3):
+            grant = partial(server.gateway.grant_prefix, "trainers", b"/more%d/" % n)
+            await in_background(grant)
+            calls = [client.txn(put(b"role%d" % m)) for m in range(5)]
+            assert all(done.succeeded for done in await asyncio.gather(*calls))
 
 
-def test_authentication_switched_on_later_is_survived(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server, credentials=TRAINER) as client:
-            assert (await client.txn(put(b"open"))).succeeded  # credentials do no harm
-            await in_background(server.enable_auth)
-            assert (await client.txn(put(b"guarded"))).succeeded
-
-    run(scenario())
+@awaited
+async def test_authentication_switched_on_later_is_survived(server: EtcdServer) -> None:
+    async with client_of(server, credentials=TRAINER) as client:
+        assert (await client.txn(put(b"open"))).succeeded  # credentials do no harm
+        await in_background(server.enable_auth)
+        assert (await client.txn(put(b"guarded"))).succeeded
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv_etcd.errors import InvalidRequestError, LeaseNotFoundError
+from rdzv_etcd.errors import LeaseNotFoundError
 from rdzv_etcd.etcd.port import Delete, Get, Put, Txn, prefix_end
 from tests.etcd.tools import PREFIX, awaited, client_of, put
 from tests.support.servers import EtcdServer
@@ -39,10 +39,3 @@ async def test_a_large_answer_is_read_whole(etcd_server: EtcdServer, job_id: str
         got = await client.get(Get(key, prefix_end(key)))
         assert sum(len(kv.value) for kv in got.kvs) == 6_000_000
         await client.txn(Txn((), (Delete(key, prefix_end(key)),)))
-
-
-@awaited
-async def test_a_malformed_request_is_told_apart(etcd_server: EtcdServer) -> None:
-    async with client_of(etcd_server) as client:
-        with pytest.raises(InvalidRequestError, match="duplicate key"):
-            await client.txn(Txn((), (Put(A, b"1"), Put(A, b"2"))))

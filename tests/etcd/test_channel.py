@@ -14,7 +14,7 @@ import pytest
 from rdzv_etcd.clock import SystemClock
 from rdzv_etcd.etcd.channel import ClosedError, Server
 from rdzv_etcd.etcd.messages import load
-from tests.etcd.tools import run
+from tests.etcd.tools import awaited
 
 TURNS = 12
 """Of the loop, after which everything waits for the server."""
@@ -46,7 +46,8 @@ async def read(server: Server) -> object:
 
 @pytest.mark.parametrize("asked", [ready, unary, read])
 @pytest.mark.parametrize("turns", range(TURNS))
-def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
+@awaited
+async def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
     target: str, asked: Asked, turns: int
 ) -> None:
     """Others would end the watch or the call, for which this is one endpoint among several."""
@@ -61,13 +62,10 @@ def test_whenever_a_channel_is_given_up_only_known_errors_come_out(
         await server.close()
         return answers[0]
 
-    async def scenario() -> None:
-        renewed = await outcome(Server.renew)
-        closed = await outcome(Server.close)
-        assert isinstance(closed, ClosedError)
-        if asked is ready:
-            assert renewed is False  # it has waited for the next channel
-        else:
-            assert isinstance(renewed, (ClosedError, grpc.aio.AioRpcError))
-
-    run(scenario())
+    renewed = await outcome(Server.renew)
+    closed = await outcome(Server.close)
+    assert isinstance(closed, ClosedError)
+    if asked is ready:
+        assert renewed is False  # it has waited for the next channel
+    else:
+        assert isinstance(renewed, (ClosedError, grpc.aio.AioRpcError))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from rdzv_etcd.etcd.client import EtcdClient
 from tests.etcd.tools import PREFIX, client_of, in_background, put, run, soon
@@ -35,11 +34,7 @@ def test_a_closed_client_leaves_nothing(etcd_server: EtcdServer) -> None:
     check.check()
 
 
-def test_a_client_closed_during_an_outage_leaves_nothing(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
-
+def test_a_client_closed_during_an_outage_leaves_nothing(server: EtcdServer) -> None:
     async def scenario() -> None:
         async with client_of(server) as client:
             await use(client)

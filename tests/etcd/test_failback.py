@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,17 +16,16 @@ from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.etcd.watch import EtcdWatch
 from rdzv_etcd.settings.connection import Connection, Endpoint
 from tests.etcd.test_watch import names
-from tests.etcd.test_watch_streams import streams_begun
 from tests.etcd.tools import (
     END,
     LIMIT_S,
     PREFIX,
     InOrder,
+    awaited,
     client_of,
     connection,
     in_background,
     put,
-    run,
     soon,
 )
 from tests.library.nodes import wait_until
@@ -36,49 +35,54 @@ SOON_S = 0.5
 CLIENTS = 9
 
 
+def streams_begun(server: EtcdServer) -> float:
+    """How many watch streams this member has been asked for since its start."""
+    return sum(
+        sample.value
+        for sample in server.metrics().samples
+        if sample.name == "grpc_server_started_total"
+        and sample.labels.get("grpc_method") == "Watch"
+    )
+
+
 def streams(server: EtcdServer) -> float:
     """How many clients have their watches at this member."""
     return server.metrics().total("etcd_debugging_mvcc_watch_stream_total")
 
 
-def test_after_a_rolling_upgrade_every_client_is_where_it_was(
-    fresh_cluster: Callable[[int], EtcdCluster],
-) -> None:
-    members = fresh_cluster(3).members
-
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            clients = [
-                EtcdClient(connection(*members), SystemClock(seed), failback_after_s=SOON_S)
-                for seed in range(CLIENTS)
-            ]
-            for client in clients:
-                stack.push_async_callback(client.close)
-            watches: list[EtcdWatch] = []
-            for client in clients:
-                watches.append(client.watch(PREFIX, END, start_revision=0))
-                await watches[-1].ready()
-            leases = [(await client.grant(60)).lease_id for client in clients]
-            before = [streams(member) for member in members]
-            assert sum(before) == CLIENTS
-            assert all(before)  # the first endpoint is drawn
-            for n, member in enumerate(members):
-                await in_background(member.stop)
-                name = b"during %d" % n
-                await clients[0].txn(put(name), repeatable=True, timeout_s=LIMIT_S)
-                for client, watch, lease_id in zip(clients, watches, leases, strict=True):
-                    assert (await names(watch, 1))[0] == name
-                    assert await client.keep_alive(lease_id, timeout_s=LIMIT_S) > 0
-                await in_background(member.start)
-            await in_background(
-                lambda: wait_until("home", lambda: [streams(m) for m in members] == before)
-            )
-            await clients[0].txn(put(b"after"), repeatable=True)
+@awaited
+async def test_after_a_rolling_upgrade_every_client_is_where_it_was(cluster: EtcdCluster) -> None:
+    members = cluster.members
+    async with AsyncExitStack() as stack:
+        clients = [
+            EtcdClient(connection(*members), SystemClock(seed), failback_after_s=SOON_S)
+            for seed in range(CLIENTS)
+        ]
+        for client in clients:
+            stack.push_async_callback(client.close)
+        watches: list[EtcdWatch] = []
+        for client in clients:
+            watches.append(client.watch(PREFIX, END, start_revision=0))
+            await watches[-1].ready()
+        leases = [(await client.grant(60)).lease_id for client in clients]
+        before = [streams(member) for member in members]
+        assert sum(before) == CLIENTS
+        assert all(before)  # the first endpoint is drawn
+        for n, member in enumerate(members):
+            await in_background(member.stop)
+            name = b"during %d" % n
+            await clients[0].txn(put(name), repeatable=True, timeout_s=LIMIT_S)
             for client, watch, lease_id in zip(clients, watches, leases, strict=True):
-                assert await names(watch, 1) == [b"after"]
-                assert await client.keep_alive(lease_id) > 0
-
-    run(scenario())
+                assert (await names(watch, 1))[0] == name
+                assert await client.keep_alive(lease_id, timeout_s=LIMIT_S) > 0
+            await in_background(member.start)
+        await in_background(
+            lambda: wait_until("home", lambda: [streams(m) for m in members] == before)
+        )
+        await clients[0].txn(put(b"after"), repeatable=True)
+        for client, watch, lease_id in zip(clients, watches, leases, strict=True):
+            assert await names(watch, 1) == [b"after"]
+            assert await client.keep_alive(lease_id) > 0
 
 
 @pytest.fixture
@@ -105,51 +109,42 @@ def silent_home() -> Iterator[tuple[int, threading.Semaphore]]:
         one.close()
 
 
-def test_nobody_moves_to_an_endpoint_that_does_not_answer(
-    fresh_etcd: Callable[..., EtcdServer], silent_home: tuple[int, threading.Semaphore]
+@awaited
+async def test_nobody_moves_to_an_endpoint_that_does_not_answer(
+    server: EtcdServer, silent_home: tuple[int, threading.Semaphore]
 ) -> None:
-    server = fresh_etcd()
     port, came = silent_home
     endpoints = (Endpoint("127.0.0.1", port), Endpoint("127.0.0.1", server.port))
-
-    async def scenario() -> None:
-        client = EtcdClient(Connection(endpoints), InOrder(), failback_after_s=0.1)
-        try:
-            watch = client.watch(PREFIX, END, start_revision=0)
-            await watch.ready()
-            lease = await client.grant(60)
-            for n in range(2):
-                await in_background(lambda: came.acquire(timeout=LIMIT_S))
-                await client.txn(put(b"%d" % n))
-                assert await names(watch, 1) == [b"%d" % n]
-                assert await client.keep_alive(lease.lease_id) > 0
-            assert streams_begun(server) == 1
-        finally:
-            await soon(client.close())
-
-    run(scenario())
+    client = EtcdClient(Connection(endpoints), InOrder(), failback_after_s=0.1)
+    try:
+        watch = client.watch(PREFIX, END, start_revision=0)
+        await watch.ready()
+        lease = await client.grant(60)
+        for n in range(2):
+            await in_background(lambda: came.acquire(timeout=LIMIT_S))
+            await client.txn(put(b"%d" % n))
+            assert await names(watch, 1) == [b"%d" % n]
+            assert await client.keep_alive(lease.lease_id) > 0
+        assert streams_begun(server) == 1
+    finally:
+        await soon(client.close())
 
 
-def test_calls_under_way_survive_the_way_home(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
-    first, second, _ = fresh_cluster(3).members
-
-    async def scenario() -> None:
-        async with client_of(first, second, failback_after_s=SOON_S) as client:
-            await in_background(first.stop)
-            watch = client.watch(PREFIX, END, start_revision=0)
-            await watch.ready()
-            await in_background(first.start)
-            back = asyncio.create_task(
-                in_background(lambda: wait_until("home", lambda: streams(first) == 1))
-            )
-            count = 0
-            while not back.done():  # guarded writes: an interruption would leave them in doubt
-                await asyncio.gather(
-                    *(client.txn(put(b"%d" % n)) for n in range(count, count + 20))
-                )
-                count += 20
-            await back
-            assert len(set(await names(watch, count))) == count
-            assert (await client.get(Get(PREFIX, END))).count == count
-
-    run(scenario())
+@awaited
+async def test_calls_under_way_survive_the_way_home(cluster: EtcdCluster) -> None:
+    first, second, _ = cluster.members
+    async with client_of(first, second, failback_after_s=SOON_S) as client:
+        await in_background(first.stop)
+        watch = client.watch(PREFIX, END, start_revision=0)
+        await watch.ready()
+        await in_background(first.start)
+        back = asyncio.create_task(
+            in_background(lambda: wait_until("home", lambda: streams(first) == 1))
+        )
+        count = 0
+        while not back.done():  # guarded writes: an interruption would leave them in doubt
+            await asyncio.gather(*(client.txn(put(b"%d" % n)) for n in range(count, count + 20)))
+            count += 20
+        await back
+        assert len(set(await names(watch, count))) == count
+        assert (await client.get(Get(PREFIX, END))).count == count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,7 +22,6 @@ from tests.etcd.tools import (
     create,
     in_background,
     put,
-    run,
 )
 from tests.support.processes import free_port
 from tests.support.servers import EtcdCluster, EtcdServer
@@ -92,81 +91,63 @@ async def test_an_unknown_host_is_reported() -> None:
         await client.close()
 
 
-def test_a_server_that_comes_back_is_found_again(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            await client.txn(put(b"before"))
-            server.kill()
-            reading = asyncio.create_task(client.get(ANY, timeout_s=LIMIT_S))
-            writing = asyncio.create_task(client.txn(create(b"after"), timeout_s=LIMIT_S))
-            await in_background(server.start)
-            assert (await reading).revision > 1
-            try:
-                assert (await writing).succeeded
-            except OutcomeUnknownError:  # it was sent before the loss was noticed
-                await client.get(ANY)
-
-    run(scenario())
+@awaited
+async def test_a_server_that_comes_back_is_found_again(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        await client.txn(put(b"before"))
+        server.kill()
+        reading = asyncio.create_task(client.get(ANY, timeout_s=LIMIT_S))
+        writing = asyncio.create_task(client.txn(create(b"after"), timeout_s=LIMIT_S))
+        await in_background(server.start)
+        assert (await reading).revision > 1
+        try:
+            assert (await writing).succeeded
+        except OutcomeUnknownError:  # it was sent before the loss was noticed
+            await client.get(ANY)
 
 
-def test_a_write_to_a_stopped_server_has_an_unknown_outcome(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            await client.txn(put(b"warm"))
-            server.pause()
-            try:
-                with pytest.raises(OutcomeUnknownError, match="may or may not"):
-                    await client.txn(create(b"doubt"), timeout_s=1.0)
-                with pytest.raises(EtcdUnavailableError):
-                    await client.get(ANY, timeout_s=1.0)
-            finally:
-                server.resume()
-            # Whether the server still did it, and when, is its own affair. It is done once.
-            found = (await client.get(Get(PREFIX + b"doubt"), timeout_s=LIMIT_S)).count
-            again = await client.txn(create(b"doubt"), timeout_s=LIMIT_S)
-            assert not (found and again.succeeded)
-            (kv,) = (await client.get(Get(PREFIX + b"doubt"), timeout_s=LIMIT_S)).kvs
-            assert kv.create_revision == kv.mod_revision
-
-    run(scenario())
-
-
-def test_a_half_open_connection_is_noticed_by_pings(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    """One endpoint, connected and silent: a long call ends when the pings stay unanswered."""
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            await client.txn(put(b"warm"))
-            server.pause()
-            reading = asyncio.create_task(client.get(ANY, timeout_s=LIMIT_S))
-            with pytest.raises(OutcomeUnknownError):
-                await client.txn(create(b"ping"), timeout_s=LIMIT_S)
+@awaited
+async def test_a_write_to_a_stopped_server_has_an_unknown_outcome(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        await client.txn(put(b"warm"))
+        server.pause()
+        try:
+            with pytest.raises(OutcomeUnknownError, match="may or may not"):
+                await client.txn(create(b"doubt"), timeout_s=1.0)
+            with pytest.raises(EtcdUnavailableError):
+                await client.get(ANY, timeout_s=1.0)
+        finally:
             server.resume()
-            assert (await reading).revision > 1
+        # Whether the server still did it, and when, is its own affair. It is done once.
+        found = (await client.get(Get(PREFIX + b"doubt"), timeout_s=LIMIT_S)).count
+        again = await client.txn(create(b"doubt"), timeout_s=LIMIT_S)
+        assert not (found and again.succeeded)
+        (kv,) = (await client.get(Get(PREFIX + b"doubt"), timeout_s=LIMIT_S)).kvs
+        assert kv.create_revision == kv.mod_revision
 
-    run(scenario())
+
+@awaited
+async def test_a_half_open_connection_is_noticed_by_pings(server: EtcdServer) -> None:
+    """One endpoint, connected and silent: a long call ends when the pings stay unanswered."""
+    async with client_of(server) as client:
+        await client.txn(put(b"warm"))
+        server.pause()
+        reading = asyncio.create_task(client.get(ANY, timeout_s=LIMIT_S))
+        with pytest.raises(OutcomeUnknownError):
+            await client.txn(create(b"ping"), timeout_s=LIMIT_S)
+        server.resume()
+        assert (await reading).revision > 1
 
 
-def test_the_other_members_take_over(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
-    cluster = fresh_cluster(3)
+@awaited
+async def test_the_other_members_take_over(cluster: EtcdCluster) -> None:
     first, *_ = cluster.members
-
-    async def scenario() -> None:
-        async with client_of(*cluster.members) as client:
-            await client.txn(put(b"before"))
-            first.pause()  # connected, and silent for ever
-            assert (await client.get(ANY, timeout_s=LIMIT_S)).count == 0
-            assert (await client.txn(put(b"after"), timeout_s=LIMIT_S)).succeeded
-            first.resume()
-
-    run(scenario())
+    async with client_of(*cluster.members) as client:
+        await client.txn(put(b"before"))
+        first.pause()  # connected, and silent for ever
+        assert (await client.get(ANY, timeout_s=LIMIT_S)).count == 0
+        assert (await client.txn(put(b"after"), timeout_s=LIMIT_S)).succeeded
+        first.resume()
 
 
 async def in_doubt(client: EtcdClient) -> EtcdUnavailableError | None:
@@ -180,91 +161,69 @@ async def in_doubt(client: EtcdClient) -> EtcdUnavailableError | None:
     raise AssertionError("a write without a quorum was applied")
 
 
-def test_a_write_without_a_quorum_is_refused_not_in_doubt(
-    fresh_cluster: Callable[[int], EtcdCluster],
-) -> None:
-    cluster = fresh_cluster(3)
+@awaited
+async def test_a_write_without_a_quorum_is_refused_not_in_doubt(cluster: EtcdCluster) -> None:
     lonely, *others = cluster.members
-
-    async def scenario() -> None:
-        async with client_of(lonely) as client:
-            for other in others:
-                other.kill()
+    async with client_of(lonely) as client:
+        for other in others:
+            other.kill()
+        outcome = await in_doubt(client)
+        while outcome is None:  # until the member knows that it has no leader
             outcome = await in_doubt(client)
-            while outcome is None:  # until the member knows that it has no leader
-                outcome = await in_doubt(client)
-            assert "no leader" in str(outcome)
-
-    run(scenario())
+        assert "no leader" in str(outcome)
 
 
-def test_a_closed_client_refuses_calls_and_ends_those_in_flight(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
+@awaited
+async def test_a_closed_client_refuses_calls_and_ends_those_in_flight(server: EtcdServer) -> None:
+    client = EtcdClient(connection(server), InOrder())
+    lease = await client.grant(60)
+    await client.keep_alive(lease.lease_id)
+    server.pause()
+    calls = [
+        asyncio.create_task(client.get(ANY)),
+        asyncio.create_task(client.keep_alive(lease.lease_id)),
+    ]
+    write = asyncio.create_task(client.txn(put(b"x")))
+    await asyncio.sleep(0.2)  # any point in their way will do
+    await client.close()
+    await client.close()
+    for call in calls:
+        with pytest.raises(EtcdUnavailableError, match="closed"):
+            await call
+    with pytest.raises((EtcdUnavailableError, OutcomeUnknownError), match="closed"):
+        await write
+    with pytest.raises(EtcdUnavailableError, match="closed"):
+        await client.get(ANY)
+    with pytest.raises(EtcdUnavailableError, match="closed"):
+        client.watch(PREFIX, start_revision=1)
+    server.resume()
 
-    async def scenario() -> None:
-        client = EtcdClient(connection(server), InOrder())
-        lease = await client.grant(60)
-        await client.keep_alive(lease.lease_id)
+
+@awaited
+async def test_a_cancelled_call_is_cancelled(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        await client.get(ANY)
         server.pause()
-        calls = [
-            asyncio.create_task(client.get(ANY)),
-            asyncio.create_task(client.keep_alive(lease.lease_id)),
-        ]
-        write = asyncio.create_task(client.txn(put(b"x")))
-        await asyncio.sleep(0.2)  # any point in their way will do
-        await client.close()
-        await client.close()
-        for call in calls:
-            with pytest.raises(EtcdUnavailableError, match="closed"):
-                await call
-        with pytest.raises((EtcdUnavailableError, OutcomeUnknownError), match="closed"):
-            await write
-        with pytest.raises(EtcdUnavailableError, match="closed"):
-            await client.get(ANY)
-        with pytest.raises(EtcdUnavailableError, match="closed"):
-            client.watch(PREFIX, start_revision=1)
+        call = asyncio.create_task(client.get(ANY))
+        await asyncio.sleep(0.1)  # any point in its way will do
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         server.resume()
-
-    run(scenario())
-
-
-def test_a_cancelled_call_is_cancelled(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            await client.get(ANY)
-            server.pause()
-            call = asyncio.create_task(client.get(ANY))
-            await asyncio.sleep(0.1)  # any point in its way will do
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            server.resume()
-
-    run(scenario())
 
 
 @pytest.mark.slow
-def test_a_grant_under_a_chosen_id_is_repeated_safely(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
+@awaited
+async def test_a_grant_under_a_chosen_id_is_repeated_safely(server: EtcdServer) -> None:
     """The first attempt's reply is lost; whether it was applied or not, the grant succeeds."""
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            await client.get(ANY)
-            server.pause()
-            granting = asyncio.create_task(client.grant(60, lease_id=4711, timeout_s=LIMIT_S))
-            revoking = asyncio.create_task(client.revoke(4712, timeout_s=LIMIT_S))
-            await asyncio.wait([granting], timeout=11.5)  # the attempt limit is 10 s
-            server.resume()
-            lease = await granting
-            assert (lease.lease_id, lease.ttl_s) == (4711, 60)
-            await revoking  # a lease that never was: there is no error either
-            assert await client.keep_alive(4711) == 60
-
-    run(scenario())
+    async with client_of(server) as client:
+        await client.get(ANY)
+        server.pause()
+        granting = asyncio.create_task(client.grant(60, lease_id=4711, timeout_s=LIMIT_S))
+        revoking = asyncio.create_task(client.revoke(4712, timeout_s=LIMIT_S))
+        await asyncio.wait([granting], timeout=11.5)  # the attempt limit is 10 s
+        server.resume()
+        lease = await granting
+        assert (lease.lease_id, lease.ttl_s) == (4711, 60)
+        await revoking  # a lease that never was: there is no error either
+        assert await client.keep_alive(4711) == 60

@@ -10,7 +10,7 @@ import pytest
 
 from rdzv_etcd.etcd.port import Get
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, PREFIX, client_of, in_background, put, run
+from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put
 from tests.library.nodes import wait_until
 from tests.support.hung_disk import REAL_FSYNC, connected_to, hung_disk
 from tests.support.servers import EtcdBinary, EtcdCluster, EtcdServer
@@ -29,31 +29,28 @@ def members(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[list[EtcdServer
 
 @pytest.mark.parametrize("calls", [False, True], ids=["it only watches", "it calls"])
 @pytest.mark.every_etcd
-def test_a_client_leaves_a_member_whose_disk_hangs_as_a_whole(
+@awaited
+async def test_a_client_leaves_a_member_whose_disk_hangs_as_a_whole(
     members: list[EtcdServer], *, calls: bool
 ) -> None:
     """It finds that out by itself, or by a call that is not answered."""
-
-    async def scenario() -> None:
-        home, _, etcd_leader = members
-        async with client_of(*members) as client, client_of(etcd_leader) as other:
-            client.watch_health.check_every(3600.0 if calls else 1.0)
-            watch = client.watch(PREFIX, END, start_revision=0)
-            await watch.ready()
-            lease = await client.grant(60)
+    home, _, etcd_leader = members
+    async with client_of(*members) as client, client_of(etcd_leader) as other:
+        client.watch_health.check_every(3600.0 if calls else 1.0)
+        watch = client.watch(PREFIX, END, start_revision=0)
+        await watch.ready()
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease.lease_id) == 60
+        with hung_disk(home):
+            await other.txn(put(b"first"))
+            if calls:
+                assert (await client.get(Get(PREFIX, END))).count == 1
+            assert await names(watch, 1) == [b"first"]
+            await other.txn(put(b"second"))
+            assert await names(watch, 1) == [b"second"]
             assert await client.keep_alive(lease.lease_id) == 60
-            with hung_disk(home):
-                await other.txn(put(b"first"))
-                if calls:
-                    assert (await client.get(Get(PREFIX, END))).count == 1
-                assert await names(watch, 1) == [b"first"]
-                await other.txn(put(b"second"))
-                assert await names(watch, 1) == [b"second"]
-                assert await client.keep_alive(lease.lease_id) == 60
-                await in_background(
-                    lambda: wait_until(
-                        "it has left that member", lambda: not connected_to(os.getpid(), [home])
-                    )
+            await in_background(
+                lambda: wait_until(
+                    "it has left that member", lambda: not connected_to(os.getpid(), [home])
                 )
-
-    run(scenario())
+            )

@@ -1,11 +1,10 @@
-"""The shared keep-alive stream: replies reach who asked, and a broken stream is opened again."""
+"""Keep-alives: each gets its own reply, in time, at another member if need be."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -16,41 +15,20 @@ from tests.support.servers import EtcdCluster, EtcdServer
 
 
 @awaited
-async def test_replies_reach_the_lease_that_asked(etcd_server: EtcdServer) -> None:
-    async with client_of(etcd_server) as client:
-        leases = [await client.grant(100 + n) for n in range(20)]
-        asked = [lease.lease_id for lease in leases for _ in range(3)] + [4711]
-        ttls = await asyncio.gather(*(client.keep_alive(lease_id) for lease_id in asked))
-        assert ttls == [lease.ttl_s for lease in leases for _ in range(3)] + [0]
-        for lease in leases:
-            await client.revoke(lease.lease_id)
+async def test_a_reply_that_does_not_come_is_an_error_in_time(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease.lease_id) == 60
+        server.pause()
+        for limit_s in (1.0, 3.0):
+            with pytest.raises(EtcdUnavailableError):
+                await client.keep_alive(lease.lease_id, timeout_s=limit_s)
+        server.resume()
+        assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) == 60
 
 
-def test_a_reply_that_does_not_come_is_an_error_in_time(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            lease = await client.grant(60)
-            assert await client.keep_alive(lease.lease_id) == 60
-            server.pause()
-            with pytest.raises(EtcdUnavailableError, match="keep-alive of lease"):
-                await client.keep_alive(lease.lease_id, timeout_s=1.0)
-            with pytest.raises(EtcdUnavailableError, match="keep-alive of lease"):
-                await client.keep_alive(lease.lease_id, timeout_s=3.0)
-            server.resume()
-            assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) == 60
-
-    run(scenario())
-
-
-def test_a_connection_that_was_given_up_is_closed_at_once(
-    fresh_etcd: Callable[..., EtcdServer],
-) -> None:
+def test_a_connection_that_was_given_up_is_closed_at_once(server: EtcdServer) -> None:
     """Not when the garbage collector comes by, which in an idle process it may not for hours."""
-    server = fresh_etcd()
 
     def connections() -> int:
         found = psutil.Process().net_connections("tcp")
@@ -80,37 +58,27 @@ def test_a_connection_that_was_given_up_is_closed_at_once(
         gc.enable()
 
 
-def test_a_restart_is_survived(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            lease = await client.grant(60)
-            assert await client.keep_alive(lease.lease_id) == 60
-            server.kill()
-            renewal = asyncio.create_task(client.keep_alive(lease.lease_id, timeout_s=LIMIT_S))
-            await in_background(server.start)
-            assert await renewal > 0
-
-    run(scenario())
+@awaited
+async def test_a_restart_is_survived(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease.lease_id) == 60
+        server.kill()
+        renewal = asyncio.create_task(client.keep_alive(lease.lease_id, timeout_s=LIMIT_S))
+        await in_background(server.start)
+        assert await renewal > 0
 
 
-def test_another_member_takes_over_well_within_the_lease(
-    fresh_cluster: Callable[[int], EtcdCluster],
-) -> None:
-    cluster = fresh_cluster(3)
-
-    async def scenario() -> None:
-        leader = await in_background(cluster.leader)
-        follower, *others = (member for member in cluster.members if member is not leader)
-        async with client_of(follower, leader, *others) as client:
-            lease = await client.grant(60)
-            assert await client.keep_alive(lease.lease_id) == 60
-            follower.pause()
-            assert await client.keep_alive(lease.lease_id, timeout_s=10.0) == 60
-            follower.resume()
-
-    run(scenario())
+@awaited
+async def test_another_member_takes_over_well_within_the_lease(cluster: EtcdCluster) -> None:
+    leader = await in_background(cluster.leader)
+    follower, *others = (member for member in cluster.members if member is not leader)
+    async with client_of(follower, leader, *others) as client:
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease.lease_id) == 60
+        follower.pause()
+        assert await client.keep_alive(lease.lease_id, timeout_s=10.0) == 60
+        follower.resume()
 
 
 @awaited

@@ -100,9 +100,7 @@ def test_failed_handshakes_and_refused_connections_print_nothing(
     assert "connection refused" in refused
 
 
-def test_children_of_every_kind_start_and_end_while_channels_live(
-    etcd_server: EtcdServer,
-) -> None:
+def test_children_of_every_kind_start_and_end_while_channels_live(etcd_server: EtcdServer) -> None:
     done = python(CHILDREN, str(etcd_server.port))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 

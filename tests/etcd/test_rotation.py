@@ -14,7 +14,7 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdError
 from rdzv_etcd.etcd.port import Get
 from rdzv_etcd.settings.connection import Credentials, Tls
 from tests.etcd.test_watch import names
-from tests.etcd.tools import END, LIMIT_S, PREFIX, awaited, client_of, in_background, put, run, soon
+from tests.etcd.tools import END, LIMIT_S, PREFIX, awaited, client_of, in_background, put, soon
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import USER, USER_PASSWORD, EtcdServer
 
@@ -38,29 +38,27 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["loop", "blocking"])
-def test_certificates_replaced_on_disk_serve_the_next_connection(
+@awaited
+async def test_certificates_replaced_on_disk_serve_the_next_connection(
     fresh_etcd: Callable[..., EtcdServer], installed: Certificates, tmp_path: Path, blocking: bool
 ) -> None:
     server = fresh_etcd(certificates=installed, require_client_cert=True)
     tls = Tls(installed.ca, installed.client_cert, installed.client_key)
-
-    async def scenario() -> None:
-        async with client_of(server, tls=tls) as client:
-            lease = await client.grant(60)
-            watch = client.watch(PREFIX, END, start_revision=0)
-            await watch.ready()
-            assert await client.keep_alive(lease.lease_id) == 60
-            await in_background(server.stop)
-            replace(installed, tmp_path / "fresh")
-            await in_background(server.start)
-            await client.txn(put(b"after"), repeatable=True, timeout_s=LIMIT_S)
-            assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) > 0
-            assert await names(watch, 1) == [b"after"]
-
-    run(scenario())
+    async with client_of(server, tls=tls) as client:
+        lease = await client.grant(60)
+        watch = client.watch(PREFIX, END, start_revision=0)
+        await watch.ready()
+        assert await client.keep_alive(lease.lease_id) == 60
+        await in_background(server.stop)
+        replace(installed, tmp_path / "fresh")
+        await in_background(server.start)
+        await client.txn(put(b"after"), repeatable=True, timeout_s=LIMIT_S)
+        assert await client.keep_alive(lease.lease_id, timeout_s=LIMIT_S) > 0
+        assert await names(watch, 1) == [b"after"]
 
 
-def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
+@awaited
+async def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
     fresh_etcd: Callable[..., EtcdServer],
     installed: Certificates,
     tmp_path: Path,
@@ -70,85 +68,70 @@ def test_files_that_are_replaced_one_by_one_are_used_when_they_fit(
     old_key = tmp_path / "old.pem"
     shutil.copy2(installed.client_key, old_key)
     tls = Tls(installed.ca, installed.client_cert, installed.client_key)
-
-    async def scenario() -> None:
-        async with client_of(server, tls=tls, request_timeout_s=LIMIT_S) as client:
-            await client.connect()
-            await in_background(server.stop)
-            replace(installed, tmp_path / "fresh", but=("client_key",))
-            await in_background(server.start)
-            with pytest.raises(EtcdError):
-                await client.get(Get(PREFIX), timeout_s=2)
-            (told,) = warnings(caplog)
-            assert f"{installed.client_key} does not belong to" in told
-            shutil.copy2(tmp_path / "fresh" / "client_key.pem", installed.client_key)
-            await client.get(Get(PREFIX))
-
-    run(scenario())
+    async with client_of(server, tls=tls, request_timeout_s=LIMIT_S) as client:
+        await client.connect()
+        await in_background(server.stop)
+        replace(installed, tmp_path / "fresh", but=("client_key",))
+        await in_background(server.start)
+        with pytest.raises(EtcdError):
+            await client.get(Get(PREFIX), timeout_s=2)
+        (told,) = warnings(caplog)
+        assert f"{installed.client_key} does not belong to" in told
+        shutil.copy2(tmp_path / "fresh" / "client_key.pem", installed.client_key)
+        await client.get(Get(PREFIX))
 
 
-def test_a_password_that_was_changed_is_read_again(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+@awaited
+async def test_a_password_that_was_changed_is_read_again(
+    server: EtcdServer, tmp_path: Path
 ) -> None:
-    server = fresh_etcd()
     server.enable_auth()
     file = tmp_path / "password"
     file.write_text(USER_PASSWORD)
     login = Credentials(USER, USER_PASSWORD, None, file)
-
-    async def scenario() -> None:
-        async with client_of(server, credentials=login) as client:
-            watch = client.watch(PREFIX, END, start_revision=0)
-            await watch.ready()
-            for n in range(2):
-                file.write_text(f"changed {n}\n")
-                body = {"name": USER, "password": f"changed {n}"}
-                await in_background(lambda: server.gateway.call("/v3/auth/user/changepw", body))  # noqa: B023
-                await in_background(server.restart)  # streams need a token again, too
-                await client.txn(put(b"%d" % n))
-                assert await names(watch, 1) == [b"%d" % n]
-
-    run(scenario())
+    async with client_of(server, credentials=login) as client:
+        watch = client.watch(PREFIX, END, start_revision=0)
+        await watch.ready()
+        for n in range(2):
+            file.write_text(f"changed {n}\n")
+            body = {"name": USER, "password": f"changed {n}"}
+            await in_background(lambda: server.gateway.call("/v3/auth/user/changepw", body))  # noqa: B023
+            await in_background(server.restart)  # streams need a token again, too
+            await client.txn(put(b"%d" % n))
+            assert await names(watch, 1) == [b"%d" % n]
 
 
-def test_a_login_whose_file_is_gone_goes_on_as_before(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@awaited
+async def test_a_login_whose_file_is_gone_goes_on_as_before(
+    server: EtcdServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = fresh_etcd()
     server.enable_auth()
     login = Credentials(USER, USER_PASSWORD, None, tmp_path / "gone")
-
-    async def scenario() -> None:
-        async with client_of(server, credentials=login) as client:
-            await client.txn(put(b"1"))
-
-    run(scenario())
+    async with client_of(server, credentials=login) as client:
+        await client.txn(put(b"1"))
     (told,) = warnings(caplog)
     assert "cannot be read" in told
     assert str(tmp_path / "gone") in told
 
 
-def test_the_first_refusal_of_a_keep_alive_is_a_warning(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@awaited
+async def test_the_first_refusal_of_a_keep_alive_is_a_warning(
+    server: EtcdServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = fresh_etcd()
     server.enable_auth()
     file = tmp_path / "password"
     file.write_text("not yet")
-
-    async def scenario() -> None:
-        login = Credentials(USER, "", None, file)
-        async with client_of(server, credentials=login) as client:
-            for _ in range(3):
-                with pytest.raises(EtcdAuthError):
-                    await soon(client.keep_alive(4711))
-            (told,) = warnings(caplog)
-            assert f"{server.endpoint} refuses to renew" in told
-            assert "not yet" not in told
-            file.write_text(USER_PASSWORD)
-            assert await client.keep_alive(4711) == 0
-
-    run(scenario())
+    login = Credentials(USER, "", None, file)
+    async with client_of(server, credentials=login) as client:
+        for _ in range(3):
+            with pytest.raises(EtcdAuthError):
+                await soon(client.keep_alive(4711))
+        (told,) = warnings(caplog)
+        assert "etcd refuses to renew" in told
+        assert server.endpoint in told
+        assert "not yet" not in told
+        file.write_text(USER_PASSWORD)
+        assert await client.keep_alive(4711) == 0
 
 
 @awaited

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,40 +15,35 @@ from rdzv_etcd.errors import EtcdError, EtcdTlsError, EtcdUnavailableError, Sett
 from rdzv_etcd.etcd.auth import channel_credentials
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.settings.connection import Tls
-from tests.etcd.tools import LIMIT_S, awaited, client_of, connection, put, run
+from tests.etcd.tools import LIMIT_S, awaited, client_of, connection, put
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.servers import EtcdServer
 
 
-def failure(server: EtcdServer, tls: Tls | None, connect_timeout_s: float = 30.0) -> EtcdError:
+async def failure(
+    server: EtcdServer, tls: Tls | None, connect_timeout_s: float = 30.0
+) -> EtcdError:
     """The error of the first contact, which must come well before the timeout."""
-
-    async def scenario() -> EtcdError:
-        async with client_of(server, tls=tls, connect_timeout_s=connect_timeout_s) as client:
-            with pytest.raises(EtcdError) as failed:
-                await client.connect()
-            return failed.value
-
-    return run(scenario())
+    async with client_of(server, tls=tls, connect_timeout_s=connect_timeout_s) as client:
+        with pytest.raises(EtcdError) as failed:
+            await client.connect()
+        return failed.value
 
 
 @pytest.mark.parametrize("form", ["pair", "combined"])
-def test_a_client_certificate_opens_the_door(
+@awaited
+async def test_a_client_certificate_opens_the_door(
     mtls_etcd: EtcdServer, certificates: Certificates, form: str
 ) -> None:
     if form == "pair":
         tls = Tls(certificates.ca, certificates.client_cert, certificates.client_key)
     else:
         tls = Tls(certificates.ca, certificates.client_combined)
-
-    async def scenario() -> None:
-        async with client_of(mtls_etcd, tls=tls) as client:
-            lease = await client.grant(60)
-            assert (await client.txn(put(b"tls", b"", lease.lease_id))).succeeded
-            assert await client.keep_alive(lease.lease_id) == 60
-            await client.revoke(lease.lease_id)
-
-    run(scenario())
+    async with client_of(mtls_etcd, tls=tls) as client:
+        lease = await client.grant(60)
+        assert (await client.txn(put(b"tls", b"", lease.lease_id))).succeeded
+        assert await client.keep_alive(lease.lease_id) == 60
+        await client.revoke(lease.lease_id)
 
 
 @awaited
@@ -57,83 +54,80 @@ async def test_a_ca_is_enough_where_no_client_certificate_is_wanted(
         await client.connect()
 
 
-def test_without_a_ca_the_systems_roots_are_trusted(
+@awaited
+async def test_without_a_ca_the_systems_roots_are_trusted(
     tls_etcd: EtcdServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
-
-    async def scenario() -> None:
-        async with client_of(tls_etcd, tls=Tls()) as client:
-            await client.connect()
-
-    run(scenario())
+    async with client_of(tls_etcd, tls=Tls()) as client:
+        await client.connect()
     monkeypatch.delenv("SSL_CERT_FILE")
-    assert isinstance(failure(tls_etcd, Tls()), EtcdTlsError)
+    assert isinstance(await failure(tls_etcd, Tls()), EtcdTlsError)
 
 
-def test_a_foreign_ca_is_named_as_the_cause(
+@awaited
+async def test_a_foreign_ca_is_named_as_the_cause(
     tls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
-    error = failure(tls_etcd, Tls(certificates.foreign_ca))
+    error = await failure(tls_etcd, Tls(certificates.foreign_ca))
     assert isinstance(error, EtcdTlsError)
     assert "certificate verify failed - check ca_cert" in str(error)
     assert tls_etcd.endpoint in str(error)
     assert "\n" not in str(error)
 
 
-def test_a_certificate_for_another_host_is_told_at_once(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
+@pytest.mark.parametrize(
+    ("made", "limit_s", "error_type", "named"),
+    [
+        ({"hosts": ("etcd.example",)}, LIMIT_S, EtcdTlsError, "another host name"),
+        ({"expired": ("server",)}, LIMIT_S, EtcdTlsError, "the server's certificate has expired"),
+        ({"expired": ("client",)}, 5.0, EtcdError, "client certificate.*expired"),
+    ],
+)
+@awaited
+async def test_the_certificate_that_is_wrong_is_named(
+    fresh_etcd: Callable[..., EtcdServer],
+    tmp_path: Path,
+    made: dict[str, Any],
+    limit_s: float,
+    error_type: type[EtcdError],
+    named: str,
 ) -> None:
-    files = make_certificates(tmp_path / "elsewhere", hosts=("etcd.example",))
-    error = failure(fresh_etcd(certificates=files), Tls(files.ca), connect_timeout_s=LIMIT_S)
-    assert isinstance(error, EtcdTlsError)
-    assert "another host name" in str(error)
-
-
-def test_an_expired_certificate_of_the_server_is_told(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
-) -> None:
-    files = make_certificates(tmp_path / "expired", expired=("server",))
-    error = failure(fresh_etcd(certificates=files), Tls(files.ca), connect_timeout_s=LIMIT_S)
-    assert isinstance(error, EtcdTlsError)
-    assert "the server's certificate has expired" in str(error)
-
-
-def test_an_expired_client_certificate_is_hinted_at(
-    fresh_etcd: Callable[..., EtcdServer], tmp_path: Path
-) -> None:
-    files = make_certificates(tmp_path / "expired", expired=("client",))
+    files = make_certificates(tmp_path / "files", **made)
     server = fresh_etcd(certificates=files, require_client_cert=True)
     tls = Tls(files.ca, files.client_cert, files.client_key)
-    error = failure(server, tls, connect_timeout_s=5.0)
-    assert "client certificate" in str(error)
-    assert "expired" in str(error)
+    error = await failure(server, tls, limit_s)
+    assert isinstance(error, error_type)
+    assert re.search(named, str(error))
 
 
-def test_tls_to_a_server_without_it_is_named(
+@awaited
+async def test_tls_to_a_server_without_it_is_named(
     etcd_server: EtcdServer, certificates: Certificates
 ) -> None:
-    error = failure(etcd_server, Tls(certificates.ca), connect_timeout_s=3.0)
+    error = await failure(etcd_server, Tls(certificates.ca), connect_timeout_s=3.0)
     assert str(error).startswith(f"{etcd_server.target} speaks http, not https: use http://")
 
 
-def test_no_tls_to_a_server_with_it_is_hinted_at(tls_etcd: EtcdServer) -> None:
-    error = failure(tls_etcd, None, connect_timeout_s=3.0)
+@awaited
+async def test_no_tls_to_a_server_with_it_is_hinted_at(tls_etcd: EtcdServer) -> None:
+    error = await failure(tls_etcd, None, connect_timeout_s=3.0)
     assert isinstance(error, EtcdUnavailableError)
     assert str(error).startswith(f"{tls_etcd.target} speaks https, not http: use https://")
     assert list(error.endpoints) == [f"http://{tls_etcd.target}"]
 
 
-def test_a_missing_or_foreign_client_certificate_is_named(
+@awaited
+async def test_a_missing_or_foreign_client_certificate_is_named(
     mtls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
     foreign = Tls(certificates.ca, certificates.foreign_cert, certificates.foreign_key)
     for tls in (Tls(certificates.ca), foreign):
-        error = failure(mtls_etcd, tls, connect_timeout_s=5.0)
+        error = await failure(mtls_etcd, tls, connect_timeout_s=5.0)
         assert "client certificate" in str(error)
         assert mtls_etcd.endpoint in str(error)
         assert "speaks" not in str(error)
-    assert "speaks https, not http" in str(failure(mtls_etcd, None, connect_timeout_s=3.0))
+    assert "speaks https, not http" in str(await failure(mtls_etcd, None, connect_timeout_s=3.0))
 
 
 def test_what_is_no_file_is_refused_in_bounded_time_and_memory(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from rdzv_etcd.errors import CompactedError, EtcdPermissionError
+from rdzv_etcd.errors import CompactedError
+from rdzv_etcd.etcd import watch as watch_module
 from rdzv_etcd.etcd.client import EtcdClient
 from rdzv_etcd.etcd.port import Watch
-from rdzv_etcd.settings.connection import Credentials
-from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put, run, soon
-from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
+from tests.etcd.tools import END, PREFIX, awaited, client_of, in_background, put, soon
+from tests.library.nodes import wait_until
+from tests.support.servers import EtcdCluster, EtcdServer
 
 
 async def names(watch: Watch, count: int) -> list[bytes]:
@@ -34,54 +34,32 @@ async def opened(client: EtcdClient) -> Watch:
     return watch
 
 
-def test_it_starts_in_the_past_and_keeps_order(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            first = await client.txn(put(b"0"))
-            for start in range(1, 1501, 100):  # more revisions than etcd sends in one response
-                batch = range(start, start + 100)
-                await asyncio.gather(*(client.txn(put(b"%d" % n)) for n in batch))
-            watch = client.watch(PREFIX, END, start_revision=first.revision)
-            seen = await names(watch, 1501)
-            assert seen[0] == b"0"
-            assert len(set(seen)) == 1501
-
-    run(scenario())
+@awaited
+async def test_it_starts_in_the_past_and_keeps_order(server: EtcdServer) -> None:
+    async with client_of(server) as client:
+        first = await client.txn(put(b"0"))
+        for start in range(1, 1501, 100):  # more revisions than etcd sends in one response
+            batch = range(start, start + 100)
+            await asyncio.gather(*(client.txn(put(b"%d" % n)) for n in batch))
+        watch = client.watch(PREFIX, END, start_revision=first.revision)
+        seen = await names(watch, 1501)
+        assert seen[0] == b"0"
+        assert len(set(seen)) == 1501
 
 
-def test_it_goes_on_after_a_restart_without_a_gap(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            watch = await opened(client)
-            server.kill()
-            await in_background(server.start)
-            await in_background(lambda: server.gateway.put(PREFIX + b"second", b""))
-            assert await names(watch, 1) == [b"second"]
-            await in_background(server.restart)
-            await client.txn(put(b"third"), repeatable=True)
-            assert await names(watch, 1) == [b"third"]
-
-    run(scenario())
-
-
-def test_another_member_takes_over(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
-    cluster = fresh_cluster(3)
+@awaited
+async def test_another_member_takes_over(cluster: EtcdCluster) -> None:
     first, second, _ = cluster.members
-
-    async def scenario() -> None:
-        async with client_of(*cluster.members) as client:
-            watch = await opened(client)
-            first.pause()  # the connection stays; only pings tell
-            async with client_of(second) as writer:
-                await writer.txn(put(b"second"), repeatable=True)
-            assert await names(watch, 1) == [b"second"]
-            first.resume()
-
-    run(scenario())
+    async with client_of(*cluster.members) as client:
+        watch = await opened(client)
+        first.pause()  # the connection stays; only pings tell
+        late = client.watch(PREFIX, END, start_revision=0)
+        await soon(late.ready())
+        async with client_of(second) as writer:
+            await writer.txn(put(b"second"), repeatable=True)
+        for each in (watch, late):
+            assert await names(each, 1) == [b"second"]
+        first.resume()
 
 
 async def has_leader(member: EtcdServer) -> bool:
@@ -89,80 +67,83 @@ async def has_leader(member: EtcdServer) -> bool:
     return metrics.total("etcd_server_has_leader") > 0
 
 
-def test_a_member_without_a_quorum_is_left(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
+@awaited
+async def test_a_member_without_a_quorum_is_left(cluster: EtcdCluster) -> None:
     """etcd ends a watch that asks for a leader; the watch must outlive that."""
-    cluster = fresh_cluster(3)
     first, second, third = cluster.members
-
-    async def scenario() -> None:
-        async with client_of(first, second, third) as client:
-            watch = await opened(client)
-            second.kill()
-            third.kill()
-            while await has_leader(first):  # it takes an election timeout to find out
-                pass
-            await in_background(lambda: (second.start(wait=False), third.start(wait=False)))
-            await in_background(second.wait_ready)
-            async with client_of(second) as writer:
-                await writer.txn(put(b"second"), repeatable=True)
-            assert await names(watch, 1) == [b"second"]
-
-    run(scenario())
-
-
-def test_a_compaction_during_an_outage_is_reported(
-    fresh_cluster: Callable[[int], EtcdCluster],
-) -> None:
-    cluster = fresh_cluster(3)
-    first, second, _ = cluster.members
-
-    async def scenario() -> None:
-        async with client_of(first) as client, client_of(second) as writer:
-            watch = await opened(client)
-            await in_background(first.kill)
-            await writer.txn(put(b"unseen"), repeatable=True)
-            last = await writer.txn(put(b"unseen"), repeatable=True)
-            await in_background(lambda: second.gateway.compact(last.revision))
-            await in_background(first.start)
-            with pytest.raises(CompactedError):
-                await soon(watch.__aiter__().__anext__())
-
-    run(scenario())
+    async with client_of(first, second, third) as client:
+        watch = await opened(client)
+        second.kill()
+        third.kill()
+        while await has_leader(first):  # it takes an election timeout to find out
+            pass
+        await in_background(lambda: (second.start(wait=False), third.start(wait=False)))
+        await in_background(second.wait_ready)
+        async with client_of(second) as writer:
+            await writer.txn(put(b"second"), repeatable=True)
+        assert await names(watch, 1) == [b"second"]
 
 
 @awaited
-async def test_closing_ends_a_pending_iteration(etcd_server: EtcdServer) -> None:
-    async with client_of(etcd_server) as client:
-        watch = client.watch(PREFIX + b"nothing", start_revision=1)
-        step = asyncio.ensure_future(watch.__anext__())
-        await asyncio.sleep(0)
-        await watch.close()
-        await watch.close()
-        with pytest.raises(StopAsyncIteration):
-            await step
-        other = client.watch(PREFIX + b"nothing", start_revision=1)
-        await client.close()
-        with pytest.raises(StopAsyncIteration):
-            await other.__anext__()
+async def test_a_compaction_during_an_outage_is_reported(cluster: EtcdCluster) -> None:
+    first, second, _ = cluster.members
+    async with client_of(first) as client, client_of(second) as writer:
+        watch = await opened(client)
+        await in_background(first.kill)
+        await writer.txn(put(b"unseen"), repeatable=True)
+        last = await writer.txn(put(b"unseen"), repeatable=True)
+        await in_background(lambda: second.gateway.compact(last.revision))
+        await in_background(first.start)
+        with pytest.raises(CompactedError):
+            await soon(watch.__aiter__().__anext__())
 
 
-def test_opening_during_an_outage_waits_for_its_end(fresh_etcd: Callable[..., EtcdServer]) -> None:
-    server = fresh_etcd()
+@awaited
+async def test_opening_during_an_outage_waits_for_its_end(server: EtcdServer) -> None:
     revision = server.gateway.put(PREFIX + b"early", b"")
     server.kill()
-
-    async def scenario() -> None:
-        async with client_of(server) as client:
-            watch = client.watch(PREFIX, END, start_revision=revision)
-            await in_background(server.start)
-            assert await names(watch, 1) == [b"early"]
-
-    run(scenario())
+    async with client_of(server) as client:
+        watch = client.watch(PREFIX, END, start_revision=revision)
+        await in_background(server.start)
+        assert await names(watch, 1) == [b"early"]
 
 
 @awaited
-async def test_a_forbidden_range_is_reported(auth_etcd: EtcdServer) -> None:
-    async with client_of(auth_etcd, credentials=Credentials(USER, USER_PASSWORD)) as client:
-        watch = client.watch(b"/elsewhere", start_revision=1)
-        with pytest.raises(EtcdPermissionError):
-            await soon(watch.__anext__())
+async def test_watches_may_be_closed_at_any_point(etcd_server: EtcdServer, job_id: str) -> None:
+    """Before they are asked for, before etcd has confirmed them, and right after."""
+
+    def watchers() -> float:
+        return etcd_server.metrics().total("etcd_debugging_mvcc_watcher_total")
+
+    async with client_of(etcd_server) as client:
+        key = job_id.encode()
+        kept = client.watch(PREFIX + key, start_revision=0)
+        await kept.ready()
+        before = await in_background(watchers)
+        for steps in range(30):
+            brief = client.watch(PREFIX, END, start_revision=1)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await brief.close()
+        await client.txn(put(key))
+        assert await names(kept, 1) == [key]
+        await in_background(lambda: wait_until("they have ended", lambda: watchers() == before))
+
+
+@awaited
+async def test_a_slow_reader_holds_nobody_up_and_misses_nothing(
+    etcd_server: EtcdServer, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "UNREAD_LIMIT", 10)
+    async with client_of(etcd_server) as client:
+        stem = job_id.encode()
+        quick, slow = (
+            client.watch(PREFIX + stem, PREFIX + stem + b"~", start_revision=0) for _ in range(2)
+        )
+        await asyncio.gather(quick.ready(), slow.ready())
+        puts = [stem + b"%d" % n for n in range(100)]
+        for name in puts:
+            await client.txn(put(name))
+            assert await names(quick, 1) == [name]
+        assert len(slow._batches) == 10
+        assert await names(slow, len(puts)) == puts

@@ -289,21 +289,16 @@ def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "half of i"])
-def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(
-    written: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(written: str, tmp_path: Path) -> None:
     pipe = tmp_path / "password"
     os.mkfifo(pipe)
     both_ends = os.open(pipe, os.O_RDWR)
     os.write(both_ends, written.encode())
     try:
         with pytest.raises(SettingsError, match=r"password_file=.*/password' .* within 0.2 s"):
-            read_secret(pipe, "password_file", warn_after_s=0.1, limit_s=0.2)
+            read_secret(pipe, "password_file", limit_s=0.2)
     finally:
         os.close(both_ends)
-    (warning,) = caplog.messages
-    assert str(pipe) in warning
-    assert "half" not in warning
 
 
 def test_a_pipe_that_is_told_late_is_waited_for(tmp_path: Path) -> None:
