@@ -37,10 +37,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("blocking", [False, True], ids=["loop", "blocking"])
 @awaited
 async def test_certificates_replaced_on_disk_serve_the_next_connection(
-    fresh_etcd: Callable[..., EtcdServer], installed: Certificates, tmp_path: Path, blocking: bool
+    fresh_etcd: Callable[..., EtcdServer], installed: Certificates, tmp_path: Path
 ) -> None:
     server = fresh_etcd(certificates=installed, require_client_cert=True)
     tls = Tls(installed.ca, installed.client_cert, installed.client_key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,36 +15,13 @@ from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import (
     OPTIONS,
     AfterEnd,
-    Credentials,
     JobSettings,
-    Settings,
     Tls,
     options_table,
     settings_from_config,
 )
-from rdzv_etcd.settings.fields import MAX_SECRET
 from rdzv_etcd.settings.options import NAMES
-from rdzv_etcd.settings.secrets import read_again, read_secret
-
-
-def settings(
-    *, endpoint: str = "h1", environ: dict[str, str] | None = None, **config: object
-) -> Settings:
-    return settings_from_config(
-        endpoint=endpoint,
-        job_id="job",
-        min_nodes=1,
-        max_nodes=4,
-        local_addr=None,
-        config=config,
-        environ=environ or {},
-    )
-
-
-def refused(message: str, **arguments: Any) -> str:
-    with pytest.raises(SettingsError, match=message) as caught:
-        settings(**arguments)
-    return str(caught.value)
+from tests.settings.tools import refused, settings
 
 
 @pytest.fixture
@@ -169,14 +144,8 @@ class Several:
         return "several([1, 1])"
 
 
-def nodes(least: object, most: object, **config: object) -> JobSettings:
-    arguments: dict[str, Any] = {"min_nodes": least, "max_nodes": most, "config": config}
-    common: dict[str, Any] = {"endpoint": "", "job_id": "a", "local_addr": None, "environ": {}}
-    return settings_from_config(**common, **arguments).job
-
-
 def test_a_whole_number_may_be_of_any_type_that_is_one() -> None:
-    job = nodes(Whole(1), Whole(4), node_unit=Whole(2))
+    job = settings(nodes=(Whole(1), Whole(4)), node_unit=Whole(2)).job
     assert job == JobSettings(1, 4, 2)
     assert {type(number) for number in (job.min_nodes, job.max_nodes, job.node_unit)} == {int}
     assert JobSettings(Whole(1), 2) == JobSettings(1, 2)  # type: ignore[arg-type]
@@ -200,10 +169,8 @@ def test_a_whole_number_may_be_of_any_type_that_is_one() -> None:
     ids=["text", "float", "bool", "none", "list", "several"],
 )
 def test_what_is_no_number_of_nodes_is_told_with_its_type(number: object, told: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^min_nodes \(--nnodes\) is {told}; it must be a wh"):
-        nodes(number, 4)
-    with pytest.raises(SettingsError, match=rf"^max_nodes \(--nnodes\) is {told}; it must be a wh"):
-        nodes(1, number)
+    refused(rf"^min_nodes \(--nnodes\) is {told}; it must be a wh", nodes=(number, 4))
+    refused(rf"^max_nodes \(--nnodes\) is {told}; it must be a wh", nodes=(1, number))
 
 
 @pytest.mark.parametrize("name", ["lease_ttl", "timeout", "history", "embed", "rank_key", "cacert"])
@@ -213,11 +180,9 @@ def test_a_value_of_a_type_that_no_option_takes_is_told_with_it(name: str) -> No
 
 
 def test_no_endpoint_is_this_machine_and_anything_but_text_is_refused() -> None:
-    given: dict[str, Any] = {"endpoint": None}
-    assert settings(**given).connection == settings(endpoint="").connection
+    assert settings(endpoint=None).connection == settings(endpoint="").connection
     for endpoint, told in ((b"h1", r"b'h1' \(bytes\)"), (2379, r"2379 \(int\)"), (["h1"], "list")):
-        given["endpoint"] = endpoint
-        refused(f"^--rdzv-endpoint is .*{told}.*; it must be text", **given)
+        refused(f"^--rdzv-endpoint is .*{told}.*; it must be text", endpoint=endpoint)
 
 
 def test_an_explicit_join_timeout_beats_torchruns_timeout_in_either_order() -> None:
@@ -235,121 +200,6 @@ def test_an_unknown_name_gets_the_nearest_known_one() -> None:
     assert "'last_call_timeout'" in refused("unknown", last_call_timout="3")
     assert "'lease_ttl'" in refused("unknown", Lease_TTL="3")
     assert "known are" in refused("unknown", zzzzqqqq="3")
-
-
-@pytest.mark.parametrize("name", ["user", "password", "username", "PASSWORD"])
-def test_secrets_as_values_are_refused_without_being_repeated(name: str) -> None:
-    message = refused("RDZV_ETCD_USER and RDZV_ETCD_PASSWORD", **{name: "s3cret"})
-    assert "s3cret" not in message
-    assert "password_file=" in message
-
-
-def test_credentials_come_from_the_environment_or_files(tmp_path: Path) -> None:
-    variables = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
-    made = settings(endpoint="localhost", environ=variables)
-    assert made.connection.credentials == Credentials("ann", "s3cret")
-    assert "s3cret" not in repr(made)
-    with_newlines = {name: f"{value}\r\n" for name, value in variables.items()}
-    assert settings(endpoint="localhost", environ=with_newlines).connection == made.connection
-    refused("not text", environ={**variables, "RDZV_ETCD_PASSWORD": "s3\ncret"})
-    (tmp_path / "user").write_text("bob\n")
-    (tmp_path / "password").write_text(" with spaces \r\n")
-    files: dict[str, Any] = {
-        "user_file": tmp_path / "user",
-        "password_file": str(tmp_path / "password"),
-    }
-    made = settings(endpoint="localhost", environ=variables, **files)
-    assert made.connection.credentials == Credentials("bob", " with spaces ")
-    (tmp_path / "password").write_text("\n")
-    refused("password_file=.* is empty", **files)
-    (tmp_path / "password").write_bytes(b"\xff")
-    refused("not UTF-8", **files)
-    refused("without a password: set RDZV_ETCD_PASSWORD", environ={"RDZV_ETCD_USER": "ann"})
-    refused("without a user: set RDZV_ETCD_USER", environ={"RDZV_ETCD_PASSWORD": "x"})
-
-
-def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
-    """``password_file=<(command)`` makes such a path; ``mkfifo`` makes one with a name."""
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "w") as command:
-        command.write("s3cret\n")
-    (tmp_path / "user").write_text("ann")
-    files: dict[str, Any] = {
-        "user_file": tmp_path / "user",
-        "password_file": f"/dev/fd/{reader}",
-    }
-    try:
-        for _ in range(2):  # and again, for the next handler of the process
-            credentials = settings(endpoint="localhost", **files).connection.credentials
-            assert credentials == Credentials("ann", "s3cret")
-            assert credentials is not None
-            assert read_again(credentials) == credentials
-    finally:
-        os.close(reader)
-
-
-@pytest.mark.parametrize("written", ["", "half of i"])
-def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(written: str, tmp_path: Path) -> None:
-    pipe = tmp_path / "password"
-    os.mkfifo(pipe)
-    both_ends = os.open(pipe, os.O_RDWR)
-    os.write(both_ends, written.encode())
-    try:
-        with pytest.raises(SettingsError, match=r"password_file=.*/password' .* within 0.2 s"):
-            read_secret(pipe, "password_file", limit_s=0.2)
-    finally:
-        os.close(both_ends)
-
-
-def test_a_pipe_that_is_told_late_is_waited_for(tmp_path: Path) -> None:
-    pipe = tmp_path / "password"
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor() as pool:
-        reading = pool.submit(read_secret, pipe, "password_file")
-        with pipe.open("w") as command:  # blocks until it is read
-            command.write("s3c")
-            command.flush()
-            command.write("ret\n")
-        assert reading.result() == "s3cret"
-    assert read_secret(pipe, "password_file") == "s3cret"
-
-
-def test_a_file_that_can_be_no_secret_is_not_read_to_its_end(tmp_path: Path) -> None:
-    large = tmp_path / "password"
-    large.write_bytes(b"x" * MAX_SECRET)
-    assert len(read_secret(large, "password_file")) == MAX_SECRET
-    large.write_bytes(b"x" * 10_000_000)
-    refused("password_file=.*/password' is larger than .*16384", password_file=large)
-    refused("user_file='/dev/zero' is a device", user_file="/dev/zero")
-    refused("user_file='/' cannot be read: Is a directory", user_file="/")
-
-
-def test_a_file_that_has_become_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    """Leases would not be kept meanwhile."""
-    (tmp_path / "password").write_text("first\n")
-    os.mkfifo(tmp_path / "user")
-    for credentials in (
-        Credentials("ann", "first", tmp_path / "user", None),
-        Credentials("ann", "first", None, tmp_path / "user"),
-    ):
-        with pytest.raises(SettingsError, match=r"_file=.*/user' is a pipe now"):
-            read_again(credentials)
-
-
-def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
-    files: dict[str, Any] = {
-        "user_file": tmp_path / "user",
-        "password_file": tmp_path / "password",
-    }
-    files["user_file"].write_text("ann\n")
-    files["password_file"].write_text("first\n")
-    credentials = settings(endpoint="localhost", **files).connection.credentials
-    assert credentials is not None
-    files["password_file"].write_text("second\n")
-    assert read_again(credentials) == Credentials("ann", "second")
-    files["password_file"].unlink()
-    with pytest.raises(SettingsError, match=r"password_file=.* cannot be read"):
-        read_again(credentials)
 
 
 def test_contradictions_name_what_was_typed(pem: Path, tmp_path: Path) -> None:
@@ -411,30 +261,16 @@ def test_rank_keys_mean_what_their_form_says() -> None:
 
 
 def test_the_job_id_and_address_must_be_text() -> None:
-    common: dict[str, Any] = {
-        "endpoint": "",
-        "min_nodes": 1,
-        "max_nodes": 1,
-        "config": {},
-        "environ": {},
-    }
-    with pytest.raises(SettingsError, match="job id"):
-        settings_from_config(job_id="", local_addr=None, **common)
-    with pytest.raises(SettingsError, match="not valid UTF-8"):
-        settings_from_config(job_id="a\udc80", local_addr=None, **common)
-    with pytest.raises(SettingsError, match="--local-addr"):
-        settings_from_config(job_id="a", local_addr="a b", **common)
-    not_text: Any = ip_address("::1")
-    with pytest.raises(SettingsError, match=r"--local-addr is .*\(IPv6Address\).* give it as text"):
-        settings_from_config(job_id="a", local_addr=not_text, **common)
-    with pytest.raises(SettingsError, match=r"the job id .* is .*\(IPv6Address\); it must be text"):
-        settings_from_config(job_id=not_text, local_addr=None, **common)
-    made = settings_from_config(job_id="a/b ü", local_addr="fe80::1%eth0", **common)
+    not_text = ip_address("::1")
+    refused("job id", job_id="")
+    refused("not valid UTF-8", job_id="a\udc80")
+    refused(r"the job id .* is .*\(IPv6Address\); it must be text", job_id=not_text)
+    refused("--local-addr", local_addr="a b")
+    refused(r"--local-addr is .*\(IPv6Address\).* give it as text", local_addr=not_text)
+    refused("max_nodes", nodes=(2, 1))
+    made = settings(job_id="a/b ü", local_addr="fe80::1%eth0")
     assert (made.job_id, made.local_addr) == ("a/b ü", "fe80::1%eth0")
-    # As an endpoint is written.
-    assert settings_from_config(job_id="a", local_addr="[::1]", **common).local_addr == "::1"
-    with pytest.raises(SettingsError, match="max_nodes"):
-        settings_from_config(**{**common, "min_nodes": 2}, job_id="a", local_addr=None)
+    assert settings(local_addr="[::1]").local_addr == "::1"  # as an endpoint is written
 
 
 def test_every_option_is_in_the_table_but_those_that_only_tests_change() -> None:
@@ -478,14 +314,9 @@ def test_nothing_but_settings_errors_comes_out(
 ) -> None:
     try:
         made = settings_from_config(
-            endpoint=endpoint,
-            job_id=job_id,
-            min_nodes=1,
-            max_nodes=4,
-            local_addr=None,
-            config=config,
-            environ=environ,
-        )
+            endpoint=endpoint, job_id=job_id, min_nodes=1, max_nodes=4, local_addr=None,
+            config=config, environ=environ,
+        )  # fmt: skip
     except SettingsError as error:
         str(error).encode(errors="backslashreplace")
         return
@@ -511,22 +342,11 @@ def test_a_long_last_call_is_refused_only_where_there_is_one(
 ) -> None:
     """A world of one possible size is formed when its last node is there."""
 
-    def make() -> Settings:
-        return settings_from_config(
-            endpoint="h1",
-            job_id="job",
-            min_nodes=nodes[0],
-            max_nodes=nodes[1],
-            local_addr=None,
-            config={"last_call_timeout": 20, "timeout": 10, "node_unit": unit},
-            environ={},
-        )
-
+    given: dict[str, Any] = {"last_call_timeout": 20, "timeout": 10, "node_unit": unit}
     if has_a_last_call:
-        with pytest.raises(SettingsError, match="last_call_timeout=20 is longer"):
-            make()
+        refused("last_call_timeout=20 is longer", nodes=nodes, **given)
     else:
-        assert make().timing.last_call_timeout_s == 10
+        assert settings(nodes=nodes, **given).timing.last_call_timeout_s == 10
 
 
 @pytest.mark.parametrize(

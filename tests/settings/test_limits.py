@@ -10,7 +10,7 @@ import pytest
 from rdzv_etcd.errors import SettingsError
 from rdzv_etcd.settings import Connection, JobSettings, Settings, Timing
 from rdzv_etcd.settings.fields import MAX_HISTORY, MAX_ID, MAX_NODES, MAX_RANK_KEY
-from rdzv_etcd.settings.parse import settings_from_config
+from tests.settings.tools import refused
 
 
 @pytest.mark.parametrize(
@@ -51,22 +51,17 @@ def test_a_million_nodes_may_be_asked_for() -> None:
     ("given", "named"),
     [
         ({"job_id": "x" * (MAX_ID + 1)}, "--rdzv-id.*1001.*1000"),
-        ({"config": {"prefix": "/" + "x" * MAX_ID}}, "etcd_prefix.*1001.*1000"),
-        ({"config": {"rank_key": "9" * 5000}}, "rank_key.*5000.*1000"),
+        ({"prefix": "/" + "x" * MAX_ID}, "etcd_prefix.*1001.*1000"),
+        ({"rank_key": "9" * 5000}, "rank_key.*5000.*1000"),
         ({"local_addr": "x" * 256}, "--local-addr.*256.*255"),
-        ({"config": {"history": str(MAX_HISTORY + 1)}}, "history='1001' must be .*from 0 to 1000"),
-        ({"config": {"history": "-1"}}, "history='-1' must be a whole number from 0"),
-        ({"config": {"history": "all"}}, "history='all' must be a whole number"),
+        ({"history": str(MAX_HISTORY + 1)}, "history='1001' must be .*from 0 to 1000"),
+        ({"history": "-1"}, "history='-1' must be a whole number from 0"),
+        ({"history": "all"}, "history='all' must be a whole number"),
     ],
     ids=["id", "prefix", "rank key", "address", "history", "negative history", "no number"],
 )
 def test_texts(given: dict[str, object], named: str) -> None:
-    arguments: dict[str, object] = {
-        "endpoint": "h", "job_id": "job", "min_nodes": 1, "max_nodes": 2, "local_addr": None,
-        "config": {}, "environ": {}, **given,
-    }  # fmt: skip
-    with pytest.raises(SettingsError, match=named):
-        settings_from_config(**arguments)  # type: ignore[arg-type]
+    refused(named, **given)
 
 
 def test_the_longest_ones_are_accepted() -> None:

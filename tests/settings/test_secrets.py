@@ -1,0 +1,131 @@
+"""User and password: from the environment, from files and pipes, and never in a message."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdzv_etcd.errors import SettingsError
+from rdzv_etcd.settings import Credentials
+from rdzv_etcd.settings.fields import MAX_SECRET
+from rdzv_etcd.settings.secrets import read_again, read_secret
+from tests.settings.tools import refused, settings
+
+
+@pytest.mark.parametrize("name", ["user", "password", "username", "PASSWORD"])
+def test_secrets_as_values_are_refused_without_being_repeated(name: str) -> None:
+    message = refused("RDZV_ETCD_USER and RDZV_ETCD_PASSWORD", **{name: "s3cret"})
+    assert "s3cret" not in message
+    assert "password_file=" in message
+
+
+def test_credentials_come_from_the_environment_or_files(tmp_path: Path) -> None:
+    variables = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
+    made = settings(endpoint="localhost", environ=variables)
+    assert made.connection.credentials == Credentials("ann", "s3cret")
+    assert "s3cret" not in repr(made)
+    with_newlines = {name: f"{value}\r\n" for name, value in variables.items()}
+    assert settings(endpoint="localhost", environ=with_newlines).connection == made.connection
+    refused("not text", environ={**variables, "RDZV_ETCD_PASSWORD": "s3\ncret"})
+    (tmp_path / "user").write_text("bob\n")
+    (tmp_path / "password").write_text(" with spaces \r\n")
+    files: dict[str, Any] = {
+        "user_file": tmp_path / "user",
+        "password_file": str(tmp_path / "password"),
+    }
+    made = settings(endpoint="localhost", environ=variables, **files)
+    assert made.connection.credentials == Credentials("bob", " with spaces ")
+    (tmp_path / "password").write_text("\n")
+    refused("password_file=.* is empty", **files)
+    (tmp_path / "password").write_bytes(b"\xff")
+    refused("not UTF-8", **files)
+    refused("without a password: set RDZV_ETCD_PASSWORD", environ={"RDZV_ETCD_USER": "ann"})
+    refused("without a user: set RDZV_ETCD_USER", environ={"RDZV_ETCD_PASSWORD": "x"})
+
+
+def test_a_password_from_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
+    """``password_file=<(command)`` makes such a path; ``mkfifo`` makes one with a name."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as command:
+        command.write("s3cret\n")
+    (tmp_path / "user").write_text("ann")
+    files: dict[str, Any] = {
+        "user_file": tmp_path / "user",
+        "password_file": f"/dev/fd/{reader}",
+    }
+    try:
+        for _ in range(2):  # and again, for the next handler of the process
+            credentials = settings(endpoint="localhost", **files).connection.credentials
+            assert credentials == Credentials("ann", "s3cret")
+            assert credentials is not None
+            assert read_again(credentials) == credentials
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("written", ["", "half of i"])
+def test_a_pipe_that_nobody_closes_is_not_waited_for_for_ever(written: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "password"
+    os.mkfifo(pipe)
+    both_ends = os.open(pipe, os.O_RDWR)
+    os.write(both_ends, written.encode())
+    try:
+        with pytest.raises(SettingsError, match=r"password_file=.*/password' .* within 0.2 s"):
+            read_secret(pipe, "password_file", limit_s=0.2)
+    finally:
+        os.close(both_ends)
+
+
+def test_a_pipe_that_is_told_late_is_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "password"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_secret, pipe, "password_file")
+        with pipe.open("w") as command:  # blocks until it is read
+            command.write("s3c")
+            command.flush()
+            command.write("ret\n")
+        assert reading.result() == "s3cret"
+    assert read_secret(pipe, "password_file") == "s3cret"
+
+
+def test_a_file_that_can_be_no_secret_is_not_read_to_its_end(tmp_path: Path) -> None:
+    large = tmp_path / "password"
+    large.write_bytes(b"x" * MAX_SECRET)
+    assert len(read_secret(large, "password_file")) == MAX_SECRET
+    large.write_bytes(b"x" * 10_000_000)
+    refused("password_file=.*/password' is larger than .*16384", password_file=large)
+    refused("user_file='/dev/zero' is a device", user_file="/dev/zero")
+    refused("user_file='/' cannot be read: Is a directory", user_file="/")
+
+
+def test_a_file_that_has_become_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Leases would not be kept meanwhile."""
+    (tmp_path / "password").write_text("first\n")
+    os.mkfifo(tmp_path / "user")
+    for credentials in (
+        Credentials("ann", "first", tmp_path / "user", None),
+        Credentials("ann", "first", None, tmp_path / "user"),
+    ):
+        with pytest.raises(SettingsError, match=r"_file=.*/user' is a pipe now"):
+            read_again(credentials)
+
+
+def test_a_password_in_a_file_is_read_again(tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        "user_file": tmp_path / "user",
+        "password_file": tmp_path / "password",
+    }
+    files["user_file"].write_text("ann\n")
+    files["password_file"].write_text("first\n")
+    credentials = settings(endpoint="localhost", **files).connection.credentials
+    assert credentials is not None
+    files["password_file"].write_text("second\n")
+    assert read_again(credentials) == Credentials("ann", "second")
+    files["password_file"].unlink()
+    with pytest.raises(SettingsError, match=r"password_file=.* cannot be read"):
+        read_again(credentials)
