@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from rdzv_etcd.etcd.client import EtcdClient
@@ -47,34 +48,16 @@ class RealOperator:
         self._server = server
         self._granted: list[tuple[bytes, bytes]] | None = None
         """What the role has, once users have to log in."""
+        self.compact = server.gateway.compact
+        self.wipe, self.restart, self.save, self.restore = (
+            server.wipe, server.restart, server.save, server.restore,
+        )  # fmt: skip
+        self.fall_silent, self.speak = server.pause, server.resume
 
     def connect(self) -> Etcd:
         endpoint = Endpoint(self._server.host, self._server.port)
         login = None if self._granted is None else Credentials(USER, USER_PASSWORD)
         return EtcdClient(Connection((endpoint,), credentials=login, request_timeout_s=LIMIT_S))
-
-    def compact(self, revision: int) -> None:
-        self._server.gateway.compact(revision)
-
-    def wipe(self) -> None:
-        self._server.wipe()
-
-    def restart(self) -> None:
-        self._server.restart()
-
-    def fall_silent(self) -> None:
-        """Take what is sent, and answer nothing until :meth:`speak`."""
-        self._server.pause()
-
-    def speak(self) -> None:
-        self._server.resume()
-
-    def save(self) -> None:
-        self._server.save()
-
-    def restore(self) -> None:
-        """Go back to what was saved."""
-        self._server.restore()
 
     def set_lacks(self, *lacks: Lack) -> None:
         """Let connections that are made from now on, and all made after the first call, lack these
@@ -108,20 +91,13 @@ class MemoryOperator:
         self._server = server
         self._saved = server.save()
         self._links: list[Link] = []
+        self.compact, self.wipe = server.compact, server.wipe
+        self.restart = partial(server.restart, downtime_s=0.2)
 
     def connect(self) -> Etcd:
         connection = self._server.connect()
         self._links.append(connection.link)
         return connection
-
-    def compact(self, revision: int) -> None:
-        self._server.compact(revision)
-
-    def wipe(self) -> None:
-        self._server.wipe()
-
-    def restart(self) -> None:
-        self._server.restart(downtime_s=0.2)
 
     def fall_silent(self) -> None:
         for link in self._links:

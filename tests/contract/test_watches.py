@@ -26,7 +26,6 @@ async def test_a_watch_reports_puts_and_deletes(lab: Lab) -> None:
     assert first == Event(EventKind.PUT, KeyValue(lab.key("a"), b"1", one, one, 1))
     assert second == Event(EventKind.PUT, KeyValue(lab.key("a"), b"2", one, two, 2))
     assert third == Event(EventKind.DELETE, KeyValue(lab.key("a"), b"", 0, three, 0))
-    await watch.close()
 
 
 async def test_a_watch_starts_in_the_past(lab: Lab) -> None:
@@ -40,7 +39,6 @@ async def test_a_watch_starts_in_the_past(lab: Lab) -> None:
     await watch.close()
     watch = lab.watch(start_revision=first + 1)
     assert [event.kv.value for event in await events_of(watch, 3)] == [b"2", b"", b"3"]
-    await watch.close()
 
 
 async def test_read_then_watch_misses_and_repeats_nothing(lab: Lab) -> None:
@@ -93,7 +91,6 @@ async def test_several_may_wait_for_a_watch_to_be_confirmed(lab: Lab) -> None:
     waiting.pop().cancel()
     first, second = await soon(asyncio.gather(*waiting))
     assert first == second == await watch.ready()
-    await watch.close()
 
 
 async def _write(lab: Lab, count: int) -> None:
@@ -113,7 +110,6 @@ async def test_a_watch_sees_its_key_or_half_open_range_only(
         await lab.put(name)
     wanted = [lab.key(name) for name in seen.split()]
     assert [event.kv.key for event in await events_of(watch, len(wanted))] == wanted
-    await watch.close()
 
 
 async def test_all_events_of_a_revision_come_in_one_batch_in_their_order(lab: Lab) -> None:
@@ -145,7 +141,6 @@ async def test_batches_carry_the_revision_of_their_last_event(lab: Lab) -> None:
     revisions = [event.kv.mod_revision for event in seen]
     assert revisions == list(range(start, start + 10))
     await lab.do(Delete(b"elsewhere/" + lab.root))
-    await watch.close()
 
 
 async def test_a_range_delete_is_reported_key_by_key_in_one_revision(lab: Lab) -> None:
@@ -156,7 +151,6 @@ async def test_a_range_delete_is_reported_key_by_key_in_one_revision(lab: Lab) -
     batch = await next_batch(watch)
     assert [event.kv.key for event in batch.events] == [lab.key(name) for name in "abc"]
     assert {event.kind for event in batch.events} == {EventKind.DELETE}
-    await watch.close()
 
 
 async def test_giving_up_one_step_loses_nothing(lab: Lab) -> None:
@@ -167,7 +161,6 @@ async def test_giving_up_one_step_loses_nothing(lab: Lab) -> None:
             await asyncio.wait_for(stream.__anext__(), 0.01)
         await lab.put(f"{number:02}")
         assert (await next_batch(watch)).events[0].kv.key == lab.key(f"{number:02}")
-    await watch.close()
 
 
 async def test_two_watches_and_two_connections_see_the_same(lab: Lab) -> None:
@@ -179,8 +172,6 @@ async def test_two_watches_and_two_connections_see_the_same(lab: Lab) -> None:
         await lab.put(str(number))
     seen = [await events_of(watch, 10) for watch in watches]
     assert seen[0] == seen[1] == seen[2]
-    for watch in watches:
-        await watch.close()
 
 
 async def test_a_compacted_revision_cannot_be_watched(lab: Lab) -> None:
@@ -197,7 +188,6 @@ async def test_a_compacted_revision_cannot_be_watched(lab: Lab) -> None:
     watch = lab.watch(start_revision=newest + 1)
     await lab.put("a", b"later")
     assert (await events_of(watch, 1))[0].kv.value == b"later"
-    await watch.close()
 
 
 async def test_a_watch_from_the_compacted_revision_does_not_miss_its_deletion(lab: Lab) -> None:
@@ -212,7 +202,6 @@ async def test_a_watch_from_the_compacted_revision_does_not_miss_its_deletion(la
     await watch.close()
     watch = lab.watch(start_revision=deleted + 1)
     assert (await events_of(watch, 1))[0].kv.key == lab.key("b")
-    await watch.close()
 
 
 @pytest.mark.parametrize("begun", ["before", "afterwards"])
@@ -233,7 +222,6 @@ async def test_a_watch_may_leave_out_deletions(lab: Lab, begun: str) -> None:
     assert [(event.kind, event.kv.value) for event in events] == [
         (EventKind.PUT, value) for value in (b"1", b"2", b"3")
     ]
-    await watch.close()
 
 
 async def test_a_watch_without_deletions_sees_the_put_of_the_compacted_revision(lab: Lab) -> None:
@@ -248,7 +236,6 @@ async def test_a_watch_without_deletions_sees_the_put_of_the_compacted_revision(
     watch = lab.watch(start_revision=before, puts_only=True)
     with pytest.raises(CompactedError):
         await next_batch(watch)
-    await watch.close()
 
 
 async def test_compaction_does_not_disturb_a_watch_that_is_up_to_date(lab: Lab) -> None:
@@ -261,7 +248,6 @@ async def test_compaction_does_not_disturb_a_watch_that_is_up_to_date(lab: Lab) 
         lab.operator.compact(revision)
     await lab.put("a", b"last")
     assert (await events_of(watch, 1))[0].kv.value == b"last"
-    await watch.close()
 
 
 async def test_compaction_keeps_what_is_current(lab: Lab) -> None:
@@ -283,7 +269,6 @@ async def test_a_watch_goes_on_after_a_restart_without_a_gap(lab: Lab) -> None:
     for name in names:
         await lab.put(name)
     assert [event.kv.key for event in await events_of(watch, 20)] == [*map(lab.key, names)]
-    await watch.close()
 
 
 @pytest.mark.usefixtures("own_server")
@@ -297,7 +282,6 @@ async def test_a_watch_tells_that_it_goes_on_after_a_break_to_who_asks(lab: Lab)
     assert (batch.revision, batch.events) == (revision, ())
     await lab.put("b")
     assert [event.kv.key for event in await events_of(watch, 1)] == [lab.key("b")]
-    await watch.close()
 
 
 @pytest.mark.usefixtures("own_server")
@@ -314,7 +298,6 @@ async def test_a_watch_notices_that_everything_was_wiped(lab: Lab) -> None:
     assert (caught.value.seen, caught.value.current) == (revision + 1, 1)
     result = await lab.all()
     assert (result.count, result.revision) == (0, 1)
-    await watch.close()
 
 
 @pytest.mark.usefixtures("own_server")
@@ -330,7 +313,6 @@ async def test_a_watch_notices_that_etcd_went_back_to_an_older_snapshot(lab: Lab
     with pytest.raises(RevisionRegressedError) as caught:
         await next_batch(watch)
     assert (caught.value.seen, caught.value.current) == (revision + 1, kept)
-    await watch.close()
 
 
 # -- closing --------------------------------------------------------------------------------------
@@ -349,7 +331,6 @@ async def test_closing_a_watch_ends_its_iteration(lab: Lab) -> None:
     assert await soon(task) <= 1
     with pytest.raises(StopAsyncIteration):
         await aiter_of(watch).__anext__()
-    await watch.close()
 
 
 async def test_closing_a_connection_ends_its_watches_and_refuses_calls(lab: Lab) -> None:
@@ -413,8 +394,6 @@ async def test_a_watch_that_works_is_never_taken_for_silent(lab: Lab) -> None:
     for reader in readers:
         await soon(reader)
     assert lab.etcd.watch_health.problem is None
-    for watch in watches:
-        await watch.close()
 
 
 async def _until_done(watch: Watch, key: bytes) -> None:
