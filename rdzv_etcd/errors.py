@@ -244,7 +244,7 @@ class GateError(RendezvousFailedError):
 class DrainedError(RendezvousFailedError):
     """This node was drained: it has left, and does not join again.
 
-    ``by`` is the origin of the request (this node's own id, or what an operator gave), ``reason`` is
+    ``by`` is the origin of the request: this node's own id, or what an operator gave. ``reason`` is
     why.
     """
 

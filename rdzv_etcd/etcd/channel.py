@@ -8,8 +8,7 @@ them.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -79,33 +78,28 @@ _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 
 
 class Stream:
-    """One bidirectional call, with one reader at a time.
-
-    A task of its own writes, while there is anything to write: gRPC cancels a stream whose writer
-    is cancelled, as a task that asks for something may be at any time.
-    """
+    """One call with one request and many responses, which has one reader at a time."""
 
     def __init__(
-        self, server: Server, call: Any, channel: grpc.aio.Channel, metadata: Metadata
+        self, server: Server, method: Any, request: Any, channel: grpc.aio.Channel, token: Metadata
     ) -> None:
         self.server = server
         self.channel = channel
-        self.metadata = metadata
-        self._call = call
+        self.metadata = token
+        self._over = asyncio.Event()
+        self._call = method(self._requests(request), metadata=token)
         self._dropped = False
-        self._unsent: deque[Any] = deque()
-        self._writer: asyncio.Task[None] | None = None
 
-    def send(self, message: Any) -> None:
-        """Send a message after those before it. Does not block; the reader gets its failure."""
-        self._unsent.append(message)
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write(), name="rdzv-etcd stream writer")
+    async def _requests(self, request: Any) -> AsyncIterator[Any]:
+        yield request
+        await self._over.wait()  # or gRPC would close this direction; a proxy would end the stream
 
     async def read(self) -> Any:
         """Return the next message, ``None`` when the server ended the stream without an error."""
+        if self._call is None:
+            raise ClosedError("the connection was given up")
         try:
-            message = await self._open_call().read()
+            message = await self._call.read()
         except grpc.RpcError as error:
             raise error.with_traceback(None) from None  # see ended()
         except asyncio.CancelledError as error:
@@ -117,10 +111,9 @@ class Stream:
 
     def cancel(self) -> None:
         """End the call at once; a pending read fails. Idempotent, does not block."""
+        self._over.set()
         if self._call is not None:
             self._call.cancel()
-        if self._writer is not None:
-            self._writer.cancel()
 
     def drop(self) -> None:
         """Cancel because the channel is closing: the reader gets :class:`ClosedError`."""
@@ -128,30 +121,14 @@ class Stream:
         self.cancel()
 
     async def ended(self) -> None:
-        """Wait until gRPC and the writer are done with a dropped call, so that no task remains.
+        """Wait until gRPC is done with a dropped call, so that no task remains.
 
         Then forget it: a call keeps its connection, closed or not, and may itself be kept by the
         traceback of an error, here and in gRPC, until the garbage collector runs.
         """
-        if self._writer is not None:
-            await asyncio.wait([self._writer])
         if self._call is not None:
             await self._call.code()
             self._call = None
-
-    async def _write(self) -> None:
-        try:
-            while self._unsent:
-                await self._open_call().write(self._unsent.popleft())
-        except (grpc.RpcError, ClosedError, asyncio.InvalidStateError):  # it has ended
-            self.cancel()  # the reader learns why
-        finally:
-            self._writer = None
-
-    def _open_call(self) -> Any:
-        if self._call is None:
-            raise ClosedError("the connection was given up")
-        return self._call
 
 
 async def _only_reply(call: Any) -> Any:
@@ -218,9 +195,9 @@ class Server:
             del self._in_flight[call]
             await self._close_retired()
 
-    def stream(self, method: str, *, metadata: Metadata) -> Stream:
+    def stream(self, method: str, request: Any, *, metadata: Metadata) -> Stream:
         channel = self._open()
-        stream = Stream(self, self._calls[method](metadata=metadata), channel, metadata)
+        stream = Stream(self, self._calls[method], request, channel, metadata)
         self._streams.add(stream)
         return stream
 

@@ -267,11 +267,12 @@ class Failover:
                     raise
             await self.clock.sleep(min(pause.next_s(), remaining_s()))
 
-    async def open(self, method: str, limit_s: float) -> Stream:
+    async def open(self, method: str, request: Any, limit_s: float) -> Stream:
         """Open a stream at the current endpoint. Raises :class:`AttemptError`."""
         server = await self._connected(limit_s)
         try:
-            return server.stream(method, metadata=await self._auth.metadata(server, limit_s))
+            metadata = await self._auth.metadata(server, limit_s)
+            return server.stream(method, request, metadata=metadata)
         except (AttemptError, ClosedError) as error:
             raise self.failed(server, error) from error
 

@@ -161,13 +161,11 @@ class EtcdWatch:
 
     async def _follow_from(self, start_revision: int) -> int:
         """Watch until the stream breaks; return from where to begin again if it has not."""
-        stream = await self._failover.open("Watch", _OPEN_LIMIT_S)
+        request = messages.watch_request(
+            self._key, self._range_end, start_revision, puts_only=self._puts_only
+        )
+        stream = await self._failover.open("Watch", request, _OPEN_LIMIT_S)
         try:
-            stream.send(
-                messages.watch_request(
-                    self._key, self._range_end, start_revision, puts_only=self._puts_only
-                )
-            )
             revision = await self._confirm(stream)
             behind = 1 < start_revision == self._next_revision <= revision
             if behind and not self._puts_only:

@@ -39,9 +39,7 @@ async def unary(server: Server) -> object:
 
 
 async def read(server: Server) -> object:
-    stream = server.stream("Watch", metadata=())
-    stream.send(load().WatchRequest())
-    return await stream.read()
+    return await server.stream("Watch", load().WatchRequest(), metadata=()).read()
 
 
 @pytest.mark.parametrize("asked", [ready, unary, read])
