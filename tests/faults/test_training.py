@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.nodes import TTL_S
-from tests.faults.training import Training
 from tests.support.servers import EtcdBinary, EtcdCluster
 from tests.torchrun.agents import Job
+from tests.torchrun.training import TTL_S, Training
 
 pytestmark = pytest.mark.torchrun
 
@@ -43,6 +42,7 @@ def shared_training(
 
 @pytest.fixture
 def training(shared_training: Training) -> Iterator[Training]:
+    shared_training.wait_for_world()
     yield shared_training
     shared_training.report()
 
@@ -88,7 +88,6 @@ def test_all_data_are_wiped_and_the_cluster_recreated(
 
 def test_afterwards_a_node_is_taken_in_and_the_job_ends_well(training: Training) -> None:
     """The job is as alive as ever, its next world has a higher epoch, and it leaves nothing."""
-    training.wait_for_world()
     with training.reformed_once():
         training.start("late")
     training.finish()

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.nodes import TTL_S
 from tests.faults.servers import Compactor
-from tests.faults.training import Training
 from tests.support import netns
 from tests.support.bridge import FaultBridge
 from tests.support.netns import Host, Network
 from tests.support.servers import EtcdBinary, EtcdServer
 from tests.torchrun.agents import WRONG_CLOCK, Agent, Job
+from tests.torchrun.training import TTL_S, Training
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
@@ -32,7 +31,7 @@ _HOUR_S, _DAY_S = 3600, 86400
 
 @dataclass(frozen=True)
 class Site:
-    """The job, and all that can be done to it."""
+    """The job, and the means to hurt it."""
 
     etcd: EtcdServer
     training: Training
@@ -42,7 +41,7 @@ class Site:
     """The far node's, if this machine grants namespaces."""
 
     def agent(self, name: str) -> Agent:
-        return next(agent for agent in self.training.members if agent.name == name)
+        return next(agent for agent in self.training.agents if agent.name == name)
 
     def heal(self) -> None:
         """End what a failed test did not."""
@@ -81,10 +80,10 @@ def shared_site(
         for name, skew_s in zip(_NAMES, (0, _HOUR_S, -_HOUR_S), strict=True):
             training.start(
                 name,
-                environment={"GLOO_SOCKET_IFNAME": devices[name]} if devices else {},
                 endpoint=bridges[name].target,
                 enter=enter if name == "far" else list,
                 **({"launcher": (str(WRONG_CLOCK), str(skew_s))} if skew_s else {}),
+                **({"GLOO_SOCKET_IFNAME": devices[name]} if devices else {}),
             )
         yield Site(etcd, training, bridges, host)
 
@@ -128,7 +127,7 @@ def test_etcd_compacts_every_second(site: Site) -> None:
             for bridge in site.bridges.values():
                 bridge.black_hole()
             done = compactor.times
-            site.training.agents.wait_until("compactions", lambda: compactor.times >= done + 2)
+            site.training.wait_until("compactions", lambda: compactor.times >= done + 2)
             for bridge in site.bridges.values():
                 bridge.reset()  # watches must begin again, at a revision that is gone
                 bridge.heal()
@@ -139,7 +138,7 @@ def test_etcd_compacts_every_second(site: Site) -> None:
 
 
 def test_200_ms_latency_and_5_percent_loss(site: Site) -> None:
-    """100 ms each way: nobody is taken for lost."""
+    """100 ms each way: no node is taken for lost."""
     with site.training.undisturbed():
         for bridge in site.bridges.values():
             bridge.shape(delay_s=0.1, jitter_s=0.02, loss=0.05)
@@ -164,7 +163,7 @@ def test_all_nodes_are_cut_off_and_come_back_one_by_one(site: Site) -> None:
 
 
 @pytest.mark.parametrize("workers", [True, False], ids=["the_whole_node", "only_the_agent"])
-def test_an_agent_is_stopped_beyond_its_ttl_and_goes_on(site: Site, workers: bool) -> None:
+def test_an_agent_is_stopped_beyond_its_ttl_and_continues(site: Site, workers: bool) -> None:
     """SIGSTOP: the others form one world without it. SIGCONT: all form one world with it."""
     far = site.agent("far")
     with site.training.without(far), site.training.reformed_once():

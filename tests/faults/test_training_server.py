@@ -1,4 +1,4 @@
-"""Training through real torchrun on an etcd that asks for much and gives little.
+"""Training through real torchrun on an etcd that demands much and gives little.
 
 One job on one server, with mutual TLS, users whose tokens live two seconds, and a small quota; the
 workers' step log judges.
@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.nodes import TTL_S
 from tests.faults.servers import fill, make_room
-from tests.faults.training import Training
-from tests.support.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates
 from tests.support.gateway import GatewayError
 from tests.support.servers import ROOT_PASSWORD, USER, USER_PASSWORD, EtcdBinary, EtcdServer
 from tests.torchrun.agents import QUICK, Job
+from tests.torchrun.training import TTL_S, Training
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
@@ -24,11 +23,6 @@ _TOKEN_S = 2
 _QUOTA = 4 * 1024 * 1024
 _CURE = "etcdctl alarm disarm"
 _LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +59,7 @@ def shared_training(
     job = Job(strict_etcd.endpoint, folder, nnodes="2:3", conf=f"{QUICK},{tls}", allreduce=True)
     made = Training(job, lambda: strict_etcd.gateway)
     try:
-        made.start("a", "b", environment=_LOGIN)
+        made.start("a", "b", **_LOGIN)
         yield made
     finally:
         made.close()
@@ -73,6 +67,7 @@ def shared_training(
 
 @pytest.fixture
 def training(shared_training: Training) -> Iterator[Training]:
+    shared_training.wait_for_world()
     yield shared_training
     shared_training.report()
 
@@ -81,9 +76,8 @@ def test_tls_client_certificates_and_a_role_limited_to_the_prefix(
     strict_etcd: EtcdServer, training: Training
 ) -> None:
     """A world forms, and takes in another node; its user may really touch nothing else."""
-    training.wait_for_world()
     with training.reformed_once():
-        training.start("c", environment=_LOGIN)
+        training.start("c", **_LOGIN)
     gateway = strict_etcd.gateway
     gateway.log_in_as(USER, USER_PASSWORD)
     try:
@@ -103,7 +97,7 @@ def test_tokens_expire_every_two_seconds(strict_etcd: EtcdServer, training: Trai
 
 
 def test_etcd_is_out_of_space(strict_etcd: EtcdServer, training: Training) -> None:
-    """NOSPACE alarm: the work goes on for several TTLs, and when it is cleared."""
+    """NOSPACE alarm: training continues for several TTLs, and after it is cleared."""
     with training.undisturbed():
         fill(strict_etcd.gateway)
         training.train_for(3 * TTL_S)
@@ -115,14 +109,13 @@ def test_a_node_is_killed_while_etcd_is_out_of_space(
     strict_etcd: EtcdServer, training: Training
 ) -> None:
     """The others wait for the operator, and form one new world when there is space again."""
-    training.wait_for_world()
     fill(strict_etcd.gateway)
     victim, *others = training.members
     before = {agent.name: len(agent.output) for agent in others}
     with training.reformed_once():
-        training.lose(victim)
-        training.agents.wait_until(
-            "the others say what they wait for",
+        victim.kill()
+        training.wait_until(
+            "the others log what they wait for",
             lambda: all(_CURE in agent.output[before[agent.name] :] for agent in others),
         )
         make_room(strict_etcd.gateway)

@@ -1,7 +1,6 @@
-"""Real torchrun agents as processes: start, kill, stop, wait for what their workers report.
+"""A torchrun agent as a process: its command line, its step log, and the harm done to it.
 
-Knows torchrun's command line and the step logs of the scripts it starts; knows nothing of what the
-library keeps in etcd.
+Knows nothing of what the library keeps in etcd.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -37,7 +36,8 @@ QUICK = "lease_ttl=3,last_call_timeout=5,closed_ttl=3,ended_ttl=3"
 """Settings under which a loss is noticed, and a job forgotten, within seconds."""
 
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-_MARK = "RDZV_ETCD_TEST_MARK"
+MARK = "RDZV_ETCD_TEST_MARK"
+"""In the environment of every process that one test's agents have started."""
 
 
 def wait_until(
@@ -49,9 +49,9 @@ def wait_until(
 ) -> T:
     """Return the condition's first true value, looking ten times a second.
 
-    For what other processes do to files and to themselves, which sends no event. ``check`` is
-    called each time and raises when waiting has become pointless. Raises ``AssertionError`` after
-    ``timeout_s``.
+    For changes that other processes make to files and to themselves, which send no event.
+    ``check`` is called each time and raises when waiting has become pointless. Raises
+    ``AssertionError`` after ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -76,18 +76,18 @@ class Step:
     step: int
     resumed_from: int
     resumed_fence: int = 0
-    """The epoch of the checkpoint's writer. This and what follows is examples/elastic's."""
+    """The epoch of the checkpoint's writer. Only examples/elastic reports this and the rest."""
     training_epoch: int = 0
     samples: Sequence[int] = ()
 
 
 @dataclass
 class Job:
-    """What all agents of a job have on their command line."""
+    """The command line that all agents of a job share."""
 
     endpoint: str
     directory: Path
-    """Step logs, output, checkpoints and the stop file."""
+    """Holds step logs, output, checkpoints and the stop file."""
     nnodes: str
     nproc: int = 1
     run_id: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
@@ -97,13 +97,13 @@ class Job:
     script: Path = WORKER
     script_args: Sequence[str] = ()
     allreduce: bool = False
-    """Whether the workers use torch: they then have to find each other, and fail if one dies."""
+    """Whether the workers use torch: then they must find each other, and fail if one dies."""
     launcher: Sequence[str] = ("-m", "torch.distributed.run")
-    """What Python runs."""
+    """Python's arguments."""
     enter: Callable[[list[str]], list[str]] = list
     """Returns the command line that runs the given one on another host."""
     fork_servers: ForkServers | None = None
-    """Where agents on other hosts are forked, if they are."""
+    """The servers that fork the agents on other hosts."""
 
     @property
     def stop_file(self) -> Path:
@@ -128,12 +128,12 @@ class Job:
 
 
 class Agent:
-    """One torchrun process; it stands for a node."""
+    """One torchrun process, which stands for a node."""
 
-    def __init__(self, name: str, job: Job, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, job: Job, environment: Mapping[str, str]) -> None:
         self.name = name
         self.may_end = False
-        """Whether the test expects this agent to end (or has ended it)."""
+        """Whether the test expects this agent to end, or has ended it."""
         self._frozen: list[psutil.Process] = []
         self._steps: list[Step] = []
         self._read = 0
@@ -150,7 +150,7 @@ class Agent:
         return self._output.read_text(errors="replace")
 
     def steps(self) -> list[Step]:
-        """Return what this agent's workers have reported so far, in the order of the reports."""
+        """Return the steps that this agent's workers have reported, in their order."""
         if self._step_log.exists():
             with self._step_log.open("rb") as log:
                 log.seek(self._read)
@@ -165,7 +165,7 @@ class Agent:
         return [step for step in self.steps() if step.time > moment]
 
     def kill(self) -> None:
-        """End the agent and its workers like a power cut: nobody gets to say goodbye."""
+        """End the agent and its workers like a power cut: none of them can announce it."""
         self.may_end = True
         agent = psutil.Process(self.process.pid)
         agent.suspend()  # so that it starts no worker between the listing and the kill
@@ -176,7 +176,7 @@ class Agent:
         psutil.wait_procs(workers, timeout=PATIENCE_S)
 
     def freeze(self, *, workers: bool = True) -> None:
-        """Stop the agent like a machine that hangs, until :meth:`thaw`; ``workers``: them too."""
+        """Stop the agent, by default with its workers, like a machine that hangs."""
         agent = psutil.Process(self.process.pid)
         agent.suspend()
         self._frozen = [agent, *(agent.children(recursive=True) if workers else ())]
@@ -199,10 +199,10 @@ class Agent:
 
 
 def _start(
-    job: Job, command: list[str], output: Path, environment: dict[str, str]
+    job: Job, command: list[str], output: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes] | Forked:
-    """Start an agent: forked from a process that has torch, unless starts are to be cold, or what
-    is run is not just torchrun."""
+    """Start an agent: forked from a process that has torch, unless starts must be cold or the
+    command is not plain torchrun."""
     with output.open("wb") as written:
         where = [at for at in range(len(command)) if command[at : at + len(_TORCHRUN)] == _TORCHRUN]
         servers = job.fork_servers or (HERE if where == [0] else None)
@@ -218,97 +218,3 @@ def _start(
             )
     enter, arguments = command[: where[0]], command[where[0] + len(_TORCHRUN) :]
     return servers.start(enter, arguments, output, environ=environment, cwd=job.directory)
-
-
-def _time(step: Step) -> float:
-    return step.time
-
-
-class Agents:
-    """All agents of one test. ``close`` leaves none of their processes behind."""
-
-    def __init__(self) -> None:
-        self._agents: list[Agent] = []
-        self._mark = uuid.uuid4().hex
-
-    def start(self, job: Job, *names: str, **environment: str) -> list[Agent]:
-        """Start one agent per name; ``environment`` is added to this process's."""
-        values = {**os.environ, _MARK: self._mark, "OMP_NUM_THREADS": "1", **environment}
-        values.setdefault("LOGLEVEL", "INFO")
-        started = [Agent(name, job, values) for name in names]
-        self._agents += started
-        return started
-
-    def wait_until(self, what: str, condition: Callable[[], T]) -> T:
-        """Return the condition's first true value; fail at once if an agent ends unexpectedly."""
-        return wait_until(what, condition, check=self._fail_if_one_ended)
-
-    def wait_for_world(
-        self, agents: Sequence[Agent], *, size: int, steps: int = 3, after: float = 0.0
-    ) -> list[Step]:
-        """Wait until ``agents``, and only they, train in one world; return one step of each rank.
-
-        A world counts when every rank from 0 to ``size - 1`` has reported ``steps`` steps in it,
-        the first of them later than ``after`` (wall clock of this machine).
-        """
-        names = sorted(agent.name for agent in agents)
-        return self.wait_until(
-            f"a world of {size} workers on {', '.join(names)}",
-            lambda: self._world(agents, size, steps, after),
-        )
-
-    def wait_for_undisturbed_steps(self, agents: Sequence[Agent], count: int) -> None:
-        """Wait for ``count`` more steps of each agent; fail if a worker was restarted meanwhile."""
-        before = {step.pid for agent in agents for step in agent.steps()}
-        now = time.time()
-        self.wait_until(
-            f"{count} more steps of each agent",
-            lambda: all(len(agent.steps_after(now)) > count for agent in agents),
-        )
-        after = {step.pid for agent in agents for step in agent.steps()}
-        assert after == before, "workers were restarted"
-
-    def close(self) -> None:
-        """End every process that the agents have started, and print what they wrote."""
-        for agent in self._agents:  # a forked one does not carry the mark
-            agent.process.kill()
-        for process in self._all_processes():
-            process.kill()
-        for agent in self._agents:
-            agent.process.wait()
-            print(f"\n===== {agent} =====\n{agent.output}")
-            print("\n".join(map(str, agent.steps()[-6:])))
-
-    def _world(self, agents: Sequence[Agent], size: int, steps: int, after: float) -> list[Step]:
-        """Return the newest world's first step of each rank; nothing while it is incomplete."""
-        attempts: dict[tuple[str, int], list[Step]] = {}
-        for step in sorted((step for agent in agents for step in agent.steps()), key=_time):
-            attempts.setdefault((step.agent, step.pid), []).append(step)
-        newest_of_rank = {attempt[0].rank: attempt for attempt in attempts.values()}
-        world = [newest_of_rank[rank] for rank in range(size) if rank in newest_of_rank]
-        complete = (
-            len(world) == size
-            and all(len(attempt) >= steps and attempt[0].time > after for attempt in world)
-            and {(attempt[0].world_size, attempt[0].epoch) for attempt in world}
-            == {(size, world[0][0].epoch)}
-            and {attempt[0].agent for attempt in world} == {agent.name for agent in agents}
-        )
-        return [attempt[0] for attempt in world] if complete else []
-
-    def _fail_if_one_ended(self) -> None:
-        for agent in self._agents:
-            if not agent.may_end and agent.process.poll() is not None:
-                raise AssertionError(f"{agent} ended although nothing asked it to")
-
-    def _all_processes(self) -> Iterator[psutil.Process]:
-        """Yield every living process that carries this test's mark in its environment.
-
-        Workers are in sessions of their own and outlive a killed agent, so neither process groups
-        nor parents find them all.
-        """
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == self._mark:
-                    yield process
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue  # ended meanwhile, or not ours

@@ -1,6 +1,6 @@
-"""The jobs of docs/guide.md: its commands, and what their step logs say about the samples.
+"""The jobs of docs/guide.md: its commands, and the samples in their step logs.
 
-Knows examples/elastic/imagenet_style.py's options and log; knows nothing of what should happen.
+Knows the options and the log of examples/elastic/imagenet_style.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _CHECKPOINT = "/var/tmp/digits"
 class DocumentedJob(Job):
     """One command of the document, the same on all nodes; ``nnodes`` is the document's."""
 
-    nnodes: str = ""
     block: str = ""
     replaced: Sequence[tuple[str, str]] = ()
-    """Texts of the command, each of which has to occur, and what stands here in their place."""
+    """Texts of the command, each of which must occur, and their replacements."""
     script_args: Sequence[str] = field(
         default=("--epochs=1000000", "--min-step-seconds=0.05")  # until the stop file is there
     )
@@ -51,7 +50,7 @@ class DocumentedJob(Job):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the commands leave to the environment."""
+        """The variables that the commands use."""
         return {
             "JOB_ID": self.run_id,
             "HOST_NODE_ADDR": self.endpoint,

@@ -1,4 +1,4 @@
-"""The digits example: keeps what it has learned through losses and arrivals, and fences."""
+"""examples/digits.py keeps what it has learned through losses and arrivals, and fences."""
 
 from __future__ import annotations
 
@@ -6,62 +6,51 @@ import dataclasses
 import importlib.util
 import re
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from tests.support.servers import EtcdServer
-from tests.torchrun.agents import DIGITS, Agents, Job
-from tests.torchrun.in_etcd import assert_nothing_left
+from tests.torchrun.agents import DIGITS
+from tests.torchrun.training import Training
 
 CHECKPOINT_EVERY = 5
 
 
 @pytest.mark.torchrun
 @pytest.mark.release
-def test_training_goes_on_through_a_loss_and_an_arrival(
-    etcd: EtcdServer, agents: Agents, tmp_path: Path
-) -> None:
+def test_training_continues_through_a_loss_and_an_arrival(train: Callable[..., Training]) -> None:
     """Rank 0's node is killed, later a node without any checkpoint comes: at most one checkpoint
     interval is lost each time, and the accuracy is reached."""
-    job = Job(etcd.target, tmp_path, nnodes="1:2", script=DIGITS)
-    job.script_args = (
+    script_args = (
         "--passes=12",  # 288 steps
         f"--checkpoint-every={CHECKPOINT_EVERY}",
         "--min-step-seconds=0.12",  # the arrival has to fall into the training
     )
-    started = agents.start(job, "a", "b")
-    both = agents.wait_for_world(started, size=2, steps=2 * CHECKPOINT_EVERY)
+    job = train("1:2", script=DIGITS, script_args=script_args)
+    started = job.start("a", "b")
+    both = job.wait_for_world(steps=2 * CHECKPOINT_EVERY)
     assert both[0].resumed_from == 0
 
-    victim = next(agent for agent in started if agent.name == both[0].agent)
-    killed_at = time.time()
-    victim.kill()
+    next(agent for agent in started if agent.name == both[0].agent).kill()
     reached = max(step.step for agent in started for step in agent.steps())
-    others = [agent for agent in started if agent is not victim]
-    alone = agents.wait_for_world(others, size=1, steps=CHECKPOINT_EVERY, after=killed_at)
+    (stays,) = job.members
+    alone = job.wait_for_world(steps=CHECKPOINT_EVERY)
     assert reached - CHECKPOINT_EVERY <= alone[0].resumed_from <= reached
 
-    (late,) = agents.start(job, "late")
-    finishing = [*others, late]
-    last = agents.wait_for_world(finishing, size=2, after=alone[0].time)
-    reached = max(
-        step.step for agent in others for step in agent.steps() if step.epoch == alone[0].epoch
-    )
+    (late,) = job.start("late")
+    last = job.wait_for_world()
+    reached = max(step.step for step in stays.steps() if step.epoch == alone[0].epoch)
     assert {step.resumed_from for step in last} == {last[0].resumed_from}
     assert reached - CHECKPOINT_EVERY <= last[0].resumed_from <= reached
 
-    for agent in finishing:
-        agent.may_end = True
-    assert [agent.wait() for agent in finishing] == [0, 0]
-    (accuracy,) = re.findall(
-        r"test accuracy: ([\d.]+)%", "".join(agent.output for agent in finishing)
-    )
+    stays.may_end = late.may_end = True
+    assert [stays.wait(), late.wait()] == [0, 0]
+    (accuracy,) = re.findall(r"test accuracy: ([\d.]+)%", stays.output + late.output)
     assert float(accuracy) > 95
-    assert_nothing_left(etcd, job)
+    job.assert_nothing_left()
 
 
 @pytest.fixture(scope="module")

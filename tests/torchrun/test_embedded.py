@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.processes import free_port
-from tests.torchrun.agents import DIGITS, QUICK, Agents, Job, wait_until
+from tests.torchrun.agents import DIGITS, QUICK, wait_until
+from tests.torchrun.training import Training
 
 pytestmark = pytest.mark.torchrun
 
@@ -26,11 +26,11 @@ def wait_until_etcd_has_ended(port: int) -> None:
 
 
 @pytest.mark.release
-def test_the_example_trains_without_any_etcd_set_up(agents: Agents, tmp_path: Path) -> None:
-    """The README's first command. The etcd ends by itself when nobody needs it any more."""
+def test_the_example_trains_without_any_etcd_set_up(train: Callable[..., Training]) -> None:
+    """The README's first command. The etcd ends by itself when no node needs it any more."""
     port = free_port()
-    job = Job(f"localhost:{port}", tmp_path, nnodes="1", nproc=2, conf=EMBED, script=DIGITS)
-    (agent,) = agents.start(job, "only")
+    job = train("1", endpoint=f"localhost:{port}", nproc=2, conf=EMBED, script=DIGITS)
+    (agent,) = job.start("only")
     assert agent.wait() == 0
     (accuracy,) = re.findall(r"test accuracy: ([\d.]+)%", agent.output)
     assert float(accuracy) > 95
@@ -39,24 +39,21 @@ def test_the_example_trains_without_any_etcd_set_up(agents: Agents, tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_node_that_started_etcd_is_no_single_point_of_failure(
-    agents: Agents, tmp_path: Path
+    train: Callable[..., Training],
 ) -> None:
     """Its agent and workers are killed; the etcd it started, with a password, lives on, and so does
     the job."""
     port = free_port()
-    job = Job(f"localhost:{port}", tmp_path, nnodes="1:2", conf=EMBED)
+    job = train("1:2", endpoint=f"localhost:{port}", conf=EMBED)
     login = {"RDZV_ETCD_USER": "ann", "RDZV_ETCD_PASSWORD": "s3cret"}
-    (starter,) = agents.start(job, "starter", **login)
-    agents.wait_for_world([starter], size=1)
-    (without,) = agents.start(job, "without")
+    (starter,) = job.start("starter", **login)
+    job.wait_for_world()
+    (without,) = job.start("without")
     assert without.wait() != 0
     assert "etcd requires authentication, but no user and password are configured" in without.output
-    (other,) = agents.start(job, "other", **login)
-    agents.wait_for_world([starter, other], size=2)
-    killed_at = time.time()
+    job.start("other", **login)
+    job.wait_for_world()
     starter.kill()
-    agents.wait_for_world([other], size=1, after=killed_at)
-    other.may_end = True
-    job.stop_file.touch()
-    assert other.wait() == 0
+    job.wait_for_world()
+    job.end_workers()
     wait_until_etcd_has_ended(port)

@@ -1,6 +1,4 @@
-"""What agents log and commands print, as the documents quote it, on real hosts.
-
-Knows docs/troubleshooting.md and what docs/guide.md says that an agent logs.
+"""Agents log, and commands print, what docs/troubleshooting.md and docs/guide.md quote.
 
 Each test is one way in which people fail, through real torchrun at its default log level, on hosts
 of their own, with an etcd that has TLS and users. It waits until every line that the document
@@ -15,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,12 @@ import pytest
 from tests.support import netns
 from tests.support.bridge import FaultBridge
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.gloo_threads import none_left_behind
 from tests.support.netns import Host, Network
 from tests.support.servers import USER, USER_PASSWORD, EtcdBinary, EtcdServer
-from tests.torchrun.agents import PATIENCE_S, Agent, Agents, Job, wait_until
+from tests.torchrun.agents import PATIENCE_S, Agent, Job, wait_until
 from tests.torchrun.fork_server import ForkServers
+from tests.torchrun.training import Training
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
@@ -38,10 +38,10 @@ _DOCUMENTS = [
 _LOGIN = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": USER_PASSWORD}
 _NAMES = ("gpu-01", "gpu-02", "gpu-03")
 _JOB = "my-job"
-"""What the document calls the job."""
+"""The job's name in the documents."""
 _LOOPBACK = ("-m", "torch.distributed.run", "--local-addr=127.0.0.1")
 _NOBODYS = "02:00:00:00:00:99"
-"""A hardware address that no host has: what is sent there is lost, as in a firewall."""
+"""A hardware address that no host has: packets to it are lost, as in a firewall."""
 
 
 def quoted(name: str) -> list[str]:
@@ -93,42 +93,33 @@ def site(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> I
         yield Site(etcd, certificates, network, bridge, hosts, stack.enter_context(ForkServers()))
 
 
-@dataclass
-class Stage:
-    """One job, and what is on the screens of those who run it."""
+class Stage(Training):
+    """One job, and the screens of those who run it."""
 
-    site: Site
-    agents: Agents
-    folder: Path
-    name: str
-    started: list[Agent] = field(default_factory=list)
-    printed: list[str] = field(default_factory=list)
+    def __init__(self, site: Site, folder: Path, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.printed: list[str] = []
+        job = Job(site.endpoint, folder, "2", run_id=name, fork_servers=site.fork_servers)
+        super().__init__(job, lambda: site.etcd.gateway)
 
-    def start(self, host: str, *, nnodes: str = "2", conf: str = "", **fields: Any) -> Agent:
+    def on(self, host: str, *, conf: str = "", **fields: Any) -> Agent:
         """Start torchrun on a host; ``fields`` of the :class:`Job` are as given."""
-        given = {"endpoint": self.site.endpoint, "run_id": self.name, **fields}
-        job = Job(
-            directory=self.folder,
-            nnodes=nnodes,
+        (agent,) = self.start(
+            f"{host}-{len(self.agents)}",
             conf=self.conf(conf),
             enter=partial(self.site.on, host),
-            fork_servers=self.site.fork_servers,
-            **given,
-        )
-        (agent,) = self.agents.start(
-            job,
-            f"{host}-{len(self.started)}",
             LOGLEVEL="WARNING",
             GLOO_SOCKET_IFNAME="eth0",
             **_LOGIN,
+            **fields,
         )
         agent.may_end = True
-        self.started.append(agent)
         return agent
 
     def world(self) -> list[Agent]:
-        members = [self.start("gpu-01"), self.start("gpu-02")]
-        self.agents.wait_for_world(members, size=2)
+        members = [self.on("gpu-01"), self.on("gpu-02")]
+        self.wait_for_world(*members)
         return members
 
     def conf(self, more: str = "") -> str:
@@ -149,15 +140,12 @@ class Stage:
         print(done.stdout, done.stderr)
         self.printed += [done.stdout, done.stderr]
 
-    def wait_for(self, agent: Agent, words: str) -> None:
-        wait_until(f"{words!r} on {agent}", lambda: words in agent.output)
-
     def shows_what_the_document_quotes(self) -> None:
         for line in quoted(self.name):
             wait_until(f"on a screen: {line}", partial(self._shows, line))
 
     def _shows(self, line: str) -> bool:
-        screens = "\n".join((*(agent.output for agent in self.started), *self.printed))
+        screens = "\n".join((*(agent.output for agent in self.agents), *self.printed))
         # As in the document: this job, these hosts.
         screens = screens.replace(self.name, _JOB).replace(
             f"{self.site.network.prefix}.", "10.0.0."
@@ -168,23 +156,26 @@ class Stage:
 
 @pytest.fixture
 def stage(
-    site: Site, agents: Agents, tmp_path: Path, request: pytest.FixtureRequest
+    site: Site,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Stage]:
-    stage = Stage(site, agents, tmp_path, request.node.originalname.removeprefix("test_"))
-    yield stage
-    for agent in stage.started:
-        agent.thaw()
+    with none_left_behind(tmp_path_factory.mktemp("exits")):
+        stage = Stage(site, tmp_path, request.node.originalname.removeprefix("test_"))
+        yield stage
+        stage.close()
 
 
 def test_a_node_never_starts(stage: Stage) -> None:
-    stage.wait_for(stage.start("gpu-01"), "waiting 10 s")
+    stage.wait_for_output(stage.on("gpu-01"), "waiting 10 s")
     stage.command("gpu-01", "status")
     stage.shows_what_the_document_quotes()
 
 
 def test_another_nnodes(stage: Stage) -> None:
-    stage.wait_for(stage.start("gpu-01"), "waiting 10 s")
-    assert stage.start("gpu-02", nnodes="3").wait() == 1
+    stage.wait_for_output(stage.on("gpu-01"), "waiting 10 s")
+    assert stage.on("gpu-02", nnodes="3").wait() == 1
     stage.command("gpu-01", "status")
     stage.command("gpu-02", "doctor", "--nnodes=3")
     stage.shows_what_the_document_quotes()
@@ -192,66 +183,66 @@ def test_another_nnodes(stage: Stage) -> None:
 
 def test_nothing_at_the_endpoint(stage: Stage) -> None:
     endpoint = f"https://{stage.site.network.gateway}:1"
-    assert stage.start("gpu-02", endpoint=endpoint).wait() == 1
+    assert stage.on("gpu-02", endpoint=endpoint).wait() == 1
     stage.shows_what_the_document_quotes()
 
 
 def test_a_loopback_address(stage: Stage) -> None:
     for host in ("gpu-01", "gpu-02"):
-        agent = stage.start(host, launcher=_LOOPBACK)
-    stage.wait_for(agent, "cannot reach")
+        agent = stage.on(host, launcher=_LOOPBACK)
+    stage.wait_for_output(agent, "cannot reach")
     stage.command("gpu-02", "doctor")
     stage.shows_what_the_document_quotes()
 
 
 def test_a_spare(stage: Stage) -> None:
     stage.world()
-    stage.wait_for(stage.start("gpu-03"), "waiting 10 s")
+    stage.wait_for_output(stage.on("gpu-03"), "waiting 10 s")
     stage.command("gpu-01", "status")
     stage.shows_what_the_document_quotes()
 
 
 def test_a_finished_node(stage: Stage) -> None:
-    done = stage.start("gpu-01", script_args=("--steps=3",))
-    stage.start("gpu-02")
-    stage.wait_for(done, "waiting 10 s for the others to finish")
+    done = stage.on("gpu-01", script_args=("--steps=3",))
+    stage.on("gpu-02")
+    stage.wait_for_output(done, "waiting 10 s for the others to finish")
     stage.command("gpu-02", "status")
     stage.shows_what_the_document_quotes()
 
 
 def test_a_late_node(stage: Stage) -> None:
-    done = stage.start("gpu-01", nnodes="1", script_args=("--steps=3",))
+    done = stage.on("gpu-01", nnodes="1", script_args=("--steps=3",))
     assert done.wait() == 0
-    stage.wait_for(stage.start("gpu-02"), "waiting 10 s")
+    stage.wait_for_output(stage.on("gpu-02"), "waiting 10 s")
     stage.command("gpu-02", "status")
     stage.shows_what_the_document_quotes()
 
 
 def test_a_typo_in_the_id(stage: Stage) -> None:
-    typo = stage.start("gpu-02", run_id=f"{stage.name}s")
-    for agent in (stage.start("gpu-01"), typo):
-        stage.wait_for(agent, "waiting 10 s")
+    typo = stage.on("gpu-02", run_id=f"{stage.name}s")
+    for agent in (stage.on("gpu-01"), typo):
+        stage.wait_for_output(agent, "waiting 10 s")
     stage.command("gpu-01", "doctor")
     stage.shows_what_the_document_quotes()
 
 
 def test_another_prefix(stage: Stage) -> None:
-    other = stage.start("gpu-02", conf="etcd_prefix=/rdzv_etcd/mine")
-    for agent in (stage.start("gpu-01"), other):
-        stage.wait_for(agent, "waiting 10 s")
+    other = stage.on("gpu-02", conf="etcd_prefix=/rdzv_etcd/mine")
+    for agent in (stage.on("gpu-01"), other):
+        stage.wait_for_output(agent, "waiting 10 s")
     stage.shows_what_the_document_quotes()
 
 
 def test_no_permission(stage: Stage) -> None:
     conf = "etcd_prefix=/teams"
-    assert stage.start("gpu-02", conf=conf).wait() == 1
+    assert stage.on("gpu-02", conf=conf).wait() == 1
     stage.command("gpu-02", "doctor", conf=conf)
     stage.shows_what_the_document_quotes()
 
 
 def test_another_authority(stage: Stage) -> None:
     conf = f"ca_cert={stage.site.certificates.foreign_ca}"
-    assert stage.start("gpu-02", conf=conf).wait() == 1
+    assert stage.on("gpu-02", conf=conf).wait() == 1
     stage.command("gpu-02", "doctor", conf=conf)
     stage.shows_what_the_document_quotes()
 
@@ -263,8 +254,8 @@ def test_a_firewall_between_nodes(stage: Stage) -> None:
         here.run("ip", "neigh", "replace", *way)
     try:
         for host in ("gpu-01", "gpu-02"):
-            agent = stage.start(host)
-        stage.wait_for(agent, "cannot reach")
+            agent = stage.on(host)
+        stage.wait_for_output(agent, "cannot reach")
         stage.command("gpu-01", "doctor")
         stage.shows_what_the_document_quotes()
     finally:
@@ -275,25 +266,25 @@ def test_a_firewall_between_nodes(stage: Stage) -> None:
 def test_a_frozen_node(stage: Stage) -> None:
     left, frozen = stage.world()
     frozen.freeze()
-    stage.wait_for(left, "waiting 10 s for round 2")
+    stage.wait_for_output(left, "waiting 10 s for round 2")
     stage.command("gpu-01", "status")
     stage.shows_what_the_document_quotes()
 
 
 def test_workers_that_crash(stage: Stage) -> None:
-    stage.start("gpu-01", max_restarts=1)
-    crashes = stage.start("gpu-02", max_restarts=1, script_args=("--no-such-option",))
-    assert [agent.wait() for agent in (crashes, stage.started[0])] == [1, 1]
+    stage.on("gpu-01", max_restarts=1)
+    crashes = stage.on("gpu-02", max_restarts=1, script_args=("--no-such-option",))
+    assert [agent.wait() for agent in (crashes, stage.agents[0])] == [1, 1]
     stage.command("gpu-01", "status")
     stage.shows_what_the_document_quotes()
 
 
 def test_a_gate(stage: Stage) -> None:
-    gate = stage.folder / "gpus.sh"
+    gate = stage.job.directory / "gpus.sh"
     gate.write_text('#!/bin/sh\n[ "$(hostname)" = gpu-01 ] || { echo 2 of 8 GPUs answer; exit 3; }')
     gate.chmod(0o755)
-    sick = stage.start("gpu-02", conf=f"gate_command={gate}")
-    stage.wait_for(stage.start("gpu-01", conf=f"gate_command={gate}"), "waiting 10 s")
+    sick = stage.on("gpu-02", conf=f"gate_command={gate}")
+    stage.wait_for_output(stage.on("gpu-01", conf=f"gate_command={gate}"), "waiting 10 s")
     assert sick.wait() == 1
     stage.command("gpu-01", "status")
     stage.command("gpu-01", "doctor")
@@ -301,11 +292,11 @@ def test_a_gate(stage: Stage) -> None:
 
 
 def test_etcd_without_an_answer(stage: Stage) -> None:
-    waits = stage.start("gpu-01")
-    stage.wait_for(waits, "waiting 10 s")
+    waits = stage.on("gpu-01")
+    stage.wait_for_output(waits, "waiting 10 s")
     stage.site.bridge.black_hole()
     try:
-        stage.wait_for(waits, "for etcd")
+        stage.wait_for_output(waits, "for etcd")
         stage.command("gpu-01", "doctor")
         stage.shows_what_the_document_quotes()
     finally:
@@ -315,26 +306,26 @@ def test_etcd_without_an_answer(stage: Stage) -> None:
 def test_what_an_agent_logs(stage: Stage) -> None:
     """A node is killed, etcd is silent for a while, and the node that is left alone works on."""
     conf = "last_call_timeout=60"
-    left, drained, killed = (stage.start(host, nnodes="1:3", conf=conf) for host in _NAMES)
-    stage.agents.wait_for_world([left, drained, killed], size=3)
+    left, drained, killed = (stage.on(host, nnodes="1:3", conf=conf) for host in _NAMES)
+    stage.wait_for_world(left, drained, killed)
     killed.kill()
-    stage.agents.wait_for_world([left, drained], size=2)
+    stage.wait_for_world(left, drained)
     stage.site.bridge.black_hole()
     try:
         for agent in (left, drained):
-            stage.wait_for(agent, "has not answered for")
+            stage.wait_for_output(agent, "has not answered for")
     finally:
         stage.site.bridge.heal()
-    for agent in (left, drained):  # or its word that it leaves may not reach etcd
-        stage.wait_for(agent, "answers again")
+    for agent in (left, drained):  # or its goodbye message may not reach etcd
+        stage.wait_for_output(agent, "answers again")
     drained.terminate()
-    stage.agents.wait_for_world([left], size=1)
+    stage.wait_for_world(left)
     stage.shows_what_the_document_quotes()
 
 
 def test_two_launchers_on_one_host(stage: Stage) -> None:
     for _ in range(2):
-        agent = stage.start("gpu-01", nnodes="3")
-    stage.wait_for(agent, "waiting 10 s")
+        agent = stage.on("gpu-01", nnodes="3")
+    stage.wait_for_output(agent, "waiting 10 s")
     stage.command("gpu-01", "doctor")
     stage.shows_what_the_document_quotes()

@@ -1,4 +1,4 @@
-"""What cannot work ends soon, with one line that says why, and an exit code that is not 0."""
+"""A job that cannot work ends soon, with one line that says why, and an exit code that is not 0."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,18 @@ import pytest
 from tests.support.certificates import make_certificates
 from tests.support.processes import free_port
 from tests.support.servers import USER, EtcdBinary, EtcdServer
-from tests.torchrun.agents import QUICK, Agent, Agents, Job
+from tests.torchrun.agents import QUICK, Agent
+from tests.torchrun.training import Training
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 SOON_S = 90.0
 """Start-up of torchrun on a busy machine plus ``connect_timeout``."""
 
 
-def refused(agents: Agents, job: Job, expected: str, **environment: str) -> None:
+def refused(job: Training, expected: str, **environment: str) -> None:
     """Assert that torchrun fails, and that the last line it prints matches ``expected``."""
-    (agent,) = agents.start(job, "refused", **environment)
+    (agent,) = job.start("refused", **environment)
     assert agent.wait(SOON_S) != 0
     assert not agent.steps()
     assert re.search(expected, last_line(agent)), last_line(agent)
@@ -33,45 +35,48 @@ def last_line(agent: Agent) -> str:
     return agent.output.rstrip().rpartition("\n")[2]
 
 
-@pytest.mark.slow
-def test_wrong_endpoint(agents: Agents, tmp_path: Path) -> None:
+def test_wrong_endpoint(train: Callable[..., Training]) -> None:
     """Also the case of no etcd and no ``embed``."""
     endpoint = f"127.0.0.1:{free_port()}"
-    refused(agents, Job(endpoint, tmp_path, nnodes="1"), rf"{endpoint}.*refused")
+    refused(train("1", endpoint=endpoint), rf"{endpoint}.*refused")
 
 
-@pytest.mark.slow
-def test_no_endpoint(agents: Agents, tmp_path: Path) -> None:
+def test_no_endpoint(train: Callable[..., Training]) -> None:
     """Without ``--rdzv-endpoint`` it is etcd's default port on this machine."""
     with socket.socket() as probe:
         if probe.connect_ex(("localhost", 2379)) == 0:
             pytest.skip("something listens on localhost:2379")
-    refused(agents, Job("", tmp_path, nnodes="1"), r"localhost:2379.*refused")
+    refused(train("1", endpoint=""), r"localhost:2379.*refused")
 
 
-@pytest.mark.slow
-def test_misspelt_key(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
-    job = Job(etcd.target, tmp_path, nnodes="1", conf="leese_ttl=3")
-    refused(agents, job, "leese_ttl.*lease_ttl")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run_id", ["team/job", "j" * 250], ids=["slash", "long"])
-def test_a_job_id_that_torch_cannot_name_its_log_folder_after(
-    etcd: EtcdServer, agents: Agents, tmp_path: Path, run_id: str
+@pytest.mark.parametrize(
+    ("nnodes", "fields", "expected"),
+    [
+        pytest.param("1", {"conf": "leese_ttl=3"}, "leese_ttl.*lease_ttl", id="misspelt key"),
+        # torchrun itself refuses this, before the backend is asked
+        pytest.param("3:2", {}, "min.*max|AssertionError|3:2", id="min above max"),
+        *(
+            pytest.param(
+                "1",
+                {"run_id": run_id},
+                "torch cannot create its log folder.*give a.*--rdzv-id",
+                id=f"{what} job id",
+            )
+            for what, run_id in (("slash in", "team/job"), ("long", "j" * 250))
+        ),
+    ],
+)
+def test_settings_that_cannot_work(
+    etcd: EtcdServer,
+    train: Callable[..., Training],
+    nnodes: str,
+    fields: dict[str, str],
+    expected: str,
 ) -> None:
-    job = Job(etcd.target, tmp_path, nnodes="1", run_id=run_id)
-    refused(agents, job, "torch cannot create its log folder.*give a.*--rdzv-id")
+    refused(train(nnodes, **fields), expected)
     assert not etcd.keys()
 
 
-@pytest.mark.slow
-def test_min_above_max(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
-    """torchrun itself refuses this, before the backend is asked."""
-    refused(agents, Job(etcd.target, tmp_path, nnodes="3:2"), "min.*max|AssertionError|3:2")
-
-
-@pytest.mark.slow
 def test_too_few_open_files(etcd: EtcdServer) -> None:
     """torch's own store would try for five minutes to get a socket."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1"]
@@ -82,24 +87,18 @@ def test_too_few_open_files(etcd: EtcdServer) -> None:
     assert done.stderr.rstrip().endswith("raise ulimit -n"), done.stderr
 
 
-@pytest.mark.slow
-def test_wrong_password(etcd: EtcdServer, agents: Agents, tmp_path: Path) -> None:
+def test_wrong_password(etcd: EtcdServer, train: Callable[..., Training]) -> None:
     etcd.enable_auth()
-    refused(
-        agents,
-        Job(etcd.target, tmp_path, nnodes="1"),
-        "user|password",
-        RDZV_ETCD_USER=USER,
-        RDZV_ETCD_PASSWORD="not the password",
-    )
+    login = {"RDZV_ETCD_USER": USER, "RDZV_ETCD_PASSWORD": "not the password"}
+    refused(train("1"), "user|password", **login)
 
 
-@pytest.mark.slow
-def test_wrong_ca(etcd_binary: EtcdBinary, agents: Agents, tmp_path: Path) -> None:
+def test_wrong_ca(etcd_binary: EtcdBinary, train: Callable[..., Training], tmp_path: Path) -> None:
     files = make_certificates(tmp_path / "certificates")
-    server = EtcdServer(etcd_binary, tmp_path, certificates=files).start_on_free_ports()
+    server = EtcdServer(etcd_binary, tmp_path, name="tls", certificates=files)
     try:
-        job = Job(server.endpoint, tmp_path, nnodes="1", conf=f"{QUICK},ca_cert={files.foreign_ca}")
-        refused(agents, job, "(?i)certificate")
+        server.start_on_free_ports()
+        conf = f"{QUICK},ca_cert={files.foreign_ca}"
+        refused(train("1", endpoint=server.endpoint, conf=conf), "(?i)certificate")
     finally:
         server.stop()

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,13 +16,13 @@ import pytest
 from rdzv_etcd.world_change import left
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
-from tests.torchrun.agents import Agent, Agents, Job
-from tests.torchrun.in_etcd import finish, node_pids
+from tests.torchrun.agents import Agent
+from tests.torchrun.training import Training
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 _LONG = "lease_ttl=3000,last_call_timeout=5,closed_ttl=3,ended_ttl=3,timeout=600"
-"""Leases that tell nobody anything."""
+"""With such a lease nothing is noticed by its end."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -64,57 +61,50 @@ def send(agent: Agent, number: int) -> None:
     ids=_named,
 )
 def test_an_agent_that_waits_leaves_before_it_ends(
-    etcd: EtcdServer,
-    agents: Agents,
-    tmp_path: Path,
-    enter: Callable[[list[str]], list[str]],
-    number: signal.Signals,
+    train: Callable[..., Training], enter: Callable[[list[str]], list[str]], number: signal.Signals
 ) -> None:
-    job = Job(etcd.target, tmp_path, nnodes="2", conf=_LONG, enter=enter)
-    (agent,) = agents.start(job, "agent")
-    agents.wait_until("its arrival", lambda: len(node_pids(etcd, job)) == 1)
+    job = train("2", conf=_LONG, enter=enter)
+    (agent,) = job.start("agent")
+    job.wait_arrivals(1)
     send(agent, number)
     assert agent.wait() == (-number if enter is an_agent else 128 + number)
-    assert not node_pids(etcd, job)
+    assert not job.present()
 
 
 @pytest.mark.parametrize("enter", [an_agent, a_first_process])
 def test_an_agent_that_connects_ends(
-    etcd: EtcdServer, agents: Agents, tmp_path: Path, enter: Callable[[list[str]], list[str]]
+    etcd: EtcdServer,
+    train: Callable[..., Training],
+    enter: Callable[[list[str]], list[str]],
 ) -> None:
     """There is no node yet that could leave."""
     with FaultBridge((etcd.host, etcd.port)) as bridge:
         bridge.black_hole()
         conf = f"{_LONG},connect_timeout=600"
-        (agent,) = agents.start(
-            Job(bridge.target, tmp_path, nnodes="2", conf=conf, enter=enter), "agent"
-        )
-        agents.wait_until("its first request", lambda: bridge.connections > 0)
+        job = train("2", endpoint=bridge.target, conf=conf, enter=enter)
+        (agent,) = job.start("agent")
+        job.wait_until("its first request", lambda: bridge.connections > 0)
         send(agent, signal.SIGTERM)
         assert agent.wait() == (-signal.SIGTERM if enter is an_agent else 128 + signal.SIGTERM)
 
 
-def test_a_spare_that_is_about_to_be_killed_gets_no_seat(
-    etcd: EtcdServer, agents: Agents, tmp_path: Path
-) -> None:
+def test_a_spare_that_is_about_to_be_killed_gets_no_seat(train: Callable[..., Training]) -> None:
     """Its pod has minutes to end. Another spare waits behind it."""
-    job = Job(etcd.target, tmp_path, nnodes="2", conf=_LONG)
-    members = agents.start(job, "one", "other")
-    agents.wait_for_world(members, size=2)
-    (spare,) = agents.start(replace(job, enter=a_first_process), "spare")
-    agents.wait_until("the spare waits", lambda: len(node_pids(etcd, job)) == 3)
-    (behind,) = agents.start(job, "behind")
-    agents.wait_until("another one waits", lambda: len(node_pids(etcd, job)) == 4)
+    job = train("2", conf=_LONG)
+    one, other = job.start("one", "other")
+    job.wait_for_world()
+    (spare,) = job.start("spare", enter=a_first_process)
+    job.wait_arrivals(3)
+    (behind,) = job.start("behind")
+    job.wait_arrivals(4)
     send(spare, signal.SIGTERM)
     assert spare.wait() == 128 + signal.SIGTERM
-    ended_at = time.time()
-    one, other = members
     send(other, signal.SIGTERM)
     assert other.wait() == 1
-    world = agents.wait_for_world([one, behind], size=2, after=ended_at)
+    world = job.wait_for_world(one, behind)
     assert {step.restart_count for step in world} == {0}
     assert not spare.steps()
-    finish(agents, etcd, job, [one, behind])
+    job.finish()
 
 
 @pytest.mark.parametrize(
@@ -127,21 +117,20 @@ def test_a_spare_that_is_about_to_be_killed_gets_no_seat(
     ],
     ids=_named,
 )
-def test_a_member_tells_the_others_which_signal_has_ended_it(
-    etcd: EtcdServer, agents: Agents, tmp_path: Path, handled: str, number: signal.Signals
+def test_a_member_announces_which_signal_has_ended_it(
+    train: Callable[..., Training], handled: str, number: signal.Signals
 ) -> None:
-    """Be it torch's to handle, or not."""
-    job = Job(etcd.target, tmp_path, nnodes="1:2", conf=f"{_LONG},orphans=kill")
-    (other,) = agents.start(job, "other")
-    launcher = [*job.launcher, f"--signals-to-handle={handled}"]
-    (ended,) = agents.start(replace(job, launcher=launcher, enter=an_agent), "ended")
-    agents.wait_for_world([ended, other], size=2)
+    """Whether torch handles the signal or not."""
+    job = train("1:2", conf=f"{_LONG},orphans=kill")
+    (other,) = job.start("other")
+    launcher = [*job.job.launcher, f"--signals-to-handle={handled}"]
+    (ended,) = job.start("ended", launcher=launcher, enter=an_agent)
+    job.wait_for_world()
     workers = [psutil.Process(step.pid) for step in ended.steps()]
-    sent_at = time.time()
     send(ended, number)
     assert ended.wait() == (-number if handled == "SIGINT" else 1)
-    agents.wait_for_world([other], size=1, after=sent_at)
+    job.wait_for_world()
     assert left("", number.name) in other.output
     psutil.wait_procs(workers, timeout=60)
     assert not any(worker.is_running() for worker in workers)
-    finish(agents, etcd, job, [other])
+    job.finish()
