@@ -1,11 +1,9 @@
-"""Node processes for the fault tests: start, stop, freeze, kill, read what they were told."""
+"""Node processes for the fault tests: start, stop, freeze and kill them, and read their logs."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -25,7 +23,7 @@ from tests.support.processes import spawn
 TTL_S = 3
 """The nodes' lease. etcd's smallest is 2 s with the clusters' election settings."""
 LIMIT_S = 60.0
-"""For what must happen, on whatever machine."""
+"""The limit of every wait. It only ends a failing test."""
 
 _STATES = ("join", "world", "change", "error")
 _PROGRAM = Path(__file__).with_name("node.py")
@@ -46,29 +44,16 @@ class Entry:
 
 
 class NodeProcess:
-    """One node. ``prefix`` is put before its command line, to run it elsewhere."""
+    """One node, with its log and its output."""
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        told: Mapping[str, object],
-        *,
-        enter: Callable[[list[str]], list[str]] = list,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, name: str, folder: Path, told: Mapping[str, object]) -> None:
         self.name = name
         self.log = folder / f"{name}.jsonl"
         self.output = folder / f"{name}.out"
         argument = json.dumps({**told, "log": str(self.log)})
-        command = [sys.executable, str(_PROGRAM), argument]
-        self.process: subprocess.Popen[bytes] = spawn(
-            enter(command), self.output, env={**os.environ, **(env or {})}
-        )
+        self.process = spawn([sys.executable, _PROGRAM, argument], self.output)
         self.may_end = False
         self._asked = False
-
-    # -- what it was told -------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """Everything so far, a half-written last line aside."""
@@ -107,10 +92,6 @@ class NodeProcess:
         """Let a held node join."""
         self.process.send_signal(signal.SIGUSR1)
 
-    def make_close(self) -> None:
-        """Make it try to close the job as failed."""
-        self.process.send_signal(signal.SIGUSR2)
-
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
 
@@ -137,7 +118,7 @@ class NodeProcess:
 
 
 class Nodes:
-    """The nodes of one job. Whoever makes it calls :meth:`close`, and :meth:`check` before."""
+    """The nodes of one job. Its maker calls :meth:`check`, then :meth:`close`."""
 
     def __init__(self, folder: Path, endpoint: str, nodes: str, **config: object) -> None:
         self.job_id = f"job-{uuid.uuid4().hex[:8]}"
@@ -152,24 +133,21 @@ class Nodes:
         *names: str,
         endpoint: str | None = None,
         hold: bool = False,
-        wall_skew_s: float = 0.0,
-        enter: Callable[[list[str]], list[str]] = list,
-        env: Mapping[str, str] | None = None,
         **options: object,
     ) -> list[NodeProcess]:
         """Start one node per name; ``options`` replace those of ``settings_from_config``."""
         wanted = {**self._options, **options}
         if endpoint is not None:
             wanted["endpoint"] = endpoint
-        told = {"options": wanted, "hold": hold, "wall_skew_s": wall_skew_s}
-        fresh = [NodeProcess(name, self._folder, told, enter=enter, env=env) for name in names]
+        told = {"options": wanted, "hold": hold}
+        fresh = [NodeProcess(name, self._folder, told) for name in names]
         self.all += fresh
         return fresh
 
     # -- waiting ----------------------------------------------------------------------------------
 
     def wait_until(self, what: str, look: Callable[[], object], timeout_s: float = LIMIT_S) -> None:
-        """Wait; fail at once if a node ends that nobody asked to."""
+        """Wait; fail at once if a node ends unasked."""
 
         def checked() -> object:
             for node in self.all:
@@ -191,7 +169,7 @@ class Nodes:
         return found
 
     def stay_undisturbed(self, nodes: Sequence[NodeProcess], seconds: float) -> None:
-        """Let time pass; then nobody has been told to join again, or did."""
+        """Let time pass; then no node has seen the end of its world, or has joined again."""
         before = [len(node.entries()) for node in nodes]
         time.sleep(seconds)  # that nothing happens has no event
         self.assert_undisturbed(nodes, before)
@@ -218,7 +196,7 @@ class Nodes:
     # -- the end ----------------------------------------------------------------------------------
 
     def told(self) -> list[Told]:
-        """Every world that a node was told, in order of time."""
+        """Return every world that a node has entered, in order of time."""
         found = []
         for node in self.all:
             found += [(entry, node.node_id) for entry in node.all("world")]
@@ -226,12 +204,12 @@ class Nodes:
         return [Told(node_id, entry.world) for entry, node_id in found]
 
     def check(self) -> None:
-        """Raise if what the nodes were told breaks an invariant."""
+        """Raise if the worlds that the nodes have entered break an invariant."""
         lowest, _, highest = self._range.partition(":")
         check_history(self.told(), min_nodes=int(lowest), max_nodes=int(highest or lowest))
 
     def finish(self, store: Store) -> None:
-        """Tell all to stop; each ends with 0 at once, and nothing of the job is left in etcd."""
+        """Stop all; each ends with 0 at once, and nothing of the job is left in etcd."""
         living = [node for node in self.all if node.process.poll() is None]
         self.wait_started(living)  # before that, a signal just kills
         for node in living:
@@ -241,7 +219,7 @@ class Nodes:
         assert_nothing_left(store, self.job_id)
 
     def close(self) -> None:
-        """End every process, and print what was told."""
+        """End every process, and print its output and its log."""
         for node in self.all:
             node.kill()
         for node in self.all:
@@ -251,7 +229,7 @@ class Nodes:
 
 
 def world_of(nodes: Sequence[NodeProcess]) -> Seat | None:
-    """Return the world in which these nodes, and nobody else, work; ``None`` if there is none."""
+    """Return the world in which these nodes, and no others, work; ``None`` if there is none."""
     worlds = [node.working_in for node in nodes]
     first = worlds[0]
     if first is None or {one.epoch for one in worlds if one is not None} != {first.epoch}:
@@ -267,27 +245,26 @@ def _keys_under(store: Store, root: bytes) -> set[bytes]:
         return set()  # etcd is on its way back
 
 
-def left_in(store: Store, job_id: str) -> list[str]:
-    """Keys of the job and any lease; an etcd of the test's own is expected."""
-    try:
-        return left_of_job(store, job_id, set())
-    except (OSError, GatewayError) as error:
-        return [f"etcd does not answer: {error}"]
-
-
 def assert_nothing_left(store: Store, job_id: str) -> None:
     """Wait until etcd holds no key and no lease of the job.
 
-    A marker needs its ``closed_ttl``, and a job lease its TTL if nobody could know what became of
-    the write that gave it to a round; a new leader of etcd restarts either.
+    A marker needs its ``closed_ttl``, and a job lease its TTL if the outcome of the write that gave
+    it to a round is unknown; a new leader of etcd restarts either.
     """
+
+    def left_over() -> list[str]:
+        try:
+            return left_of_job(store, job_id, set())  # any lease: the etcd is the test's own
+        except (OSError, GatewayError) as error:
+            return [f"etcd does not answer: {error}"]
+
     deadline_s = time.monotonic() + LIMIT_S + Timing().job_ttl_s
-    while left := left_in(store, job_id):
+    while left := left_over():
         assert time.monotonic() < deadline_s, f"etcd still holds {left}"
         time.sleep(0.05)  # a lease that expires tells nobody who holds none of its keys
 
 
 def take_in_another(nodes: Nodes, members: list[NodeProcess]) -> None:
-    """The job is as alive as ever: a node that comes late is taken in."""
+    """The job still works: a late node is taken in."""
     late = nodes.start("late")
     nodes.wait_for_world([*members, *late])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.faults.nodes import Nodes
+from tests.faults.servers import Job
 from tests.support.servers import EtcdCluster
-
-Job = Callable[..., Nodes]
 
 
 @pytest.mark.slow

@@ -1,43 +1,22 @@
-"""Faults of the network between nodes and a living etcd."""
+"""Faults of the network between nodes and a living etcd, and of all the nodes' hosts at once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.faults.nodes import TTL_S, Nodes, take_in_another
+from tests.faults.nodes import TTL_S, take_in_another
+from tests.faults.servers import Job
 from tests.support.bridge import FaultBridge
 from tests.support.servers import EtcdServer
-
-Job = Callable[..., Nodes]
-
-
-@pytest.mark.slow
-def test_all_connections_are_refused_for_several_ttls(
-    etcd: EtcdServer, bridge: FaultBridge, job: Job
-) -> None:
-    nodes = job(bridge.endpoint, "3:4")
-    three = nodes.start("a", "b", "c")
-    nodes.wait_for_world(three)
-    before = [len(node.entries()) for node in three]
-    bridge.refuse()
-    nodes.wait_present(etcd.gateway, [])
-    nodes.stay_undisturbed(three, 2 * TTL_S)
-    bridge.heal()
-    nodes.wait_present(etcd.gateway, three)
-    nodes.stay_undisturbed(three, 1.5 * TTL_S)
-    nodes.assert_undisturbed(three, before)
-    take_in_another(nodes, three)
-    nodes.finish(etcd.gateway)
 
 
 @pytest.mark.parametrize("fault", ["reset", "half_open"])
 def test_connections_break_while_nodes_work_and_while_they_wait(
     etcd: EtcdServer, bridge: FaultBridge, job: Job, fault: str
 ) -> None:
-    """A broken connection, also one that nobody announced, costs neither a round nor the lease."""
+    """A broken connection, even an unannounced one, costs neither a round nor the lease."""
     nodes = job(bridge.endpoint, "3:4", last_call_timeout=5)  # a watch must be back within it
     three = nodes.start("a", "b", "c")
     nodes.wait_for_world(three)
@@ -55,17 +34,24 @@ def test_connections_break_while_nodes_work_and_while_they_wait(
 
 
 @pytest.mark.slow
-def test_rounds_form_with_200_ms_latency_and_5_percent_loss(
+def test_200_ms_each_way_with_5_percent_loss_costs_neither_lease_nor_connection(
     etcd: EtcdServer, bridge: FaultBridge, job: Job
 ) -> None:
-    """100 ms each way. Nobody is taken for lost; a newcomer and a real loss re-form the world."""
-    nodes = job(bridge.endpoint, "2:4", last_call_timeout=3)
-    bridge.shape(delay_s=0.1, jitter_s=0.02, loss=0.05)
+    """At the edge of what the TTL allows. A reply that comes late because something had to be sent
+    again is waited for: giving up the connection would cost all its watches, and a new one is no
+    faster. A newcomer and a real loss re-form the world."""
+    # Twelve round trips; seven are enough on a machine that is not slow itself.
+    nodes = job(bridge.endpoint, "2:4", last_call_timeout=2, lease_ttl=5)
+    bridge.shape(delay_s=0.2, jitter_s=0.02, loss=0.05)
     started_s = time.monotonic()
     three = nodes.start("a", "b", "c")
     nodes.wait_for_world(three)
     print(f"measured: first world after {time.monotonic() - started_s:.1f} s")
-    nodes.stay_undisturbed(three, 2 * TTL_S)
+    connections = bridge.connections
+    nodes.stay_undisturbed(three, 8 * TTL_S)
+    given_up = bridge.connections - connections
+    print(f"measured: {given_up} connections given up in {8 * TTL_S} s")
+    assert given_up <= 6, "it was about one a second and node when replies had to be in time"
     late = nodes.start("late")
     nodes.wait_for_world([*three, *late])
     three[0].kill()
@@ -73,4 +59,24 @@ def test_rounds_form_with_200_ms_latency_and_5_percent_loss(
     nodes.wait_for_world([*three[1:], *late])
     print(f"measured: world without the killed after {time.monotonic() - killed_s:.1f} s")
     bridge.heal()
+    nodes.finish(etcd.gateway)
+
+
+@pytest.mark.slow
+def test_all_nodes_are_stopped_beyond_their_ttl_and_continue(etcd: EtcdServer, job: Job) -> None:
+    """As when a whole cluster of virtual machines is suspended: no restart."""
+    nodes = job(etcd.endpoint, "3:4")
+    three = nodes.start("a", "b", "c")
+    nodes.wait_for_world(three)
+    before = [len(node.entries()) for node in three]
+    for node in three:
+        node.freeze()
+    nodes.wait_present(etcd.gateway, [])
+    for node in three:
+        node.thaw()
+        time.sleep(TTL_S / 6)  # machines do not wake up together
+    nodes.wait_present(etcd.gateway, three)
+    nodes.stay_undisturbed(three, 2 * TTL_S)
+    nodes.assert_undisturbed(three, before)
+    take_in_another(nodes, three)
     nodes.finish(etcd.gateway)

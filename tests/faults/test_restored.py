@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from tests.faults.nodes import TTL_S, Nodes
+from tests.faults.nodes import TTL_S
+from tests.faults.servers import Job
 from tests.support.leaks import job_root
 from tests.support.servers import EtcdServer
 
 pytestmark = [pytest.mark.every_etcd, pytest.mark.slow]
-
-Job = Callable[..., Nodes]
 
 
 @pytest.mark.parametrize("way", ["snapshot", "data folder"])

@@ -1,4 +1,7 @@
-"""Nodes that die or fall silent are known by the links between nodes, before their leases end."""
+"""Nodes that die or fall silent are known by the links between nodes, before their leases end.
+
+For a release: CI has seen it on hosts that are network namespaces (tests/torchrun/test_deaths.py).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from rdzv_etcd.world_change import HOST_SILENT, PROCESS_EXITED
 from tests.integration.containers import Host, Project, wait_until
 from tests.integration.test_node_faults import Fault, lose_and_regain
 
+pytestmark = pytest.mark.release
+
 _TTL_S = 20
-"""That a host is silent is believed by who has been there for a TTL itself."""
+"""Only a node that has been there for a TTL itself is believed that a host is silent."""
 _CONF = f"lease_ttl={_TTL_S},last_call_timeout=3,closed_ttl=3,ended_ttl=3"
 _KILL = """
 import os, signal

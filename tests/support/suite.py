@@ -36,7 +36,7 @@ cluster of containers, or one training, or use one environment that is made for 
 LONG = ("faults", "torchrun", "benchmarks", "scale")
 """The folders whose tests take longest: distributed one by one, as are those of …"""
 
-SHORT = ("cli", "group", "library", "plugin", "sim")
+SHORT = ("cli", "library", "node", "plugin", "sim", "typed")
 """… which need nothing that a file shares. All others are distributed file by file."""
 
 GROUPS_UNTIL = 0.3

@@ -97,7 +97,7 @@ def test_tests_that_share_a_training_stay_together() -> None:
     assert first == group_of(f"{place}two[etcd-3.5.1-9s]")
     others = [
         "tests/faults/test_training.py::test_one[etcd-3.5.1]",
-        "tests/faults/test_hosts.py::test_one[etcd-3.5.1]",
-        "tests/faults/test_hosts.py::test_two[etcd-3.5.1]",
+        "tests/faults/test_network.py::test_one[etcd-3.5.1]",
+        "tests/faults/test_network.py::test_two[etcd-3.5.1]",
     ]
     assert len({first, *map(group_of, others)}) == 4

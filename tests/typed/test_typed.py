@@ -40,6 +40,7 @@ def test_the_programs_use_every_public_name(face: str) -> None:
         assert set(rdzv_etcd.__all__) - {"aio", "errors"} - used == set()
 
 
+@pytest.mark.slow
 def test_programs_pass_and_their_mistakes_do_not(tmp_path: Path) -> None:
     """As a user runs mypy, without this project's settings. An unused ``type: ignore`` is an error,
     too: each mistake in the programs has to be found. The launchers' frameworks are not installed
