@@ -22,7 +22,7 @@ import pytest
 # First of all that loads gRPC, so that it is set up as in an agent: tests fork, too.
 import rdzv_etcd.etcd.grpc_start  # noqa: F401
 from tests.library.nodes import Job
-from tests.support import late_starts, suite, versions
+from tests.support import suite, versions
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.leaks import LeakCheck
 from tests.support.servers import (
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     suite.guard_skips(config)
     hypothesis.settings.load_profile("whole" if suite.with_slow_tests(config) else "quick")
-    late_starts.ask_for_them()
+    suite.ask_for_late_starts()
     if suite.before_a_release(config):
         os.environ[suite.COLD_STARTS_VARIABLE] = "1"
 

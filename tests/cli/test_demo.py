@@ -12,6 +12,7 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.cli.tools import run_alone
 from tests.support.gloo_threads import none_left_behind
+from tests.support.processes import marked
 from tests.support.servers import find_binaries
 
 LIMIT_S = 600.0
@@ -28,17 +29,6 @@ def _surroundings(
     monkeypatch.setenv("PET_NNODES", "7")  # as where the shell is a launcher's: it is ignored
     with none_left_behind(tmp_path_factory.mktemp("exits")):
         yield
-
-
-def _left(mark: str) -> list[psutil.Process]:
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(_MARK) == mark:
-                left.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return left
 
 
 def test_the_demo_on_a_terminal(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +52,7 @@ def test_the_demo_on_a_terminal(job_id: str, monkeypatch: pytest.MonkeyPatch) ->
         assert "Traceback" not in terminal.text
         (percent,) = re.findall(r"accuracy ([0-9.]+)% after \d+ steps", terminal.text)
         assert float(percent) > 90
-    left = _left(job_id)
+    left = marked(_MARK, job_id)
     _, alive = psutil.wait_procs(left, timeout=60)  # the etcd is told to end last
     assert not alive
 
@@ -74,7 +64,7 @@ def test_ctrl_c_ends_all_of_it(job_id: str, monkeypatch: pytest.MonkeyPatch) -> 
         terminal.wait_for("round 1: 3 nodes", LIMIT_S)
         terminal.press(b"\x03")
         assert terminal.end(LIMIT_S) == 130
-    _, alive = psutil.wait_procs(_left(job_id), timeout=60)
+    _, alive = psutil.wait_procs(marked(_MARK, job_id), timeout=60)
     assert not alive
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.document import commands
-from tests.deploy.examples import MOUNTED
+from tests.deploy.examples import DOCUMENT, MOUNTED
 from tests.support.certificates import Certificates
 from tests.support.servers import EtcdServer, find_binaries
 
@@ -31,7 +30,7 @@ class DocumentedEtcd:
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run commands of the document, with this server in place of its example."""
-        preamble = commands("connection")
+        preamble = DOCUMENT.commands("connection")
         for documented, real in ((ADDRESS, self.server.target), (MOUNTED, str(self.secret))):
             assert documented in preamble
             preamble = preamble.replace(documented, real)
@@ -70,7 +69,7 @@ def set_up(server: EtcdServer, certificates: Certificates, folder: Path) -> Docu
     shutil.copy(certificates.client_key, secret / "tls.key")
     (secret / "user").write_text("trainer")
     etcd = DocumentedEtcd(server, secret)
-    done = etcd.run(commands("users"))
+    done = etcd.run(DOCUMENT.commands("users"))
     assert done.returncode == 0, done.stderr
     assert "Authentication Enabled" in done.stdout
     return etcd

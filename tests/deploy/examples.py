@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.support.markdown import ROOT, Document
+
+DOCUMENT = Document(ROOT / "docs" / "deploy.md")
 EXAMPLES = ROOT / "examples" / "deploy"
 FILES = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
 MANIFESTS = [path for path in FILES if path.suffix == ".yaml"]

@@ -20,11 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.deploy.examples import Launch, launch
-from tests.support.processes import spawn
+from tests.support.processes import kill_marked, spawn
 from tests.support.servers import EtcdBinary, EtcdServer
 from tests.support.suite import COLD_STARTS_VARIABLE
 from tests.torchrun.fork_server import HERE, Forked
@@ -216,7 +215,7 @@ def test_a_command_runs_with_backend_and_endpoint_changed(
     finally:
         for torchrun in forks.started if forks else ():  # these do not carry the mark
             torchrun.kill()
-        _kill(mark)
+        kill_marked(_MARK, mark)
     said = "\n".join(file.read_text() for file in [*logs, *here.glob("*.log*")])
     assert codes == [0] * len(logs), said
     workers = [json.loads(file.read_text()) for file in ran.iterdir()]
@@ -260,13 +259,3 @@ def _started(changed: Path, node: int, folder: Path) -> Launch:
         return launch(changed, node, folder)
     numbers = {"NODE_RANK": str(node), "RANK": str(node), "SLURM_PROCID": str(node)}
     return Launch(("bash", str(changed)), numbers)
-
-
-def _kill(mark: str) -> None:
-    """End every process of this test: workers are in sessions of their own."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(_MARK) == mark:
-                process.kill()
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue  # ended meanwhile, or another user's

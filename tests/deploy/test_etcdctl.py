@@ -15,7 +15,7 @@ from rdzv_etcd.errors import EtcdAuthError, EtcdPermissionError
 from rdzv_etcd.settings import Settings
 from rdzv_etcd.world.group import Group
 from tests.deploy.conftest import DocumentedEtcd, folder_of_etcdctl
-from tests.deploy.document import commands
+from tests.deploy.examples import DOCUMENT
 from tests.library.nodes import join_all, node_settings
 from tests.support.gateway import GatewayError
 from tests.support.servers import ENOUGH_TO_FILL, EtcdBinary, EtcdCluster, EtcdServer
@@ -31,7 +31,7 @@ def test_two_nodes_meet_as_the_user_and_nothing_else_is_allowed(
         worlds = join_all([one, two])
         assert sorted(world.rank for world in worlds) == [0, 1]
         assert {world.size for world in worlds} == {2}
-    done = etcd.run(commands("check"))
+    done = etcd.run(DOCUMENT.commands("check"))
     assert done.returncode != 0
     assert done.stdout.split() == ["OK", "1"]
     assert "permission denied" in done.stderr
@@ -45,7 +45,7 @@ def test_a_role_per_job_keeps_one_jobs_workers_from_another_jobs_keys(
     documented_etcd: Callable[..., DocumentedEtcd],
 ) -> None:
     etcd = documented_etcd()
-    done = etcd.run(commands("job-role"), **etcd.as_root())
+    done = etcd.run(DOCUMENT.commands("job-role"), **etcd.as_root())
     assert done.returncode == 0, done.stderr
     (etcd.secret / "job-7.user").write_text("job-7")
     files = {"user_file": "job-7.user", "password_file": "job-7.password"}
@@ -58,7 +58,7 @@ def test_a_role_per_job_keeps_one_jobs_workers_from_another_jobs_keys(
     for other in ("job-70", "job-8"):
         with pytest.raises(EtcdPermissionError):
             Group(_settings(etcd, other, **own))
-    done = etcd.run(commands("job-role-end"), **etcd.as_root())
+    done = etcd.run(DOCUMENT.commands("job-role-end"), **etcd.as_root())
     assert done.returncode == 0, done.stderr
     with pytest.raises(EtcdAuthError):
         Group(_settings(etcd, "job-7", **own))
@@ -71,7 +71,7 @@ def test_the_password_is_in_no_process_list_and_no_readable_file(
     for name in ("password", "root.password"):
         password = (etcd.secret / name).read_text().strip()
         assert len(password) == 64
-        assert password not in commands("users")
+        assert password not in DOCUMENT.commands("users")
         assert (etcd.secret / name).stat().st_mode & 0o077 == 0
 
 
@@ -83,7 +83,7 @@ def test_a_full_etcd_takes_writes_again(documented_etcd: Callable[..., Documente
     etcd.server.gateway.log_in_as("root", password)
     with pytest.raises(GatewayError, match="space"):
         _fill(etcd.server, key)
-    done = etcd.run(commands("space"), **environment)
+    done = etcd.run(DOCUMENT.commands("space"), **environment)
     assert done.returncode == 0, done.stderr
     _put(etcd.server, key, b"fits")
 
@@ -99,7 +99,7 @@ def test_all_members_of_a_full_cluster_take_writes_again_though_one_is_named(
         with pytest.raises(GatewayError, match="space"):
             _fill(first, key)
         subprocess.run(
-            ["bash", "-euc", commands("space")],
+            ["bash", "-euc", DOCUMENT.commands("space")],
             env=os.environ
             | {
                 "PATH": f"{folder_of_etcdctl(etcd_binary.path)}:{os.environ['PATH']}",

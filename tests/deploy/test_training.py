@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.deploy.conftest import ADDRESS, DocumentedEtcd
 from tests.deploy.examples import MOUNTED, TRAINING, Launch, at_home, launch
-from tests.support.processes import spawn
+from tests.support.processes import kill_marked, spawn
 
 PATIENCE_S = 240.0
 NODES = 2
@@ -58,7 +57,7 @@ def start() -> Iterator[Callable[[Launch, Path], subprocess.Popen[bytes]]]:
 
     with ExitStack() as stack:
         stack.callback(lambda: [print(f"== {log}\n{log.read_text()}") for log in logs])
-        stack.callback(_kill, mark)
+        stack.callback(kill_marked, _MARK, mark)
         yield started
 
 
@@ -108,13 +107,3 @@ def _address(path: Path, etcd: DocumentedEtcd) -> tuple[str, str]:
     if path.suffix == ".sbatch":
         return SLURM_ADDRESSES, etcd.server.endpoint
     return ADDRESS, etcd.server.target
-
-
-def _kill(mark: str) -> None:
-    """End every process of this test: workers are in sessions of their own."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(_MARK) == mark:
-                process.kill()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile, or not ours

@@ -14,8 +14,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
+from tests.support.processes import kill_marked
 from tests.support.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +71,7 @@ class Programs:
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
         self._started: list[Program] = []
-        self._limit = threading.Timer(PATIENCE_S, self._kill_all)
+        self._limit = threading.Timer(PATIENCE_S, kill_marked, (_MARK, self._mark))
         self._limit.start()
 
     def start(
@@ -103,7 +102,7 @@ class Programs:
 
     def close(self) -> None:
         self._limit.cancel()
-        self._kill_all()
+        kill_marked(_MARK, self._mark)
         for program in self._started:
             program.end()
             assert program.process.stdout is not None
@@ -120,11 +119,3 @@ class Programs:
             _MARK: self._mark,
             **added,
         }
-
-    def _kill_all(self) -> None:
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == self._mark:
-                    process.kill()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue  # ended meanwhile, or not ours

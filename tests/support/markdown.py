@@ -60,6 +60,15 @@ class Document:
         """Return the blocks of code in a language."""
         return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
 
+    def commands(self, name: str) -> str:
+        """Return the shell commands of one marked block."""
+        begin, end = f"<!-- commands:begin {name} -->\n```bash\n", "```\n<!-- commands:end -->\n"
+        _, found, rest = self.text.partition(begin)
+        commands, ended, _ = rest.partition(end)
+        assert found, name
+        assert ended, name
+        return commands
+
     def unmarked(self) -> list[str]:
         """Return the blocks to run, in bash or Python, before which no comment names a test."""
         blocks = re.finditer(

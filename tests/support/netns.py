@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.support.claims import claim
-from tests.support.processes import spawn
+from tests.support.processes import claim, spawn
 
 _START_LIMIT_S = 10.0
 _BRIDGE = "switch"

@@ -1,10 +1,11 @@
-"""Child processes that cannot outlive the test run, even when pytest is killed.
+"""Child processes that cannot outlive the test run, and claims on what a machine has only once.
 
 Knows Linux's parent-death signal; knows nothing of etcd.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.support.claims import claim
+import psutil
 
 # Sets PR_SET_PDEATHSIG (1) to SIGKILL, then becomes the program: the setting survives exec.
 # A preexec_fn would do the same, but forks a process that has threads (a warning from 3.12 on).
@@ -65,6 +66,41 @@ def end(process: subprocess.Popen[bytes], *, grace_s: float = 10.0) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait()
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Return every process that has this variable in its environment.
+
+    Workers are in sessions of their own and outlive a killed agent, so neither process groups nor
+    parents find them all.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # ended, or not ours
+            if process.environ().get(variable) == value:
+                found.append(process)
+    return found
+
+
+def kill_marked(variable: str, value: str) -> None:
+    for process in marked(variable, value):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def claim(name: str) -> int | None:
+    """Return a descriptor that holds ``name`` until it is closed, ``None`` if it is held already,
+    by this or another test process.
+
+    A claim is an abstract Unix socket: it ends with the process that holds it, leaves no file, and
+    like ports and addresses it counts within one network namespace.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
+        try:
+            holder.bind(f"\0rdzv-etcd-tests-{name}")
+        except OSError:
+            return None
+        return holder.detach()
 
 
 _PORTS_HELD = 150

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.python_path import EVERY_PYTHON, python_path
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
@@ -26,12 +28,15 @@ ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 COLD_STARTS_VARIABLE = "RDZV_ETCD_TEST_COLD_STARTS"
 """If it is in the environment, no torchrun agent is forked from a process that has torch."""
 
+LATE_STARTS_VARIABLE = "RDZV_ETCD_TEST_LATE_S"
+"""With it every second Python that a test starts sleeps first, for up to so many seconds, as on a
+busy machine. A test that fails then has taken an order of events for granted."""
+
 TOGETHER = re.compile(
-    r"tests/(integration/test_\w+|faults/test_training\w*|"
-    r"examples/test_(accelerate|lightning|torchx))"
+    r"tests/(integration/test_\w+|faults/test_training\w*|examples/test_frameworks)"
 )
-"""Tests that stay on one worker, by what is found in their ids: those of such a file hurt one
-cluster of containers, or one training, or use one environment that is made for them."""
+"""Tests that stay on one worker, by their ids: those of such a file hurt one cluster of containers
+or one training, or use environments that are made for them."""
 
 LONG = ("faults", "torchrun", "benchmarks", "scale")
 """The folders whose tests take longest: distributed one by one, as are those of …"""
@@ -137,6 +142,12 @@ class SkipGuard:
             reason = str(place[2] if isinstance(place, tuple) else place)
             if not self._allowed.search(reason):
                 self._unexpected[report.nodeid] = reason
+
+
+def ask_for_late_starts() -> None:
+    """Pass :data:`LATE_STARTS_VARIABLE` on to all Pythons that are started from here."""
+    if LATE_STARTS_VARIABLE in os.environ:
+        os.environ["PYTHONPATH"] = python_path(EVERY_PYTHON)
 
 
 def freeze_what_is_imported() -> None:

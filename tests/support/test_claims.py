@@ -7,10 +7,11 @@ import subprocess
 import sys
 import uuid
 
-from tests.support.claims import claim
-from tests.support.processes import free_port
+from tests.support.processes import claim, free_port
 
-_CLAIM = "import sys; from tests.support.claims import claim; print(claim(sys.argv[1]) is not None)"
+_CLAIM = (
+    "import sys; from tests.support.processes import claim; print(claim(sys.argv[1]) is not None)"
+)
 
 
 def claim_elsewhere(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import suite
 from tests.support.suite import ALLOWED_SKIPS_VARIABLE, TESTS, group_of
 
 _CONFTEST = """
@@ -42,6 +43,16 @@ import pytest
 @pytest.mark.parametrize("number", range(12))
 def test_others(number):
     pass
+"""
+
+_SLEEPS_COUNTED = """
+import runpy, sys, time
+file = sys.modules["sitecustomize"].__file__
+slept = []
+time.sleep = slept.append
+for _ in range(100):
+    runpy.run_path(file)
+print(len(slept))
 """
 
 
@@ -101,3 +112,13 @@ def test_tests_that_share_a_training_stay_together() -> None:
         "tests/faults/test_network.py::test_two[etcd-3.5.1]",
     ]
     assert len({first, *map(group_of, others)}) == 4
+
+
+def test_a_run_that_asks_for_late_starts_gets_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv(suite.LATE_STARTS_VARIABLE, "0")
+    suite.ask_for_late_starts()
+    done = subprocess.run(
+        [sys.executable, "-c", _SLEEPS_COUNTED], capture_output=True, text=True, check=True
+    )
+    assert 0 < int(done.stdout) < 100

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.deploy.document import commands
-from tests.support.markdown import ROOT
+from tests.support.markdown import ROOT, Document
 from tests.torchrun.agents import Agent, Job, Step
 
-DOCUMENT = ROOT / "docs" / "guide.md"
+DOCUMENT = Document(ROOT / "docs" / "guide.md")
 EXAMPLES = ROOT / "examples"
 SAMPLES = 1440
 CHECKPOINT_EVERY = 5
@@ -42,7 +41,7 @@ class DocumentedJob(Job):
             (_CHECKPOINT, str(self.directory / name)),
             (".pt", f".pt {shlex.join([*added, *self.script_args])}"),
         ]
-        script = commands(self.block, DOCUMENT)
+        script = DOCUMENT.commands(self.block)
         for shown, used in here:
             assert shown in script, shown
             script = script.replace(shown, used)

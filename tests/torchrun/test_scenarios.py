@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.distributed import run as torchrun
 
-from tests.deploy.document import commands
 from tests.support.processes import free_port
 from tests.support.servers import EtcdServer
 from tests.torchrun.agents import QUICK, Agent, Step
@@ -51,7 +50,7 @@ def test_the_quick_starts_are_torch_s_with_the_backend_s_name_changed(
     _, _, rest = rest.partition("::\n")
     theirs, script, _ = rest.partition("YOUR_TRAINING_SCRIPT.py")
     assert script
-    ours, _, _ = commands(block, DOCUMENT).partition("examples/")
+    ours, _, _ = DOCUMENT.commands(block).partition("examples/")
     words = theirs.replace("c10d", "etcd3").split()
     assert ours.replace("\\\n", "").split() == words
 

@@ -18,10 +18,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-import psutil
-
 from tests.support.gateway import GatewayError
 from tests.support.leaks import Store, job_root
+from tests.support.processes import kill_marked
 from tests.torchrun.agents import MARK, PATIENCE_S, Agent, Job, Step, wait_until
 
 T = TypeVar("T")
@@ -237,8 +236,7 @@ class Training:
         """End every process that the agents have started, and print what they wrote."""
         for agent in self.agents:  # a forked one does not carry the mark
             agent.process.kill()
-        for process in self._all_processes():
-            process.kill()
+        kill_marked(MARK, self._mark)
         for agent in self.agents:
             agent.process.wait(PATIENCE_S)
         self.report()
@@ -247,19 +245,6 @@ class Training:
         for agent in self.agents:
             if not agent.may_end and agent.process.poll() is not None:
                 raise AssertionError(f"{agent} ended although nothing asked it to")
-
-    def _all_processes(self) -> Iterator[psutil.Process]:
-        """Yield every living process that carries this test's mark in its environment.
-
-        Workers are in sessions of their own and outlive a killed agent, so neither process groups
-        nor parents find them all.
-        """
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self._mark:
-                    yield process
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue  # ended meanwhile, or not ours
 
 
 def _world(agents: Sequence[Agent], nproc: int, steps: int, after: float) -> list[Step]:

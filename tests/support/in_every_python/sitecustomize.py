@@ -1,7 +1,7 @@
 """Every Python that a test starts imports this, if the test or the whole run asks for it.
 
 When one of them exits with threads of gloo's left, after all has gone well, it leaves a file: see
-:mod:`tests.support.gloo_threads`. Some of them start late: see :mod:`tests.support.late_starts`.
+:mod:`tests.support.gloo_threads`. Some of them start late: see :mod:`tests.support.suite`.
 """
 
 import atexit
