@@ -61,6 +61,18 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
+def pod_templates(value: Any) -> list[dict[str, Any]]:
+    """Return every pod template inside a manifest: a specification with containers, and its
+    metadata."""
+    if isinstance(value, list):
+        return [found for part in value for found in pod_templates(part)]
+    if not isinstance(value, dict):
+        return []
+    if "containers" in value.get("spec", ()):
+        return [value]
+    return [found for part in value.values() for found in pod_templates(part)]
+
+
 def launch(path: Path, index: int, folder: Path) -> Launch:
     """Return what the node ``index`` of an example runs; ``folder`` is for scratch files."""
     if path in SCRIPTS:

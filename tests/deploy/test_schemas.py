@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.examples import MANIFESTS, documents
+from tests.deploy.examples import MANIFESTS, documents, pod_templates
 
 _SCHEMAS: Any = importlib.import_module("kubernetes_validate")  # neither has type hints
 VERSIONS = ("1.29", str(_SCHEMAS.latest_version()))
@@ -47,7 +47,7 @@ def test_a_pod_mounts_the_volumes_it_has(path: Path) -> None:
     """Which no schema says."""
     for item in documents(path):
         claims = [c["metadata"]["name"] for c in item["spec"].get("volumeClaimTemplates", ())]
-        for pod in _pods(item):
+        for pod in (template["spec"] for template in pod_templates(item)):
             has = {volume["name"] for volume in pod.get("volumes", ())} | set(claims)
             mounted = {m["name"] for c in pod["containers"] for m in c.get("volumeMounts", ())}
             assert mounted == has
@@ -100,17 +100,6 @@ def _check_model(value: Any, kind: str, version: str, where: str) -> None:
             assert typed in names, f"{where} has no field {typed}"
             _check_model(part, model.openapi_types[names[typed]], version, f"{where}.{typed}")
         model(**{names[typed]: part for typed, part in value.items()})  # raises if one is missing
-
-
-def _pods(value: Any) -> list[dict[str, Any]]:
-    """Return every pod specification inside a manifest."""
-    if isinstance(value, list):
-        return [pod for part in value for pod in _pods(part)]
-    if not isinstance(value, dict):
-        return []
-    if "containers" in value:
-        return [value]
-    return [pod for part in value.values() for pod in _pods(part)]
 
 
 def test_the_examples_are_plain_yaml() -> None:

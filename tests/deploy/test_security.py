@@ -8,24 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.examples import EXAMPLES, FILES, MANIFESTS, MOUNTED, documents
-
-
-def _templates(value: Any) -> list[dict[str, Any]]:
-    """Return every pod template inside a manifest: what has a specification with containers."""
-    if isinstance(value, list):
-        return [found for part in value for found in _templates(part)]
-    if not isinstance(value, dict):
-        return []
-    if "containers" in value.get("spec", ()):
-        return [value]
-    return [found for part in value.values() for found in _templates(part)]
-
+from tests.deploy.examples import EXAMPLES, FILES, MANIFESTS, MOUNTED, documents, pod_templates
 
 TEMPLATES = [
     pytest.param(template, id=path.name)
     for path in MANIFESTS
-    for template in _templates(documents(path))
+    for template in pod_templates(documents(path))
 ]
 POLICIES = [
     item for path in MANIFESTS for item in documents(path) if item["kind"] == "NetworkPolicy"
@@ -103,6 +91,6 @@ def test_no_example_mounts_an_authority_s_key() -> None:
 
 
 def _etcd() -> dict[str, Any]:
-    (template,) = _templates(documents(Path(EXAMPLES / "etcd.yaml")))
+    (template,) = pod_templates(documents(Path(EXAMPLES / "etcd.yaml")))
     spec: dict[str, Any] = template["spec"]
     return spec

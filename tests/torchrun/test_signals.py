@@ -51,12 +51,9 @@ def send(agent: Agent, number: int) -> None:
 @pytest.mark.parametrize(
     ("enter", "number"),
     [
-        *((an_agent, number) for number in _ENDING),
-        (a_first_process, signal.SIGTERM),
-        *(
-            pytest.param(a_first_process, number, marks=pytest.mark.release)
-            for number in _ENDING[1:]
-        ),
+        pytest.param(enter, number, marks=() if number == signal.SIGTERM else pytest.mark.release)
+        for enter in (an_agent, a_first_process)
+        for number in _ENDING
     ],
     ids=_named,
 )
