@@ -142,7 +142,7 @@ def _pass(site: Site, seconds: float) -> None:
 def _site(row: Row, args: argparse.Namespace) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-bench-job-")))
-        network = Network(folder, joined=True)
+        network = Network(folder)
         stack.callback(network.close)
         etcd = stack.enter_context(
             running_etcd(choose_binary(args.etcd), args.data, fsync=args.fsync)

@@ -160,7 +160,7 @@ def _hosts(
     etcd just before it came, and waits for the lease.
     """
     with contextlib.ExitStack() as stack:
-        network = netns.Network(folder, joined=True)
+        network = netns.Network(folder)
         stack.callback(network.close)
         address, _, port = server.target.rpartition(":")
         bridge = stack.enter_context(FaultBridge((address, int(port)), host=network.gateway))

@@ -65,10 +65,9 @@ def shared_site(
         if not netns.why_not():
             network = Network(folder)
             stack.callback(network.close)
-            host, never_cut = network.add_host(), network.add_host()
+            host = network.add_host()
             enter, address = host.enter, network.gateway
-            # The device that gloo is to use: that of the cut link vanishes for it.
-            devices = dict.fromkeys(_NAMES, never_cut.link) | {"far": "eth0"}
+            devices = dict.fromkeys(_NAMES, network.gateway_device) | {"far": netns.DEVICE}
         etcd.start_on_free_ports()
         at = (etcd.host, etcd.port)
         bridges = {

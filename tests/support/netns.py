@@ -1,9 +1,9 @@
-"""Hosts as network namespaces: each has a link of its own to the test's namespace, to be cut.
+"""Hosts as network namespaces, each with a cable to a switch; the cable can be cut.
 
 Knows Linux's ``ip`` and ``nsenter``; knows nothing of etcd. A namespace lives as long as a process
 in it, and that dies with the test run; its link vanishes with it. So nothing can be left behind.
 
-The servers listen on :attr:`Network.gateway`. Hosts reach each other only if they are joined.
+The test's own namespace is at the same switch. Its servers listen on :attr:`Network.gateway`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from tests.support.processes import claim, spawn
@@ -26,7 +25,7 @@ DEVICE = "eth0"
 
 
 def why_not() -> str:
-    """Return why namespaces cannot be had here, or nothing if they can."""
+    """Return why this machine offers no namespaces, or nothing if it does."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
@@ -73,80 +72,63 @@ class _Namespace:
         while theirs.stat().st_ino == ours:
             if self._holder.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError("no network namespace could be made")
-            time.sleep(0.01)  # unshare tells nobody when it has done it
+            time.sleep(0.01)  # unshare does not announce that it has done it
 
 
 class Host:
-    """One namespace with one address, linked to the middle of its network."""
+    """One namespace with one address, linked to its network's switch."""
 
     def __init__(self, network: Network, number: int) -> None:
         self.address = f"{network.prefix}.{number}"
-        self.link = network.device(number)
-        """The network device in the test's namespace that leads to this host; its address is
-        :attr:`Network.gateway`. (In a joined network: a port of the switch.)"""
+        self._port = network.device(number)
         self._namespace = _Namespace(network.folder)
-        self._at_switch = network.switch
+        self._switch = network.switch
         self.enter, self.run = self._namespace.enter, self._namespace.run
         to_host = ("type", "veth", "peer", "name", DEVICE, "netns", self._namespace.pid)
-        if self._at_switch is None:
-            _ip("link", "add", self.link, *to_host)
-            _ip("addr", "add", network.gateway, "peer", self.address, "dev", self.link)
-            own = [self.address, "peer", network.gateway]
-        else:
-            self._at_switch.run("ip", "link", "add", self.link, *to_host)
-            self._at_switch.run("ip", "link", "set", self.link, "master", _BRIDGE)
-            own = [f"{self.address}/24"]
+        self._switch.run("ip", "link", "add", self._port, *to_host)
+        self._switch.run("ip", "link", "set", self._port, "master", _BRIDGE)
         self.heal()
-        self.run("ip", "addr", "add", *own, "dev", DEVICE)
+        self.run("ip", "addr", "add", f"{self.address}/24", "dev", DEVICE)
         self.run("ip", "link", "set", DEVICE, "up")
         self.run("ip", "link", "set", "lo", "up")
 
     def cut(self) -> None:
-        """Pull the cable: packets vanish both ways, and nobody is told."""
-        self._set_link("down")
+        """Pull the cable: packets vanish both ways, without an error."""
+        self._switch.run("ip", "link", "set", self._port, "down")
 
     def heal(self) -> None:
-        self._set_link("up")
+        self._switch.run("ip", "link", "set", self._port, "up")
 
     def close(self) -> None:
         self._namespace.close()
 
-    def _set_link(self, state: str) -> None:
-        run = _ip if self._at_switch is None else partial(self._at_switch.run, "ip")
-        run("link", "set", self.link, state)
-
 
 class Network:
-    """A star of hosts; the test's own namespace is its middle, at :attr:`gateway`.
+    """Hosts at one switch. The test's own namespace is there at :attr:`gateway`."""
 
-    ``joined``: its middle is a switch, to which the test's namespace is linked as well: the hosts
-    reach each other.
-    """
-
-    def __init__(self, folder: Path, *, joined: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.number, self._claim = _claim_number()
-        # RFC 2544 keeps 198.18.0.0/15 for tests on isolated networks: nobody's real address.
+        # RFC 2544 keeps 198.18.0.0/15 for tests on isolated networks: no real host is there.
         self.prefix = f"198.18.{self.number}"
         self.gateway = f"{self.prefix}.1"
+        self.gateway_device = self.device(1)
         self._hosts: list[Host] = []
-        self.switch = _Namespace(folder) if joined else None
-        if self.switch is not None:
-            mine = self.device(1)
-            to_switch = ("type", "veth", "peer", "name", "up0", "netns", self.switch.pid)
-            _ip("link", "add", mine, *to_switch)
-            _ip("addr", "add", f"{self.gateway}/24", "dev", mine)
-            _ip("link", "set", mine, "up")
-            for command in (
-                ("add", _BRIDGE, "type", "bridge"),
-                ("set", _BRIDGE, "up"),
-                ("set", "up0", "master", _BRIDGE),
-                ("set", "up0", "up"),
-            ):
-                self.switch.run("ip", "link", *command)
+        self.switch = _Namespace(folder)
+        to_switch = ("type", "veth", "peer", "name", "up0", "netns", self.switch.pid)
+        _ip("link", "add", self.gateway_device, *to_switch)
+        _ip("addr", "add", f"{self.gateway}/24", "dev", self.gateway_device)
+        _ip("link", "set", self.gateway_device, "up")
+        for command in (
+            ("add", _BRIDGE, "type", "bridge"),
+            ("set", _BRIDGE, "up"),
+            ("set", "up0", "master", _BRIDGE),
+            ("set", "up0", "up"),
+        ):
+            self.switch.run("ip", "link", *command)
 
     def device(self, number: int) -> str:
-        """The name of the network device that leads to the host of that number."""
+        """The name of the network device that leads to the host of that number, 1 for this one."""
         return f"rz{os.getpid() % 1_000_000}x{self.number}x{number}"
 
     def add_host(self) -> Host:
@@ -157,8 +139,7 @@ class Network:
     def close(self) -> None:
         for host in self._hosts:
             host.close()
-        if self.switch is not None:
-            self.switch.close()
+        self.switch.close()
         os.close(self._claim)
 
 

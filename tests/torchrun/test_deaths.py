@@ -79,7 +79,7 @@ def test_a_host_that_falls_silent_is_noticed_though_its_lease_lives(
     if why_not := netns.why_not():
         pytest.skip(why_not)
     ttl_s = 20  # only a node that has been there for a TTL itself is believed
-    network = Network(tmp_path, joined=True)
+    network = Network(tmp_path)
     with FaultBridge((etcd.host, etcd.port), host=network.gateway) as bridge:
         conf = f"last_call_timeout=5,closed_ttl=3,ended_ttl=3,lease_ttl={ttl_s}"
         job = train("2:3", endpoint=bridge.target, conf=conf)

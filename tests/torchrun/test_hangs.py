@@ -80,7 +80,7 @@ def site(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> I
         pytest.skip(why_not)
     folder = tmp_path_factory.mktemp("hangs")
     with ExitStack() as stack:
-        network = Network(folder, joined=True)
+        network = Network(folder)
         stack.callback(network.close)
         hosts = {name: network.add_host() for name in _NAMES}
         seen_at = ("127.0.0.1", network.gateway)
