@@ -1,6 +1,6 @@
-"""Training nodes that lose power, hang, are told to stop, or lose their network, and come back.
+"""Training nodes that lose power, hang, are stopped, or lose their network, and come back.
 
-Three nodes train; the others go on without the one that was hurt, and with it when it is back.
+Three nodes train; the others continue without the one that was hurt, and with it when it is back.
 Judged by what the workers report, see worker.py.
 """
 
@@ -40,11 +40,7 @@ def test_the_node_of_rank_0_is_lost(job: Project, trio: list[Host], fault: Fault
     lose_and_regain(job, trio, trio[0], fault)
 
 
-def test_another_node_is_cut_off(job: Project, trio: list[Host]) -> None:
-    lose_and_regain(job, trio, trio[2], Host.disconnected)
-
-
-def test_a_node_is_told_to_stop(job: Project, trio: list[Host]) -> None:
+def test_a_node_is_stopped(job: Project, trio: list[Host]) -> None:
     """It leaves by itself within its grace, so the engine does not have to kill it."""
     lose_and_regain(job, trio, trio[1], _stopped_in_time)
 

@@ -1,4 +1,4 @@
-"""The test servers themselves: what other tests rest on."""
+"""The tests' own servers and the leak check: their failures would go unnoticed elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.gateway import GatewayError, parse_metrics
 from tests.support.leaks import LeakCheck
-from tests.support.servers import USER, USER_PASSWORD, EtcdCluster, EtcdServer
-
-pytestmark = pytest.mark.every_etcd
+from tests.support.servers import EtcdServer
 
 FreshEtcd = Callable[..., EtcdServer]
 
@@ -74,39 +71,6 @@ def test_metrics_count_requests(etcd_server: EtcdServer) -> None:
     before = etcd_server.metrics().requests().get("Range", 0)
     etcd_server.keys(b"nothing-here")
     assert etcd_server.metrics().requests()["Range"] == before + 1
-
-
-def test_metric_lines_are_parsed() -> None:
-    metrics = parse_metrics('# HELP x\na{b="c",d="e"} 2\na{b="z"} 1e3\nplain 4\n')
-    assert metrics.total("a") == 1002
-    assert metrics.total("a", b="c") == 2
-    assert metrics.total("plain") == 4
-
-
-def test_a_cluster_has_one_leader(fresh_cluster: Callable[[int], EtcdCluster]) -> None:
-    cluster = fresh_cluster(3)
-    leader = cluster.leader()
-    leader.gateway.put(b"k", b"v")
-    assert [member.keys() for member in cluster.members] == [{b"k": b"v"}] * 3
-    assert cluster.endpoints.count(",") == 2
-
-
-def test_tls_servers_answer_over_tls(tls_etcd: EtcdServer, mtls_etcd: EtcdServer) -> None:
-    for server in (tls_etcd, mtls_etcd):
-        assert server.endpoint.startswith("https://")
-        assert server.leases() == set()
-
-
-def test_the_limited_user_may_touch_only_the_prefix(auth_etcd: EtcdServer) -> None:
-    gateway = type(auth_etcd.gateway)(auth_etcd.host, auth_etcd.port)
-    with pytest.raises(GatewayError, match="user name is empty"):
-        gateway.keys(b"/rdzv_etcd/")
-    gateway.log_in_as(USER, USER_PASSWORD)
-    gateway.put(b"/rdzv_etcd/mine", b"")
-    with pytest.raises(GatewayError, match="permission denied"):
-        gateway.put(b"/other", b"")
-    assert auth_etcd.keys(b"/rdzv_etcd/mine") == {b"/rdzv_etcd/mine": b""}
-    gateway.delete_prefix(b"/rdzv_etcd/mine")
 
 
 def test_a_server_dies_with_the_process_that_started_it(
@@ -171,9 +135,3 @@ def test_the_leak_check_finds_threads_sockets_keys_and_leases(
     etcd_server.gateway.delete_prefix(root)
     etcd_server.gateway.revoke(lease_id)
     check.check()
-
-
-def test_leak_check_watches_the_job_of_the_test(
-    leak_check: LeakCheck, etcd_server: EtcdServer, job_id: str
-) -> None:
-    assert len(leak_check._jobs) == 1
