@@ -334,6 +334,7 @@ def test_the_interface_s_address_is_found() -> None:
     assert done.stdout == "127.0.0.1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
