@@ -12,9 +12,9 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
-# A slow machine is no failure: hypothesis is not to time single examples.
+# A slow machine is no failure: hypothesis must not time single examples.
 _UNHURRIED = hypothesis.settings(
     deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -101,15 +101,22 @@ def etcd_binary(request: pytest.FixtureRequest) -> EtcdBinary:
     return binary
 
 
+@contextmanager
+def _running(binary: EtcdBinary, folder: Path, **options: Any) -> Iterator[EtcdServer]:
+    server = EtcdServer(binary, folder, **options)
+    try:
+        yield server.start_on_free_ports()
+    finally:
+        server.kill()
+
+
 @pytest.fixture(scope="session")
 def etcd_server(
     etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
     """A server shared by all tests: use ``job_id`` to stay apart, and never stop or pause it."""
-    server = EtcdServer(etcd_binary, tmp_path_factory.mktemp(etcd_binary.label))
-    server.start_on_free_ports()
-    yield server
-    server.kill()
+    with _running(etcd_binary, tmp_path_factory.mktemp(etcd_binary.label)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -159,12 +166,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def tls_etcd(
     etcd_binary: EtcdBinary, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
-    """A shared server with TLS; client certificates are not asked for."""
+    """A shared server with TLS that requires no client certificate."""
     folder = tmp_path_factory.mktemp("tls")
-    server = EtcdServer(etcd_binary, folder, certificates=certificates)
-    server.start_on_free_ports()
-    yield server
-    server.kill()
+    with _running(etcd_binary, folder, certificates=certificates) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -172,11 +177,9 @@ def mtls_etcd(
     etcd_binary: EtcdBinary, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
     """A shared server with TLS that requires a client certificate of its CA."""
-    folder = tmp_path_factory.mktemp("mtls")
-    server = EtcdServer(etcd_binary, folder, certificates=certificates, require_client_cert=True)
-    server.start_on_free_ports()
-    yield server
-    server.kill()
+    options = {"certificates": certificates, "require_client_cert": True}
+    with _running(etcd_binary, tmp_path_factory.mktemp("mtls"), **options) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -184,12 +187,10 @@ def auth_etcd(
     etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
     """A shared server with users (see tests.support.servers) whose tokens live two seconds."""
-    folder = tmp_path_factory.mktemp("auth")
-    server = EtcdServer(etcd_binary, folder, flags=("--auth-token-ttl", "2"))
-    server.start_on_free_ports()
-    server.enable_auth()
-    yield server
-    server.kill()
+    flags = ("--auth-token-ttl", "2")
+    with _running(etcd_binary, tmp_path_factory.mktemp("auth"), flags=flags) as server:
+        server.enable_auth()
+        yield server
 
 
 @pytest.fixture
