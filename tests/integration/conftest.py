@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 # Before testcontainers is imported: the image of its cleaner, Ryuk, cannot be had where no registry
-# is reached. Projects are removed by label instead, those of killed runs by the next run.
+# is reached. Projects are removed by their label instead.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 import docker
@@ -23,7 +23,7 @@ import docker.errors
 import pytest
 
 from tests.integration import images
-from tests.integration.containers import Host, Project, remove_abandoned
+from tests.integration.containers import Host, Project
 
 _HOW = (
     "no container engine answers. As root on Debian, this installs and starts one for the tests: "
@@ -48,7 +48,6 @@ def engine() -> Iterator[docker.DockerClient]:
         if os.environ.get("RDZV_ETCD_REQUIRE_ENGINE") == "1":
             pytest.fail(f"{_HOW} ({problem})")
         pytest.skip(_HOW)
-    remove_abandoned(client)
     yield client
     client.close()
 

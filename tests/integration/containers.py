@@ -355,23 +355,3 @@ def remove_project(client: docker.DockerClient, name: str) -> None:
         network.remove()
     for volume in client.volumes.list(filters=label):
         volume.remove(force=True)
-
-
-def remove_abandoned(client: docker.DockerClient) -> None:
-    """Remove projects of test runs that were killed: their names tell whose they were."""
-    everything = (
-        *client.containers.list(all=True),
-        *client.networks.list(),
-    )
-    names = {_labels(item).get(_PROJECT_LABEL, "") for item in everything}
-    names |= {
-        (volume.attrs["Labels"] or {}).get(_PROJECT_LABEL, "") for volume in client.volumes.list()
-    }
-    for name in names:
-        owner = name.removeprefix(PROJECT_PREFIX).partition("-")[0]
-        if name.startswith(PROJECT_PREFIX) and not Path("/proc", owner).exists():
-            remove_project(client, name)
-
-
-def _labels(item: Any) -> Mapping[str, str]:
-    return item.labels if isinstance(item, Container) else item.attrs.get("Labels") or {}

@@ -1,8 +1,10 @@
-"""The fault bridge does what it says, seen by plain sockets through it."""
+"""The fault bridge keeps its promises, as plain sockets see them."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -15,51 +17,37 @@ _LIMIT_S = 30.0
 _QUIET_S = 0.3
 
 
-class Echo:
+class Echo(socketserver.ThreadingTCPServer):
     """A server that sends back what it gets; ``ended`` counts connections it saw ending."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.at: tuple[str, int] = self._listener.getsockname()
+        super().__init__(("127.0.0.1", 0), Answer)
         self.ended = threading.Semaphore(0)
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-            self._threads[-1].start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while got := connection.recv(65536):
-                    connection.sendall(got)
-            except OSError:
-                pass  # reset by the bridge: an end like any other
-        self.ended.release()
+class Answer(socketserver.BaseRequestHandler):
+    server: Echo
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(_LIMIT_S)
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # reset by the bridge: an end like any other
+            while got := self.request.recv(65536):
+                self.request.sendall(got)
+        self.server.ended.release()
 
 
 @pytest.fixture
 def echo() -> Iterator[Echo]:
-    server = Echo()
-    yield server
-    server.close()
+    with Echo() as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,))
+        serving.start()
+        yield server
+        server.shutdown()
+        serving.join()
 
 
 @pytest.fixture
 def bridge(echo: Echo) -> Iterator[FaultBridge]:
-    with FaultBridge(echo.at) as made:
+    with FaultBridge(echo.server_address) as made:
         yield made
 
 
