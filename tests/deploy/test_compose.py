@@ -12,7 +12,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from tests.deploy.examples import ROOT
+from tests.support.markdown import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from rdzv_etcd.settings.options import NAMES
-from tests.deploy.examples import DOCUMENT, FILES, ROOT, SCRIPTS
+from tests.deploy.examples import DOCUMENT, FILES, SCRIPTS
+from tests.support.markdown import ROOT
 from tests.support.servers import EtcdServer
 
 _METRICS_OF_THE_RUNTIME = {"process_open_fds", "process_max_fds", "process_resident_memory_bytes"}

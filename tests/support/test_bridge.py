@@ -22,6 +22,7 @@ class Echo(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
+        self.at: tuple[str, int] = self.socket.getsockname()
         self.ended = threading.Semaphore(0)
 
 
@@ -47,7 +48,7 @@ def echo() -> Iterator[Echo]:
 
 @pytest.fixture
 def bridge(echo: Echo) -> Iterator[FaultBridge]:
-    with FaultBridge(echo.server_address) as made:
+    with FaultBridge(echo.at) as made:
         yield made
 
 
