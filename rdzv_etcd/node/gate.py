@@ -43,7 +43,7 @@ _SHOWN = 400
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a gate gets to know about the arrival that it lets through, or does not."""
+    """The arrival that a gate lets through, or does not."""
 
     job: str
     """The job's id."""
@@ -78,7 +78,7 @@ def check_gate(gate: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a node does not pass."""
+    """Why a node does not pass its gate."""
 
     how: str
     """For people; follows "its gate"."""
@@ -152,7 +152,7 @@ class CommandCheck(Check):
         self._environ = _environ(arrival)
         self._tail = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self._starting = threading.RLock()  # a signal's handler may abandon it, too
+        self._starting = threading.RLock()  # a signal's handler may also abandon it
         self._begin(self._run)
 
     def late(self, limit_s: float) -> Failure:

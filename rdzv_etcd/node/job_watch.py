@@ -85,13 +85,12 @@ class JobWatch:
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
         self._closed = False
-        whole = keys.watched
         self._watch: ViewWatch[_Seen] = ViewWatch(
             etcd,
             clock,
             self._wakeup,
             request=requests.read_watched(keys),
-            read=lambda timeout_s: read_pages(etcd, whole, limit_s=within(clock, timeout_s)),
+            in_parts=True,
             build=self._read,
             fold=self._changed,
             notice=self._note,

@@ -23,7 +23,7 @@ from rdzv_etcd.etcd.port import GetResult, Op, TxnResult
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.node.job_leases import PreparedLease
 from rdzv_etcd.node.slices import Roster
-from rdzv_etcd.node.views import ViewWatch, read_pages
+from rdzv_etcd.node.views import ViewWatch
 from rdzv_etcd.node.waiting import RETRY_S
 from rdzv_etcd.protocol import draft, requests
 from rdzv_etcd.protocol.closing import Close, KeepWaiting
@@ -39,11 +39,11 @@ from rdzv_etcd.world_change import left_because
 
 _MOST_REPORTED = 8
 """More unreadable keys than this are one mistake, or one attack: they are only counted."""
-_RESTS = 3
+_PAUSES = 3
 """While thousands arrive, deciding at each arrival would take all the time: after a decision the
-leader rests for this many times as long as that took."""
-_LONGEST_REST_S = 1.0
-"""It rests no longer than this: it may have been stopped during the decision."""
+leader pauses for this many times as long as that took."""
+_LONGEST_PAUSE_S = 1.0
+"""It pauses no longer than this: it may have been stopped during the decision."""
 _FORGETTING_S = 2.0
 """Limit for requests that can be made later: a leader that waits for them decides nothing."""
 
@@ -161,7 +161,7 @@ class Leadership:
             clock,
             context.wakeup,
             request=requests.read_nodes(keys),
-            read=lambda _: read_pages(context.etcd, keys.nodes),
+            in_parts=True,
             build=lambda result: self._read(result, presences.seen),
             fold=lambda nodes, batch: nodes_after(
                 keys, nodes, batch.revision, batch.events, clock.now_s()
@@ -198,7 +198,7 @@ class Leadership:
         nodes = nodes_from(context.keys, result, context.clock.now_s(), before)
         if before is not None and nodes_went_back(before, nodes):
             self._member.doubt(nodes.revision)
-            context.session.shake()
+            context.session.note_instability()
         return nodes
 
     async def _step(self, presences: ViewWatch[Nodes]) -> None:
@@ -229,8 +229,8 @@ class Leadership:
             now_s = context.clock.now_s()
             if until_s is None or until_s > now_s:
                 await context.wakeup.wait(until_s)
-                rested_s = now_s + min(_RESTS * (now_s - began_s), _LONGEST_REST_S)
-                await context.clock.sleep(rested_s - context.clock.now_s())
+                paused_until_s = now_s + min(_PAUSES * (now_s - began_s), _LONGEST_PAUSE_S)
+                await context.clock.sleep(paused_until_s - context.clock.now_s())
 
     async def _act(self, presences: ViewWatch[Nodes]) -> float | None:
         """Decide and act; return until when there is nothing to do if nothing changes."""

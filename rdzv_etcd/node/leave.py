@@ -1,9 +1,9 @@
 """The end of a node: a request to leave, closing the job, the goodbye, and removing the job if this
 was its last node.
 
-What a drain means is decided in :mod:`rdzv_etcd.protocol.draining`. All nodes learn of one from the
-control keys, which they watch anyway. A request from outside has a lease of its own, so that it
-outlives whichever session the node has; the node puts it on its own session when it learns of it.
+:mod:`rdzv_etcd.protocol.draining` decides what a drain means. All nodes learn of it from the
+control keys, which they watch anyway. A request from outside has a lease of its own, so that it outlives
+whichever session the node has; the node puts it on its own session when it learns of it.
 """
 
 from __future__ import annotations

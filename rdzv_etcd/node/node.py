@@ -170,7 +170,7 @@ class Node:
     def change_of(self, seat: Seat) -> WorldChange | None:
         """Why that world is over; ``None`` while it is not. From memory, never raises or blocks.
 
-        It is over, too, as soon as this node joins again, and once the job is finished.
+        It is also over once this node joins again, and once the job is finished.
         """
         return why_over(self._member, self.control, seat.epoch)
 
@@ -427,7 +427,7 @@ class Node:
     def _went_back(self) -> None:
         """Note that etcd has lost data."""
         self._member.note_regress()
-        self._context.session.shake()
+        self._context.session.note_instability()
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ async def put_back(context: NodeContext, member: Member) -> None:
     try:
         await _put_back(context, member)
     except EtcdRefusedError:
-        context.session.shake()  # others that it refuses come back when they look again
+        context.session.note_instability()  # others that it refuses come back when they look again
         raise
 
 

@@ -31,8 +31,8 @@ _FAILURES = 3
 class Session:
     """Keeps one lease alive, renewing it every third of its TTL, or of a shorter one in its world.
 
-    ``lease_id`` is 0 while there is none: before :meth:`open`, and after etcd said that the lease
-    is gone. Not hearing from etcd does not end a session; only etcd's word does.
+    ``lease_id`` is 0 while there is none: before :meth:`open`, and after etcd answered that the
+    lease is gone. Silence of etcd does not end a session; only that answer does.
 
     Contact means that etcd renews the lease and that the client's watches are known to be up to
     date: a member of etcd may forward keep-alives and do nothing else.
@@ -59,10 +59,8 @@ class Session:
         self._shortest_ttl_s = self._longest_ttl_s = 0
         """Of the leases of the world's members; 0: like this node's own."""
         self._reply_timeout_s = reply_timeout_s
-        self._last_reply_s: float | None = None
-        """How long the last reply took."""
         self._replies_s: deque[float] = deque(maxlen=_REPLIES)
-        """How long the last ones took."""
+        """How long the last replies took."""
         self._quickest_s = math.inf
         """How long the quickest of other requests took: used before the first reply."""
         self._failures = 0
@@ -79,8 +77,8 @@ class Session:
         """When the last renewal was sent of those that were answered."""
         self._last_contact_s = clock.now_s()
         self._in_contact_since_s = self._last_contact_s
-        self._shaken_s = -math.inf
-        """When others may have lost their leases though they live: see :meth:`shake`."""
+        self._unstable_s = -math.inf
+        """When others may have lost their leases though they live: see :meth:`note_instability`."""
         self.lease_id = 0
         self.first_revision: int | None = None
         """The store's revision when the first lease was granted: what came before is the past."""
@@ -98,7 +96,7 @@ class Session:
                 # A node that has just started does not know what was: data may have been wiped, or
                 # all members cut off and about to come back.
                 self._last_contact_s = self._clock.now_s()
-                self._shaken_s = self._last_contact_s
+                self._unstable_s = self._last_contact_s
             self._note_contact()
             self._wakeup.notify()  # :meth:`run` waits for a lease
         return self.lease_id
@@ -109,13 +107,13 @@ class Session:
             self.lease_id = 0
             # What took this lease may have taken the others' (data wiped, a long outage), even if
             # contact was there all the time.
-            self.shake()
+            self.note_instability()
             self._wakeup.notify()
 
-    def shake(self) -> None:
+    def note_instability(self) -> None:
         """Note that others may have lost their leases though they live: etcd's data went back, or
         it refused this node what they need as well."""
-        self._shaken_s = self._clock.now_s()
+        self._unstable_s = self._clock.now_s()
 
     def note_ttls(self, shortest_s: int, longest_s: int) -> None:
         """Note the shortest and the longest TTL of the leases in this node's world. They differ
@@ -170,8 +168,8 @@ class Session:
         counts as cut off. So does the loss of this node's own lease.
         """
         now_s = self._clock.now_s()
-        shaken_s = now_s if now_s - self._last_contact_s > self._cut_off_s else self._shaken_s
-        return shaken_s + self.longest_ttl_s
+        unstable_s = now_s if now_s - self._last_contact_s > self._cut_off_s else self._unstable_s
+        return unstable_s + self.longest_ttl_s
 
     def in_contact_since_s(self) -> float:
         """Since when (on the clock) this node has heard from etcd all the time."""
@@ -224,7 +222,7 @@ class Session:
                     _log.info("etcd does not answer; the work continues (%s)", error)
                 self._failures += 1
                 self._recorder.etcd_silent()
-                self._tell_silence("answered", error)
+                self._log_silence("answered", error)
                 if len(self._renewals) > 1:
                     return
                 await self._clock.sleep(min(1.0, self._ttl_s / 9))
@@ -240,7 +238,6 @@ class Session:
             elif failures:
                 _log.info("etcd answers again")
             self._silence_lines = LineTimes()
-            self._last_reply_s = took_s
             self._replies_s.append(took_s)
             self._recorder.etcd_answered(took_s, self._clock.wall_s())
             self._note_contact()
@@ -256,10 +253,10 @@ class Session:
             await health.check_now()
         if health.unsure_s <= self._cut_off_s:
             return True
-        self._tell_silence("shown that this node's view of the job is up to date", health.problem)
+        self._log_silence("shown that this node's view of the job is up to date", health.problem)
         return False
 
-    def _tell_silence(self, what: str, error: EtcdError | None) -> None:
+    def _log_silence(self, what: str, error: EtcdError | None) -> None:
         silent_s = self._clock.now_s() - self._last_contact_s
         if self._works() and self._silence_lines.is_due(silent_s):
             self._warn(f"etcd has not {what} for {silent_s:.0f} s; the work continues ({error})")
@@ -267,9 +264,9 @@ class Session:
     def reply_limit_s(self) -> float:
         """How long to wait for the next reply before the connection is taken for dead."""
         longest_s = max(self._reply_timeout_s, self._ttl_s / 2)
-        if self._last_reply_s is None or self._failures >= _FAILURES:
+        if not self._replies_s or self._failures >= _FAILURES:
             return longest_s  # perhaps it is not silent, but far away by now
-        return max(self._reply_timeout_s, min(_ROUND_TRIPS * self._last_reply_s, longest_s))
+        return max(self._reply_timeout_s, min(_ROUND_TRIPS * self._replies_s[-1], longest_s))
 
     async def end(self, timeout_s: float) -> None:
         """Revoke the lease, and with it all keys on it. Raises EtcdError."""
@@ -280,6 +277,6 @@ class Session:
     def _note_contact(self) -> None:
         now_s = self._clock.now_s()
         if now_s - self._last_contact_s > self._cut_off_s:
-            self._shaken_s = now_s
+            self._unstable_s = now_s
             self._in_contact_since_s = now_s
         self._last_contact_s = now_s

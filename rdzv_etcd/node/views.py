@@ -5,14 +5,14 @@ earlier read would be behind by the time etcd gets it if anything was written in
 lets a watch that is behind catch up only every 100 ms: that was most of the time the first round
 took.
 
-Ranges are read in parts, too, so that neither etcd nor the reader has all of a large job in one
+Large ranges are read in parts, so that neither etcd nor the reader has all of a large job in one
 response.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -62,21 +62,21 @@ class ViewWatch(Generic[V]):
         complain: Callable[[StateCorruptError], None] | None = None,
         on_regress: Callable[[], None] | None = None,
         longest_retry_s: float = 5.0,
-        read: Callable[[float | None], Awaitable[GetResult]] | None = None,
+        in_parts: bool = False,
     ) -> None:
         """``build`` makes the view from a read, ``fold`` applies a batch of changes to it.
         ``notice`` is called with every new view; ``complain`` once for a key that cannot be read,
         which is read again when it changes, and now and then: in the end every
         ``longest_retry_s``; ``on_regress`` (before ``notice``) when etcd's revision went back: its
-        data were wiped or restored. ``read`` (within so many seconds) reads what ``request`` asks
-        for in another way, as of the revision in its result or later."""
+        data were wiped or restored. ``in_parts``: read what ``request`` asks for as
+        :func:`read_pages` does."""
         self._etcd = etcd
         self._clock = clock
         self._wakeup = wakeup
         self._request = request
         self._build = build
         self._fold = fold
-        self._read = read
+        self._in_parts = in_parts
         self._notice = notice
         self._complain = complain
         self._longest_retry_s = longest_retry_s
@@ -179,10 +179,12 @@ class ViewWatch(Generic[V]):
     async def refresh(self, timeout_s: float | None = None) -> V:
         """Read the range again. Raises :class:`~rdzv_etcd.errors.EtcdError`, StateCorruptError."""
         known = self._revision
-        if self._read is None:
-            result = await self._etcd.get(self._request, timeout_s=timeout_s)
+        request, range_end = self._request, self._request.range_end
+        if self._in_parts and range_end is not None:
+            keys, limit_s = KeyRange(request.key, range_end), within(self._clock, timeout_s)
+            result = await read_pages(self._etcd, keys, limit_s=limit_s)
         else:
-            result = await self._read(timeout_s)
+            result = await self._etcd.get(request, timeout_s=timeout_s)
         if result.revision < known:
             # Data wiped or restored: the running watch waits for revisions that may never come.
             self._report_regress()

@@ -121,9 +121,9 @@ async def test_a_member_that_came_back_too_late_is_named(job: SimJob) -> None:
 
 def is_not_shaken(original: Any, self: session.Session, lease_id: int) -> None:
     """Go by what is seen at once after the loss of this node's own lease."""
-    shaken_s = self._shaken_s
+    unstable_s = self._unstable_s
     original(self, lease_id)
-    self._shaken_s = shaken_s
+    self._unstable_s = unstable_s
 
 
 @broken_by(
