@@ -2,8 +2,8 @@
 was its last node.
 
 :mod:`rdzv_etcd.protocol.draining` decides what a drain means. All nodes learn of it from the
-control keys, which they watch anyway. A request from outside has a lease of its own, so that it outlives
-whichever session the node has; the node puts it on its own session when it learns of it.
+control keys, which they watch anyway. A request from outside has a lease of its own, so that it
+outlives whichever session the node has; the node puts it on its own session when it learns of it.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ async def test_an_arrival_at_a_barrier_that_was_wiped_is_put_again(
     job: SimJob, wiped_after_s: float
 ) -> None:
     """Also if that happens before its watch begins."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     early = nodes[0]
     early.connection.link.delay(0.1)  # the arrival is applied after that, known after 0.2 s
     arrivals = job.keys.barriers.start
@@ -60,9 +59,13 @@ async def test_an_arrival_at_a_barrier_that_was_wiped_is_put_again(
     await asyncio.gather(waiting, *(at_barrier(job, node) for node in nodes[1:]))
 
 
-async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
+def calls_of(node: SimNode) -> Collectives:
     assert node.world is not None
-    await job.on(node, Collectives(node.node, node.world).barrier("saved", limit_s))
+    return Collectives(node.node, node.world)
+
+
+async def at_barrier(job: SimJob, node: SimNode, limit_s: float = 3600) -> None:
+    await job.on(node, calls_of(node).barrier("saved", limit_s))
 
 
 @simulated(min_nodes=2, max_nodes=2)
@@ -70,9 +73,8 @@ async def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passe
     job: SimJob,
 ) -> None:
     """Those who are at the next one say that all were at this one."""
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
-    barriers = [Collectives(node.node, node.world) for node in nodes if node.world is not None]
+    nodes = await job.all_work("ab")
+    barriers = [calls_of(node) for node in nodes]
 
     def calls(which: int) -> asyncio.Task[None]:
         return job.on(nodes[which], barriers[which].barrier("saved", 60))
@@ -92,9 +94,8 @@ async def test_a_barrier_that_etcd_forgets_when_one_has_not_heard_of_it_is_passe
 
 async def one_has_passed_what_etcd_forgets(job: SimJob) -> None:
     """A member that is between two calls says again that all were there: another waits for that."""
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
-    barriers = [Collectives(node.node, node.world) for node in nodes if node.world is not None]
+    nodes = await job.all_work("ab")
+    barriers = [calls_of(node) for node in nodes]
     before = job.save()
     waiting = job.on(nodes[1], barriers[1].barrier("saved", 60))
     await job.pass_time(1)
@@ -116,8 +117,7 @@ def test_what_etcd_has_forgotten_is_given_again_between_calls() -> None:
 async def test_an_arrival_at_a_barrier_outlives_a_lease_that_ran_out(
     job: SimJob, whose: str
 ) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     early, late = nodes[0], nodes[1:]
     waiting = asyncio.ensure_future(at_barrier(job, early))
     await job.pass_time(5)
@@ -133,8 +133,7 @@ async def test_an_arrival_at_a_barrier_outlives_a_lease_that_ran_out(
 
 @simulated(min_nodes=3, max_nodes=3)
 async def test_who_gave_up_at_a_barrier_does_not_let_others_pass(job: SimJob) -> None:
-    a, b, c = job.start_all("abc")
-    await job.until_works("abc")
+    a, b, c = await job.all_work("abc")
     with pytest.raises(BarrierTimeoutError):
         await at_barrier(job, a, job.loop.rng.uniform(0.1, 5))
     waiting = [asyncio.ensure_future(at_barrier(job, node)) for node in (b, c)]
@@ -146,8 +145,7 @@ async def test_who_gave_up_at_a_barrier_does_not_let_others_pass(job: SimJob) ->
 @simulated(min_nodes=2, max_nodes=2)
 async def test_all_pass_a_barrier_or_none_whenever_one_of_them_gives_up(job: SimJob) -> None:
     """Its limit ends in the moment in which the last one arrives."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
+    a, b = await job.all_work("ab")
     waiting = asyncio.ensure_future(at_barrier(job, b))
     limit_s = job.loop.rng.uniform(0.0, 0.01)
     try:
@@ -162,8 +160,7 @@ async def test_all_pass_a_barrier_or_none_whenever_one_of_them_gives_up(job: Sim
 @simulated(min_nodes=2, max_nodes=2)
 async def test_who_ran_out_of_time_is_not_there_although_its_arrival_is_late(job: SimJob) -> None:
     """What takes the arrival back does not overtake it."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
+    a, b = await job.all_work("ab")
     a.connection.link.hold_requests(1.0)  # later than what is sent next
     with pytest.raises(BarrierTimeoutError):
         await at_barrier(job, a, job.loop.rng.uniform(0.0, 0.9))
@@ -194,8 +191,7 @@ async def test_a_late_arrival_of_who_gave_up_lets_nobody_pass(
     job: SimJob, late_s: float, is_copy: bool
 ) -> None:
     """A member of etcd whose disk stalls applies it long after everything else."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
+    a, b = await job.all_work("ab")
     link = a.connection.link
     (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, gives)
     with pytest.raises(BarrierTimeoutError) as caught:
@@ -214,10 +210,8 @@ async def test_a_late_arrival_of_who_gave_up_lets_nobody_pass(
 async def test_what_takes_an_arrival_back_late_does_not_take_the_next_one(
     job: SimJob, late_s: float, is_copy: bool
 ) -> None:
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     link = a.connection.link
     (link.repeat_requests if is_copy else link.hold_requests)(late_s, 1, takes_back)
     with pytest.raises(BarrierTimeoutError):
@@ -232,8 +226,7 @@ async def test_what_takes_an_arrival_back_late_does_not_take_the_next_one(
 
 async def an_arrival_comes_late(job: SimJob) -> None:
     """A copy of one that was taken back since."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
+    a, b = await job.all_work("ab")
     a.connection.link.repeat_requests(2.0, 1, gives)
     with pytest.raises(BarrierTimeoutError):
         await at_barrier(job, a, 0.3)
@@ -247,11 +240,8 @@ async def an_arrival_comes_late(job: SimJob) -> None:
 async def a_turn_is_said_to_be_done_late(job: SimJob) -> None:
     """What says that the first turn is done is applied once more when the second one is done, just
     before a member looks that was slow to hear how many were there when it came."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    assert b.world is not None
-    mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
+    a, b = await job.all_work("ab")
+    mine, theirs = calls_of(a), calls_of(b)
     first = job.on(a, mine.barrier("saved", 60.0))
     await job.pass_time(1.0)
     b.connection.link.repeat_requests(10.0, 1, announces)
@@ -269,10 +259,8 @@ async def a_turn_is_said_to_be_done_late(job: SimJob) -> None:
 async def an_arrival_is_taken_back_after_a_wipe(job: SimJob) -> None:
     """A copy of what takes it back is applied when etcd has lost its data, and its revisions have
     begun anew; by then the member has called again."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     for number in range(100):
         job.server.apply(Txn((), (Put(b"/others", b"%d" % number),)), OPERATOR)
     a.connection.link.repeat_requests(8.0, 1, takes_back)
@@ -290,10 +278,8 @@ async def an_arrival_is_taken_back_after_a_wipe(job: SimJob) -> None:
 async def an_arrival_is_taken_back_late(job: SimJob) -> None:
     """That is under way, and nobody knows what becomes of it, when the member calls again: it comes
     before the last one does."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     a.connection.link.hold_requests(8.0, 1, takes_back)
 
     async def twice() -> None:
@@ -314,10 +300,8 @@ async def an_arrival_is_taken_back_late(job: SimJob) -> None:
 
 async def all_arrive_as_one_gives_up(job: SimJob) -> None:
     """What takes its arrival back is under way when the last one comes."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     a.connection.link.hold_requests(1.0, 1, takes_back)
     calling = job.on(a, mine.barrier("saved", 1.0))
     await job.pass_time(1.5)
@@ -327,12 +311,11 @@ async def all_arrive_as_one_gives_up(job: SimJob) -> None:
 
 async def what_is_given_again_is_late(job: SimJob) -> None:
     """It must not come into a world that has ended, whose members may do without it."""
-    a, b, c = job.start_all("abc")
-    await job.until_works("abc")
+    a, b, c = await job.all_work("abc")
     calls = []
     for each in (a, b, c):
         assert each.world is not None
-        calls.append(job.on(each, Collectives(each.node, each.world).exchange(b"now", 60.0)))
+        calls.append(job.on(each, calls_of(each).exchange(b"now", 60.0)))
     await asyncio.gather(*calls)
     again, requests = noted(gives)
     a.connection.link.repeat_requests(60.0, 1, again)
@@ -388,10 +371,8 @@ def test_each_guard_is_missed(
 
 @simulated(min_nodes=2, max_nodes=2)
 async def test_who_gave_up_unheard_is_not_there_once_etcd_hears_it(job: SimJob) -> None:
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     calling = job.on(a, mine.barrier("saved", 1.0))
     await job.pass_time(0.5)
     assert given(job) == 1
@@ -410,10 +391,8 @@ async def test_who_gave_up_unheard_is_not_there_once_etcd_hears_it(job: SimJob) 
 
 @simulated(min_nodes=2, max_nodes=2)
 async def test_an_arrival_that_a_restored_etcd_still_holds_is_taken_back_again(job: SimJob) -> None:
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     calling = job.on(a, mine.barrier("saved", 1.0))
     await job.pass_time(0.5)
     before = job.save()
@@ -431,10 +410,8 @@ async def test_an_arrival_that_a_restored_etcd_still_holds_is_taken_back_again(j
 @simulated(min_nodes=2, max_nodes=2)
 async def test_a_late_arrival_lets_nobody_pass_in_an_etcd_that_was_restored(job: SimJob) -> None:
     """It knows of no write of that member's."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     before = job.save()
     a.connection.link.repeat_requests(20.0, 1, gives)
     with pytest.raises(BarrierTimeoutError):
@@ -451,11 +428,8 @@ async def test_a_late_arrival_lets_nobody_pass_in_an_etcd_that_was_restored(job:
 @simulated(min_nodes=2, max_nodes=2)
 async def test_the_last_one_to_give_again_says_that_all_have(job: SimJob) -> None:
     """Its own call has ended, and etcd lost what all had given before anybody knew of it."""
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    assert b.world is not None
-    mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
+    a, b = await job.all_work("ab")
+    mine, theirs = calls_of(a), calls_of(b)
     with pytest.raises(BarrierTimeoutError):
         await job.on(a, mine.exchange(b"a", 1.0))
 
@@ -480,11 +454,8 @@ async def test_the_last_one_to_give_again_says_that_all_have(job: SimJob) -> Non
 async def test_an_interrupted_call_ends_its_members_part_in_the_world(
     job: SimJob, what: str, reachable: bool
 ) -> None:
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    assert b.world is not None
-    mine, theirs = Collectives(a.node, a.world), Collectives(b.node, b.world)
+    a, b = await job.all_work("ab")
+    mine, theirs = calls_of(a), calls_of(b)
 
     def call(on: Collectives) -> Coroutine[Any, Any, object]:
         return on.barrier("saved", 60) if what == "barrier" else on.exchange(b"mine", 60)
@@ -495,6 +466,7 @@ async def test_an_interrupted_call_ends_its_members_part_in_the_world(
         a.connection.link.partition(silent=True)
     interrupted.cancel()
     world = a.world
+    assert world is not None
     await job.until(lambda: a.node.change_of(world) is not None, "it is over at once", 0.1)
     change = a.node.change_of(world)
     assert isinstance(change, MovedOn)
@@ -517,12 +489,10 @@ async def test_an_interrupted_call_ends_its_members_part_in_the_world(
 
 @simulated(min_nodes=1, max_nodes=2)
 async def test_who_is_interrupted_is_not_there_for_who_comes_after_it(job: SimJob) -> None:
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
+    a, b = await job.all_work("ab")
     interrupted = asyncio.ensure_future(at_barrier(job, a))
     await job.pass_time(1)
-    assert b.world is not None
-    waiting = Collectives(b.node, b.world).barrier("saved", 60)
+    waiting = calls_of(b).barrier("saved", 60)
     interrupted.cancel()
     await asyncio.wait({interrupted})
     assert given(job) == 0
@@ -532,10 +502,8 @@ async def test_who_is_interrupted_is_not_there_for_who_comes_after_it(job: SimJo
 
 @simulated(min_nodes=2, max_nodes=2)
 async def test_a_second_call_at_the_same_barrier_is_refused(job: SimJob) -> None:
-    a, b = job.start_all("ab")
-    await job.until_works("ab")
-    assert a.world is not None
-    mine = Collectives(a.node, a.world)
+    a, b = await job.all_work("ab")
+    mine = calls_of(a)
     first = job.on(a, mine.barrier("saved", 60))
     await job.pass_time(1)
     with pytest.raises(MisuseError, match="waits at barrier 'saved' already"):
@@ -549,8 +517,7 @@ async def test_a_second_call_at_the_same_barrier_is_refused(job: SimJob) -> None
 async def test_who_is_at_a_barrier_hears_at_once_that_the_job_is_closed(
     job: SimJob, succeeded: bool
 ) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     waiting = asyncio.ensure_future(at_barrier(job, nodes[0]))
     await job.pass_time(5)
     began_s = job.loop.time()

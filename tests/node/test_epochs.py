@@ -51,8 +51,7 @@ async def test_epochs_grow_over_runs_in_which_etcd_lost_its_data(job: SimJob) ->
     """What the run had reached by then is remembered with its end."""
     epochs = []
     for _ in range(3):
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         await job.pass_time(20)
         job.wipe()
         await job.pass_time(50)
@@ -174,8 +173,7 @@ async def test_a_claim_of_an_absurd_epoch_leaves_room_for_all_that_follow(
 
 def test_what_epochs_count_from_is_kept_while_the_job_lives_however_short_its_lease() -> None:
     async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         await job.pass_time(150.0)
         job.crash(job.leader.name)  # another one renews it from now on
         await job.pass_time(400.0)

@@ -10,7 +10,6 @@ from rdzv_etcd.etcd.port import Put, Txn
 from rdzv_etcd.protocol.keys import CollectiveKeys, KeyRange
 from rdzv_etcd.world.collectives import Collectives
 from tests.sim.commits import OPERATOR
-from tests.sim.matching import noted, touches
 from tests.sim.world import SimJob, SimNode, Snapshot, simulated
 
 LOSSES = pytest.mark.parametrize(
@@ -102,25 +101,3 @@ async def test_what_etcd_forgets_while_its_giver_waits_is_given_again(
     for _ in range(3):
         await members.all_take(b"next")
     assert members.kept(members.given()) == 6
-
-
-@simulated(min_nodes=1, max_nodes=3)
-async def test_what_is_given_again_late_is_not_put_into_a_world_that_has_ended(job: SimJob) -> None:
-    members = Members(job)
-    await job.until_works("abc")
-    await members.all_take(b"now")
-    given = members.given()
-    again, requests = noted(lambda request: touches(request, given))
-    members.nodes[0].connection.link.repeat_requests(60.0, 1, again)
-    job.wipe()
-    await job.pass_time(10)
-    assert members.kept(given) > 0
-    await job.leave("c")
-    await job.until_works("ab")
-    await job.leave("b")
-    await job.until_works("a")  # what was left of the first world is swept away
-    await job.pass_time(20)
-    assert members.kept(given) == 0
-    await job.pass_time(60)
-    assert requests
-    assert members.kept(given) == 0, job.tell()

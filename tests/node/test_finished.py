@@ -66,8 +66,7 @@ async def test_the_others_go_on_without_a_member_that_has_finished(
 ) -> None:
     """Nobody restarts because it has finished; who restarts later does not wait for it, again and
     again; and it hears of the end."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     done = job.leader if leads else job.followers()[0]
     await job.finish_early(done.name)
     await event(job, done)
@@ -92,8 +91,7 @@ async def test_the_others_go_on_without_a_member_that_has_finished(
 @simulated(range(3), min_nodes=1, max_nodes=3, timing=PATIENT)
 async def test_one_that_is_lost_before_the_others_have_finished_is_a_loss(job: SimJob) -> None:
     """The store of their workers may have been with it."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.finish_early("a")
     await job.pass_time(KNOWN_S)
     job.crash("a")
@@ -102,8 +100,7 @@ async def test_one_that_is_lost_before_the_others_have_finished_is_a_loss(job: S
 
 @simulated(range(3), min_nodes=3, max_nodes=3)
 async def test_who_finish_together_write_nothing(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     revision = job.server.revision
     for name in "abc":
         await job.finish_early(name)

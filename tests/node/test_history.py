@@ -71,8 +71,7 @@ def test_it_says_why_a_member_came_back_and_how_one_was_lost(
     peer_links: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        nodes = await job.all_work("abc")
         await one_more(job, "abc", "b", WORKER_FAILED)
         came_back, gone = nodes[1].node_id, nodes[2].node_id
         await job.pass_time(5)  # the links are made

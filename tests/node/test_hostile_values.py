@@ -79,8 +79,7 @@ def test_an_unreadable_presence_is_a_stranger_that_nobody_waits_for(
 
     async def scenario(job: SimJob) -> None:
         write(job, Put(job.keys.node("before"), value))
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         write(job, Put(job.keys.node("later~1~x"), value))
         job.start("c")
         await job.until_works("abc", 5)
@@ -105,8 +104,7 @@ def test_ten_thousand_unreadable_presences_are_told_in_a_few_lines(
         for start in range(0, 10_000, 100):
             keys = [job.keys.node(f"n{number}") for number in range(start, start + 100)]
             write(job, *(Put(key, b"?") for key in keys))
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
 
     simulate(scenario, [1], min_nodes=2, max_nodes=2)
     assert 1 < len([record for record in caplog.records if record.levelno == logging.WARNING]) < 12
@@ -114,8 +112,7 @@ def test_ten_thousand_unreadable_presences_are_told_in_a_few_lines(
 
 def test_a_member_whose_presence_was_overwritten_puts_it_back_and_nobody_is_disturbed() -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        nodes = await job.all_work("abc")
         await job.pass_time(TTL_S)
         victim = job.loop.rng.choice(nodes)
         for value in (b"?", presence(), presence(arrived_for=2)):
@@ -128,8 +125,7 @@ def test_a_member_whose_presence_was_overwritten_puts_it_back_and_nobody_is_dist
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_member_is_lost_although_somebody_has_put_a_value_in_its_place(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(TTL_S)
     victim = job.loop.rng.choice(job.followers())
     job.crash(victim.name)
@@ -147,8 +143,7 @@ async def test_a_peers_claim_of_the_last_epoch_does_not_stop_the_job(job: SimJob
     for number, epoch in enumerate((2**53, 2**53 + 1, 2**62, 2**63 - 1)):
         claim = presence(epoch_seen=epoch, settings=OTHERS)
         write(job, Put(job.keys.node(f"n{number}"), claim, session))
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     job.start("c")
     await job.until_works("abc", 5)
     job.wipe()
@@ -168,8 +163,7 @@ async def test_an_unreadable_control_value_is_told_once_read_rarely_and_forgotte
     """Members work on meanwhile; each looks again when the key changes, and about as often as it
     renews its lease."""
     caplog.clear()
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(2 * TTL_S)
     key = getattr(job.keys, which)
     (before,) = job.server.snapshot(key) or (None,)
@@ -221,8 +215,7 @@ async def test_a_record_that_no_other_could_follow_is_told_and_survived(
     job: SimJob, fields: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.clear()
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(2 * TTL_S)
     asked = job.server.requests["Get"] + job.server.requests["Txn"]
     before = overwrite_record(job, **fields)
@@ -245,8 +238,7 @@ async def test_a_record_that_no_other_could_follow_is_told_and_survived(
 async def test_a_record_of_the_highest_epoch_that_is_read_is_followed_by_another(
     job: SimJob, field: str
 ) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+    nodes = await job.all_work("ab")
     await job.pass_time(2 * TTL_S)
     overwrite_record(job, **{field: MAX_EPOCH})
     await job.until(lambda: all(node.joins == 2 for node in nodes), "they join again", 5)
@@ -291,8 +283,7 @@ async def test_who_gives_up_waiting_for_a_round_that_cannot_follow_says_so(job: 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_foreign_leader_is_replaced_as_soon_as_its_key_is_deleted(job: SimJob) -> None:
     """Also if it was there before anybody came, or came with the leader's end."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     write(job, Put(job.keys.leader, b"?"))
     lost = job.loop.rng.choice("abc")
     job.crash(lost)
@@ -332,8 +323,7 @@ async def test_members_put_back_a_slice_that_a_new_leader_cannot_read(
     job: SimJob, whose: str, spoil: Callable[[KeyValue], Op]
 ) -> None:
     """Then who is lost is told as soon as ever; after a TTL if nobody is left who has read it."""
-    job.start_all("abcd")
-    await job.until_works("abcd")
+    await job.all_work("abcd")
     await job.pass_time(2 * TTL_S)
     leader, other = job.leader, job.loop.rng.choice(job.followers())
     rest = "abcd".replace(leader.name, "")
@@ -355,8 +345,7 @@ async def test_waiting_members_put_back_a_slice_that_a_new_leader_cannot_read(
     job: SimJob, spoil: Callable[[KeyValue], Op]
 ) -> None:
     """The leader dies while the round is open, and its slice and the others' are spoilt."""
-    job.start_all("abcd")
-    await job.until_works("abcd")
+    await job.all_work("abcd")
     await job.pass_time(2 * TTL_S)
     write(job, *map(spoil, slices_of(job, job.nodes.values()).values()))
     leader = job.leader
@@ -374,8 +363,7 @@ async def test_a_new_leader_asks_once_for_a_slice_that_nobody_can_put_back(
 ) -> None:
     """All who were in it have gone with the leader; it is told, and the others go on."""
     caplog.clear()
-    job.start_all("abcd")
-    await job.until_works("abcd")
+    await job.all_work("abcd")
     await job.pass_time(2 * TTL_S)
     leader = job.leader
     (mine,) = slices_of(job, [leader]).values()

@@ -91,8 +91,7 @@ def test_what_is_told_adds_up_to_what_there_is(slice_nodes: int, events_kept: in
     async def scenario(job: SimJob) -> None:
         reader, rng = Reader(job, events_kept=events_kept), job.loop.rng
         await reader.watch.open()
-        job.start_all("abcd")
-        await job.until_works("abcd")
+        await job.all_work("abcd")
         for _ in range(8):
             alive = [name for name, node in job.nodes.items() if node.alive]
             kind = rng.randrange(7)
@@ -128,8 +127,7 @@ def test_what_is_told_adds_up_to_what_there_is(slice_nodes: int, events_kept: in
 async def test_an_etcd_that_goes_back_is_no_new_world(job: SimJob, wiped: bool) -> None:
     reader = Reader(job)
     await reader.watch.open()
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     saved = job.save()
     job.start("c")
     await job.until_works("abc")
@@ -152,8 +150,7 @@ async def test_the_end_of_the_job_and_of_the_reader(job: SimJob) -> None:
     reader = Reader(job)
     await reader.watch.open()
     await reader.watch.open()
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.nodes["a"].node.close_job(succeeded=False, reason="enough")
     await reader.take(SOON_S)
     assert JobEnded(False, job.nodes["a"].node_id, "enough") in reader.events
@@ -169,8 +166,7 @@ async def test_the_end_of_the_job_and_of_the_reader(job: SimJob) -> None:
 async def test_the_end_of_an_earlier_run_is_no_news_when_etcd_is_restored(
     job: SimJob, bump_revision: int
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.nodes["a"].node.close_job(succeeded=True, reason="the first one")
     for name in "ab":
         await job.leave(name)
@@ -179,8 +175,7 @@ async def test_the_end_of_an_earlier_run_is_no_news_when_etcd_is_restored(
     await job.pass_time(TIMING.ended_ttl_s + 2 * TTL_S)  # it is forgotten
     reader = Reader(job)
     await reader.watch.open()
-    job.start_all("cd")
-    await job.until_works("cd")
+    await job.all_work("cd")
     job.restore(saved, bump_revision=bump_revision)
     await job.pass_time(4 * TTL_S)
     await reader.take(SOON_S)
@@ -197,8 +192,7 @@ def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptu
     async def scenario(job: SimJob) -> None:
         reader = Reader(job)
         await reader.watch.open()
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         (record,) = job.server.snapshot(job.keys.round)
         job.server.apply(Txn((), (Put(record.key, b"mine", record.lease_id),)))
         await job.pass_time(SOON_S)
@@ -223,8 +217,7 @@ def test_what_cannot_be_read_is_told_once_and_read_again(caplog: pytest.LogCaptu
 async def test_an_observer_that_hears_nothing_finds_out(job: SimJob, fault: str) -> None:
     reader = Reader(job)
     await reader.watch.open()
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await reader.take(SOON_S)
     link = reader.connection.link
     link.hang() if fault == "hang" else link.stall_watches(lambda _key, _end: True)
@@ -241,8 +234,7 @@ def test_an_observer_warns_once_that_nothing_shows_whether_it_hears(
         caplog.clear()
         reader = Reader(job)
         await reader.watch.open()
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         reader.connection.link.lose(1.0, 1.0)
         await reader.take(90.0)
         told = [

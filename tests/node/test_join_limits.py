@@ -54,8 +54,7 @@ async def test_a_member_whose_workers_stop_slowly_is_waited_for(
 async def test_a_member_that_never_comes_back_is_expelled_after_the_rejoin_timeout(
     job: SimJob,
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     slow(job, "b", FAR_S)
     job.start("c")
     took_s = await job.until_works("ac", REJOIN_S + 10.0)
@@ -81,8 +80,7 @@ async def test_an_expelled_member_that_is_back_gets_rank_0_of_a_world_begun_with
 
 @simulated(range(5), min_nodes=2, max_nodes=5, timing=QUICK_CALL)
 async def test_a_new_leader_does_not_begin_to_wait_again(job: SimJob) -> None:
-    job.start_all("abcd")
-    await job.until_works("abcd")
+    await job.all_work("abcd")
     stuck = job.followers()[0].name
     slow(job, stuck, FAR_S)
     job.start("e")
@@ -102,8 +100,7 @@ async def test_a_new_leader_does_not_begin_to_wait_again(job: SimJob) -> None:
 async def test_time_in_which_nobody_can_arrive_is_not_held_against_returning_members(
     job: SimJob, how: str
 ) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     late = job.followers()[0].name
     slow(job, late, 20.0)
     job.start("d")
@@ -129,8 +126,7 @@ async def test_live_members_of_a_large_world_are_not_lost_because_nobody_knows_t
 ) -> None:
     """They wait for the next round when the job lease runs out, and their slices with it; the
     record is put back by one who works on, and a newcomer leads."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     leader = job.leader.name
     slow(job, [node.name for node in job.followers()][:1], FAR_S)
     returned = job.followers()[1]
@@ -156,8 +152,7 @@ async def test_a_spare_has_its_whole_join_timeout_when_its_seat_becomes_free(
     job: SimJob, waited_s: float
 ) -> None:
     """However long it has waited by then."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     spare = job.start("s")
     await job.pass_time(waited_s)
     slow(job, [node.name for node in job.followers() if node is not spare], 60.0)
@@ -168,8 +163,7 @@ async def test_a_spare_has_its_whole_join_timeout_when_its_seat_becomes_free(
 
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_spare_gives_up_when_nobody_comes_to_fill_the_round(job: SimJob) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     spare = job.start("s", join_timeout_s=60.0)
     await job.pass_time(1000.0)
     assert spare.error is None
@@ -188,8 +182,7 @@ async def test_a_leader_closes_what_can_be_closed_before_its_own_join_ends(job: 
 
 def test_a_node_that_waits_for_the_end_of_another_job_can_be_drained() -> None:
     async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         job.crash("a", "b")
         await job.pass_time(15.0)
         waits = job.start("c", job=JobSettings(1, 1, 1), join_timeout_s=2000.0)

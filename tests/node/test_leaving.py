@@ -29,8 +29,7 @@ REFUSALS = pytest.mark.parametrize(
 async def test_a_member_whose_good_bye_is_refused_ends_its_session(
     job: SimJob, why: Callable[[], EtcdError], who: str
 ) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     node = job.leader if who == "the leader" else job.followers()[0]
     session = node.node.context.session.lease_id
     assert session in job.server.leases()
@@ -45,8 +44,7 @@ async def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time(
     job: SimJob,
 ) -> None:
     """The goodbye may take a part of the time for leaving, not all of it."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     node = job.followers()[0]
     session = node.node.context.session.lease_id
     node.connection.link.hold_requests(
@@ -61,8 +59,7 @@ async def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time(
 @pytest.mark.parametrize("which", ["round", "leader", "change"])
 @simulated(range(5), min_nodes=2, max_nodes=2)
 async def test_nodes_leave_although_a_control_value_cannot_be_read(job: SimJob, which: str) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+    nodes = await job.all_work("ab")
     sessions = {node.node.context.session.lease_id for node in nodes}
     job.server.apply(Txn((), (Put(getattr(job.keys, which), b"?"),)))
     for name in job.loop.rng.sample("ab", 2):
@@ -74,8 +71,7 @@ async def test_nodes_leave_although_a_control_value_cannot_be_read(job: SimJob, 
 async def test_a_member_that_comes_back_while_the_last_one_leaves_works_on(job: SimJob) -> None:
     """Both were cut off until their leases ended. One leaves, and finds nobody there; between its
     last two requests the other is back and puts the round back, onto the lease that goes next."""
-    leaver, other = job.start_all("ab")
-    await job.until_works("ab")
+    leaver, other = await job.all_work("ab")
     lease = job.history.formed[0].record.job_lease
     leaver.connection.link.hold_requests(
         1.0, 1, lambda request: isinstance(request, Revoke) and request.lease_id == lease
@@ -165,8 +161,7 @@ async def test_a_drained_member_says_why_it_goes_though_the_others_were_first(
 @simulated(range(10), min_nodes=2, max_nodes=3)
 async def test_a_leader_that_leaves_in_an_open_round_says_why(job: SimJob) -> None:
     """A worker has failed on another node; the leader gets SIGTERM while it stops its own."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     reader = await begin_to_read(job)
     for each in nodes:
         each.stops_in_s = 3.0

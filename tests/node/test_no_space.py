@@ -3,24 +3,15 @@ not is told at once. In virtual time; on real servers: ``tests/faults/test_nospa
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from rdzv_etcd.errors import EtcdNoSpaceError
-from tests.sim.world import TTL_S, SimJob, SimNode, simulated
+from tests.node.test_refusals import warnings_of
+from tests.sim.world import TTL_S, SimJob, simulated
 
 CURE = "etcdctl alarm disarm"
 LIMIT_S = 5.0
 """From the cure to the world: a try every 2 s, and what a round takes."""
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno == logging.WARNING and f" {node.name}: " in record.getMessage()
-    ]
 
 
 @simulated(range(5), min_nodes=2, max_nodes=3)
@@ -28,17 +19,14 @@ async def test_members_that_must_join_again_wait_until_there_is_space(
     job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They say so once, with the cure; and go on as soon as it has been applied."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     job.crash(job.followers()[0].name)
     job.server.set_no_space(True)
     await job.pass_time(TTL_S + 1)  # the loss shows, but cannot be published
     left = [node for node in nodes if node.alive]
     assert all(node.is_working for node in left)
     for node in left:  # a worker fails, say: its agent joins again by itself
-        assert node.agent is not None
-        node.agent.cancel()
-        node.agent = job.on(node, node.run())
+        job.rejoin(node)
     caplog.clear()
     await job.pass_time(200.0)
     assert [node.error for node in left] == [None] * len(left)
@@ -54,8 +42,7 @@ async def test_members_that_must_join_again_wait_until_there_is_space(
 @simulated(range(5), min_nodes=2, max_nodes=3)
 async def test_a_member_evicted_meanwhile_waits_too(job: SimJob) -> None:
     """Its lease is gone as well, so it needs a new one first, which is refused like any write."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     away = job.followers()[0]
     away.connection.link.partition(silent=True)
     rest = [node.name for node in job.nodes.values() if node is not away]
@@ -90,9 +77,7 @@ async def test_the_wait_ends_with_the_join_timeout_and_the_cause(job: SimJob) ->
     await job.until_works("ab")
     job.server.set_no_space(True)
     for node in job.nodes.values():
-        assert node.agent is not None
-        node.agent.cancel()
-        node.agent = job.on(node, node.run())
+        job.rejoin(node)
     began_s = job.loop.time()
     await job.until(lambda: all(n.error for n in job.nodes.values()), "they give up", 70.0)
     assert job.loop.time() - began_s > 55.0
@@ -118,13 +103,10 @@ async def test_a_newcomer_is_refused_at_once_with_the_cause(job: SimJob, connect
 
 @simulated(range(5), min_nodes=2, max_nodes=2)
 async def test_leaving_does_not_wait_for_space(job: SimJob) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     job.server.set_no_space(True)
     node = job.nodes["a"]
-    assert node.agent is not None
-    node.agent.cancel()
-    node.agent = job.on(node, node.run())
+    job.rejoin(node)
     await job.pass_time(20.3)
     began_s = job.loop.time()
     await job.leave("a")

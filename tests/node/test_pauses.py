@@ -86,8 +86,7 @@ def test_who_leads_next_and_is_stopped_tells_of_the_loss_of_the_leader(
     slice_nodes: int, pause_s: float
 ) -> None:
     async def scenario(job: SimJob, at_reading: int) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         await job.pass_time(30)
         (next_one,), lost = job.followers(), job.leader
         once_gone(job, lost.node_id, lambda: stall(next_one, at_reading, pause_s))
@@ -104,8 +103,7 @@ def test_who_is_stopped_while_another_one_joins_is_in_a_world_when_it_goes_on(
     slice_nodes: int, who: str, pause_s: float
 ) -> None:
     async def scenario(job: SimJob, at_reading: int) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         await job.pass_time(30)
         leader, newcomer = job.leader, job.make("c")
         newcomer.agent = job.on(newcomer, newcomer.run())
@@ -119,8 +117,7 @@ def test_who_is_stopped_while_another_one_joins_is_in_a_world_when_it_goes_on(
 @pytest.mark.parametrize("pause_s", [4.0, 20.0, 60.0])
 def test_who_is_stopped_while_all_come_back_is_in_a_world_when_it_goes_on(pause_s: float) -> None:
     async def scenario(job: SimJob, at_reading: int) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         await job.pass_time(30)
         leader, follower = job.leader, job.followers()[0]
         stall(leader, at_reading, pause_s)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from rdzv_etcd.etcd.port import Delete, Txn
 from rdzv_etcd.protocol.member import Phase
 from tests.sim.matching import puts
-from tests.sim.world import TTL_S, SimJob, SimNode, simulated
-
-
-async def rejoin(job: SimJob, node: SimNode) -> None:
-    """What an agent does whose workers have failed."""
-    assert node.agent is not None
-    node.agent.cancel()
-    node.agent = job.on(node, node.run())
+from tests.sim.world import TTL_S, SimJob, simulated
 
 
 @simulated(min_nodes=2, max_nodes=3)
@@ -21,8 +14,7 @@ async def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arriv
 ) -> None:
     """A member puts its presence back and arrives again before its leader sees either; a copy of
     the first write comes after the second one."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     leader, member = job.leader, job.followers()[0]
     presence = job.keys.node(member.node_id)
 
@@ -33,7 +25,7 @@ async def test_a_late_copy_of_a_presence_put_back_does_not_overwrite_a_new_arriv
     member.connection.link.repeat_requests(1.5, 1, puts(presence))
     job.server.expire(member.node.context.session.lease_id)
     await job.until(is_there, "the presence is back", TTL_S / 2)
-    await rejoin(job, member)
+    job.rejoin(member)
     await job.pass_time(2.0)
     leader.connection.link.heal()
     await job.until_works("abc", 30)
@@ -55,15 +47,13 @@ async def test_a_waiting_node_whose_presence_was_deleted_arrives_again(job: SimJ
 @simulated(min_nodes=3, max_nodes=3)
 async def test_everything_deleted_under_living_nodes_restarts_nothing(job: SimJob) -> None:
     """An operator's ``etcdctl del --prefix``: leases and lives go on, the keys come back."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     spare = job.start("d")
     await job.pass_time(2 * TTL_S)
     everything = job.keys.below
     job.server.apply(Txn((), (Delete(everything.start, everything.end),)), "operator")
     await job.pass_time(5 * TTL_S)
-    assert job.works("abc"), job.tell()
-    assert all(node.joins == 1 for node in nodes), job.tell()
+    job.assert_undisturbed("abc")
     job.crash(nodes[0].name)
     await job.until_works("bcd", 2 * TTL_S)
     assert spare.joins == 1

@@ -30,13 +30,6 @@ def refuse(node: SimNode, kind: type[EtcdError] | None) -> None:
     node.connection.link.refuse(None if kind is None else lambda: kind("refused for a while"))
 
 
-def rejoin(job: SimJob, node: SimNode) -> None:
-    """A worker fails, say: the agent joins again by itself."""
-    assert node.agent is not None
-    node.agent.cancel()
-    node.agent = job.on(node, node.run())
-
-
 @simulated(range(3), min_nodes=3, max_nodes=3)
 async def test_a_node_that_may_not_read_who_is_there_says_so_while_it_waits(
     job: SimJob, caplog: pytest.LogCaptureFixture
@@ -71,12 +64,11 @@ def warnings_of(caplog: pytest.LogCaptureFixture, node: SimNode) -> list[str]:
 async def test_a_member_that_is_refused_while_it_joins_again_tries_on(
     job: SimJob, kind: type[EtcdError], lasts_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     node = job.followers()[0]
     caplog.clear()
     refuse(node, kind)
-    rejoin(job, node)
+    job.rejoin(node)
     await job.pass_time(lasts_s)
     assert node.error is None
     assert "refused for a while" in "".join(warnings_of(caplog, node))
@@ -87,12 +79,11 @@ async def test_a_member_that_is_refused_while_it_joins_again_tries_on(
 @simulated(range(8), min_nodes=2, max_nodes=3, slice_nodes=2)
 async def test_a_refusal_that_is_over_does_not_end_the_wait_of_a_spare(job: SimJob) -> None:
     """It was refused its part of the ranks, and read it then: it has nothing to ask for."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     spare = job.start("d")
     await job.pass_time(1.0)
     refuse(spare, EtcdAuthError)
-    rejoin(job, job.followers()[0])
+    job.rejoin(job.followers()[0])
     await job.until_works("abc", 30.0)
     await job.pass_time(2.0)
     refuse(spare, None)
@@ -108,15 +99,14 @@ async def test_a_member_that_is_refused_after_it_saw_an_unreadable_value_tries_o
     job: SimJob, kind: type[EtcdError]
 ) -> None:
     """The value is put right behind its back: it hears of that only when etcd lets it read."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     node = job.followers()[0]
     job.server.apply(Txn((), (Put(job.keys.change, b"?"),)))
     await job.until(lambda: node.node.context.control.problem is not None, "it is seen")
     node.connection.link.lag_watches(30.0)
     job.server.apply(Txn((), (Delete(job.keys.change),)))
     refuse(node, kind)
-    rejoin(job, node)
+    job.rejoin(node)
     await job.pass_time(5.0)
     assert node.error is None
     refuse(node, None)
@@ -126,8 +116,7 @@ async def test_a_member_that_is_refused_after_it_saw_an_unreadable_value_tries_o
 @pytest.mark.parametrize("kind", REFUSALS)
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_spare_that_must_arrive_again_waits_too(job: SimJob, kind: type[EtcdError]) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     spare = job.start("s")
     await job.pass_time(5.0)
     refuse(spare, kind)
@@ -161,7 +150,7 @@ async def test_the_wait_ends_with_the_join_timeout_and_the_cause(
     await job.until_works("ab")
     for node in job.nodes.values():
         refuse(node, EtcdPermissionError)
-        rejoin(job, node)
+        job.rejoin(node)
     began_s = job.loop.time()
     await job.pass_time(55.0)
     if not is_answered:
@@ -181,8 +170,7 @@ async def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease
     job: SimJob, joins_again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While it joins, and while it works and wants to put its presence back; and warns once."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.pass_time(2.0 * TTL_S)
     node = job.followers()[0]
     asked: list[Applied] = []
@@ -190,7 +178,7 @@ async def test_a_node_that_is_refused_asks_about_as_often_as_it_renews_its_lease
     job.server.set_no_space(True)  # seen by the server, so that it can be counted
     job.server.observers.append(asked.append)
     if joins_again:
-        rejoin(job, node)
+        job.rejoin(node)
     else:
         job.server.expire(node.node.context.session.lease_id)
     await job.pass_time(100.0 * TTL_S)
@@ -263,7 +251,7 @@ async def test_a_member_whose_role_does_not_let_it_lead_any_more_waits_and_says_
     caplog.clear()
     job.crash(job.leader.name)
     left = next(node for node in nodes if node.alive)
-    rejoin(job, left)
+    job.rejoin(left)
     await job.pass_time(TTL_S + 10.0)
     (waits,) = (each for each in warnings_of(caplog, left) if "waiting up to" in each)
     assert "cannot lead the job: denied by its role" in waits
@@ -330,8 +318,7 @@ async def test_a_role_that_is_edited_while_a_waiting_leader_leaves_ends_nobody(j
 @simulated(range(3), min_nodes=1, max_nodes=1)
 async def test_a_role_that_is_edited_while_the_only_member_dies_ends_no_spare(job: SimJob) -> None:
     """Not even if that takes long: there was a round, so the role has been right."""
-    job.start_all("a")
-    await job.until_works("a")
+    await job.all_work("a")
     spares = job.start_all("rst")
     await job.pass_time(300.0)
     edit = Edit(job, spares)

@@ -36,8 +36,7 @@ async def shrink(job: SimJob, names: str) -> str:
 async def test_members_put_their_round_back_over_an_older_one(
     job: SimJob, bump_revision: int
 ) -> None:
-    job.start_all("abcd")
-    await job.until_works("abcd")
+    await job.all_work("abcd")
     await job.pass_time(job.loop.rng.uniform(0, 20))
     saved = job.save()
     rest = await shrink(job, "abcd")
@@ -59,8 +58,7 @@ async def test_members_put_their_round_back_over_an_older_one_that_another_put_b
     job: SimJob,
 ) -> None:
     """After a loss of data the first to come back knows only of an older round."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     away = job.nodes[job.loop.rng.choice("abc")]
     rest = "abc".replace(away.name, "")
     away.connection.link.partition(silent=True)
@@ -80,8 +78,7 @@ async def test_members_put_their_round_back_over_an_older_one_that_another_put_b
 async def waiters_of_an_older_round(job: SimJob, bump_revision: int = 0) -> None:
     """Members that wait for the next round find their presences as they were when they worked in
     the last one, on the sessions that they still have."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(TTL_S)
     saved = job.save()
     gone = job.loop.rng.choice("abc")
@@ -107,8 +104,7 @@ def test_members_that_wait_arrive_again_when_etcd_has_forgotten_that(bump_revisi
 async def two_worlds_of_one_name(job: SimJob, bump_revision: int) -> None:
     """A member was cut off while the others formed a later round. Then etcd goes back to when it
     was there, and the others are cut off for a while."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(TTL_S)
     saved = job.save()
     away = job.loop.rng.choice("abc")
@@ -141,8 +137,7 @@ def test_who_knows_of_no_later_round_does_not_go_on_beside_those_who_do(bump_rev
 @simulated(min_nodes=2, max_nodes=2)
 async def test_rank_0_goes_to_who_trained_the_latest_world(job: SimJob, bump_revision: int) -> None:
     """All wait for the next round when etcd goes back to one that named others."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.pass_time(TTL_S)
     saved = job.save()
     job.crash("a")
@@ -159,8 +154,7 @@ async def test_rank_0_goes_to_who_trained_the_latest_world(job: SimJob, bump_rev
 
 async def latest_beside_a_survivor(job: SimJob) -> None:
     """etcd goes back to a world whose rank 0 was cut off while the others formed a later one."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(TTL_S)
     saved = job.save()
     (away,) = [name for name in "abc" if job.nodes[name].rank == 0]
@@ -186,8 +180,7 @@ def test_rank_0_goes_to_a_newcomer_that_trained_the_latest_world_before_a_member
 @simulated(range(3), min_nodes=2, max_nodes=3)
 async def test_who_missed_the_latest_world_is_no_heir_of_those_who_trained_it(job: SimJob) -> None:
     """It stops slowly: expelled from that world, and again when etcd has gone back."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.pass_time(TTL_S)
     slow, other = job.loop.rng.sample("ab", 2)
     job.nodes[slow].stops_in_s = 400.0
@@ -209,15 +202,13 @@ async def test_a_run_goes_on_although_etcd_goes_back_to_the_one_before(
     job: SimJob, bump_revision: int
 ) -> None:
     """Its record, and then its closed marker, were in the snapshot; neither is about this run."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     before = job.save()
     await job.on(job.nodes["a"], job.nodes["a"].node.close_job(succeeded=True, reason="done"))
     await job.leave("a")
     await job.leave("b")
     after = job.save()
-    job.start_all("cd")
-    await job.until_works("cd")
+    await job.all_work("cd")
     await job.pass_time(job.loop.rng.uniform(0, 50))
     for saved in (before, after):
         job.restore(saved, bump_revision=bump_revision)
@@ -233,8 +224,7 @@ async def test_who_waits_arrives_again_when_etcd_goes_back_to_an_earlier_arrival
     job: SimJob, bump_revision: int
 ) -> None:
     """Its lease was in the snapshot, too, and its presence as that of a member at work."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.pass_time(TTL_S)
     saved = job.save()
     job.crash("b")
@@ -252,8 +242,7 @@ def test_members_notice_it_although_others_have_written_as_much_again(slice_node
     """Nobody can tell it from the revision that a watch goes on from after a break."""
 
     async def scenario(job: SimJob) -> None:
-        job.start_all("abcd")
-        await job.until_works("abcd")
+        await job.all_work("abcd")
         await job.pass_time(TTL_S)
         saved = job.save()
         rest = await shrink(job, "abcd")
@@ -285,8 +274,7 @@ async def test_who_waits_at_a_barrier_is_there_again_although_others_have_writte
     job: SimJob, bump_revision: int
 ) -> None:
     """And nothing that tells of the world is another: nobody can tell that etcd went back."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     saved = job.save()
 
     def waits(node: SimNode) -> asyncio.Task[None]:
@@ -311,8 +299,7 @@ def test_members_put_their_round_back_again_at_the_very_same_revision(slice_node
     """The same snapshot is restored twice; the second time, too, all that they put is lost."""
 
     async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         job.start("d")
         waiting = [job.nodes[name] for name in "abcd"]
         await job.until(lambda: all(each.joins and each.world is None for each in waiting), "them")
@@ -466,8 +453,7 @@ async def test_a_barrier_that_etcd_has_forgotten_is_passed_by_who_had_not_heard_
     job: SimJob, bump_revision: int
 ) -> None:
     """Those who have passed go on to other barriers, and do not come to this one again."""
-    a, b, late = job.start_all("abc")
-    await job.until_works("abc")
+    a, b, late = await job.all_work("abc")
     barriers = {}
     for each in (a, b, late):
         assert each.world is not None

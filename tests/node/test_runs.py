@@ -24,15 +24,13 @@ def test_a_new_run_s_first_round_does_not_read_the_store_of_the_run_that_ended()
     """A slow member of that run is still there and keeps its keys, when the marker has gone."""
 
     async def scenario(job: SimJob) -> None:
-        a, b = job.start_all("ab")
-        await job.until_works("ab")
+        a, b = await job.all_work("ab")
         old = work_of(b)
         await old.store.set("exit/last", b"1", 5)
         await job.on(a, a.node.close_job(succeeded=True, reason="done"))
         await job.leave("a")
         await job.pass_time(TIMING.closed_ttl_s + 5)
-        c, _ = job.start_all("cd")
-        await job.until_works("cd")
+        c, _ = await job.all_work("cd")
         assert c.world is not None
         assert c.world.round == 1
         assert not await work_of(c).store.check(["exit/last"], 5)
@@ -110,8 +108,7 @@ async def test_a_member_that_was_cut_off_when_its_run_ended_does_not_join_the_ne
 async def test_a_spare_that_was_cut_off_when_its_run_ended_ends_with_it(
     job: SimJob, away_s: float
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     spare = job.start("s")
     await job.until(lambda: spare.node.phase is Phase.WAITING, "the spare waits")
     await job.pass_time(1.0)
@@ -119,8 +116,7 @@ async def test_a_spare_that_was_cut_off_when_its_run_ended_ends_with_it(
     await close_and_leave(job, "ab", succeeded=True)
     await job.pass_time(away_s)
     if job.loop.rng.random() < 0.5:
-        job.start_all("cd")
-        await job.until_works("cd")
+        await job.all_work("cd")
     spare.connection.link.heal()
     await job.until(lambda: spare.error is not None, "it hears of the end", 40)
     assert isinstance(spare.error, JobClosedError)
@@ -134,8 +130,7 @@ async def test_a_member_that_arrives_again_when_its_run_is_over_is_no_waiter_of_
 ) -> None:
     """Putting its presence back takes long, and the arrival waits for that: the run ends meanwhile,
     and the next one has a seat for it."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.pass_time(2 * TTL_S)  # then the leader trusts what it misses
     leader, late = job.leader, job.followers()[0]
     leader.stops_in_s = 60.0
@@ -158,14 +153,12 @@ async def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker
     job: SimJob,
 ) -> None:
     """The lease of the marker is revoked, but etcd remembers the end."""
-    a, slow = job.start_all("ab")
-    await job.until_works("ab")
+    a, slow = await job.all_work("ab")
     await job.on(a, a.node.close_job(succeeded=True, reason="done"))
     await job.leave("a")
     (marker,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.round]
     job.server.expire(marker.lease_id)
-    job.start_all("cd")
-    await job.until_works("cd")
+    await job.all_work("cd")
     assert slow.node.closure() is not None
     await job.pass_time(2 * TTL_S)
     assert all(job.nodes[name].joins == 1 for name in "cd"), job.tell()
@@ -174,8 +167,7 @@ async def test_who_is_slow_to_leave_does_not_wait_for_the_next_run_if_the_marker
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_many_runs_of_one_id_leave_one_memory_and_its_lease(job: SimJob) -> None:
     for _ in range(12):
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         await close_and_leave(job, "ab", succeeded=True)
         await job.pass_time(job.loop.rng.choice([0.1, 70.0]))
     await job.pass_time(TIMING.closed_ttl_s + 1)
@@ -197,8 +189,7 @@ def test_a_node_started_after_the_end_waits_for_a_new_run_and_says_so(
     """Its peers may come when the marker of the last run has gone."""
 
     async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         await close_and_leave(job, "ab", succeeded=True)
         job.start("c")
         await job.pass_time(pause_s)
@@ -217,8 +208,7 @@ def test_a_node_started_after_the_end_waits_for_a_new_run_and_says_so(
 async def test_a_node_started_after_the_end_is_never_told_that_all_is_well_for_having_been_alone(
     job: SimJob,
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await close_and_leave(job, "ab", succeeded=True)
     late = job.start("c", join_timeout_s=200.0)
     await job.until(lambda: late.error is not None, "it gives up", 201)
@@ -233,8 +223,7 @@ def test_one_of_other_settings_does_not_end_well_with_a_run_that_it_had_no_part_
     """It is started just before the end; ``cut_off``: and hears of it when the marker has gone."""
 
     async def scenario(job: SimJob) -> None:
-        job.start_all("ab")
-        await job.until_works("ab")
+        await job.all_work("ab")
         other = job.start("x", job=JobSettings(3, 3), join_timeout_s=300.0)
         await job.until(lambda: other.node.phase is Phase.WAITING, "it waits", 10.0)
         await job.pass_time(1.0)

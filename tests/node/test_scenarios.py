@@ -6,7 +6,6 @@ Each scenario runs under many seeds, each of which is another schedule; a failur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -75,8 +74,7 @@ async def test_nodes_arriving_during_the_last_call_are_taken_in(job: SimJob) -> 
 async def test_a_newcomer_is_taken_into_a_running_job_and_survivors_keep_their_ranks(
     job: SimJob,
 ) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+    nodes = await job.all_work("ab")
     before = {node.name: node.rank for node in nodes}
     job.start("c")
     assert await job.until_works("abc") < SOON_S
@@ -89,8 +87,7 @@ async def test_the_waiting_count_is_that_of_the_moment_at_which_the_world_ended(
     job: SimJob,
 ) -> None:
     """It is a flag: who arrives later changes nothing."""
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+    nodes = await job.all_work("ab")
     for node in nodes:
         node.stops_in_s = 5.0
     job.start("c")
@@ -127,26 +124,16 @@ async def test_only_multiples_of_node_unit_are_formed_and_the_rest_wait(job: Sim
 # --- losses -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("which", ["leader", "follower"])
 @simulated(min_nodes=2, max_nodes=3)
-async def test_a_crashed_member_is_noticed_within_the_ttl_and_a_tick(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+async def test_a_crashed_member_is_noticed_within_the_ttl_and_a_tick(
+    job: SimJob, which: str
+) -> None:
+    await job.all_work("abc")
     await job.pass_time(job.loop.rng.uniform(0, 30))
-    lost = job.loop.rng.choice(job.followers()).name
-    job.crash(lost)
-    rest = "abc".replace(lost, "")
-    assert await job.until_works(rest) <= DETECTION_S + SOON_S
-
-
-@simulated(min_nodes=2, max_nodes=3)
-async def test_a_crashed_leader_is_noticed_as_any_other_node(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
-    await job.pass_time(job.loop.rng.uniform(0, 30))
-    lost = job.leader.name
-    job.crash(lost)
-    rest = "abc".replace(lost, "")
-    assert await job.until_works(rest) <= DETECTION_S + SOON_S
+    lost = job.leader if which == "leader" else job.loop.rng.choice(job.followers())
+    job.crash(lost.name)
+    assert await job.until_works("abc".replace(lost.name, "")) <= DETECTION_S + SOON_S
 
 
 @simulated(min_nodes=3, max_nodes=3)
@@ -166,8 +153,7 @@ async def test_a_leader_that_crashes_while_it_collects_the_first_round_is_replac
 
 @simulated(min_nodes=2, max_nodes=4)
 async def test_a_leader_that_crashes_after_publishing_a_change_is_replaced(job: SimJob) -> None:
-    job.start_all("abcd")
-    await job.until_works("abcd")
+    await job.all_work("abcd")
     leader, other = job.leader.name, job.followers()[0].name
     await job.leave(other)
     await job.until(lambda: bool(job.history.changes), "a change")
@@ -188,8 +174,7 @@ async def test_a_leader_that_crashes_right_after_closing_is_noticed(job: SimJob)
 
 @simulated(min_nodes=2, max_nodes=6)
 async def test_half_of_the_nodes_crash_at_once(job: SimJob) -> None:
-    job.start_all("abcdef")
-    await job.until_works("abcdef")
+    await job.all_work("abcdef")
     lost = job.loop.rng.sample("abcdef", 3)
     job.crash(*lost)
     rest = [name for name in "abcdef" if name not in lost]
@@ -198,8 +183,7 @@ async def test_half_of_the_nodes_crash_at_once(job: SimJob) -> None:
 
 @simulated(min_nodes=2, max_nodes=3)
 async def test_a_member_that_leaves_is_missed_at_once_and_the_reason_is_known(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(job.loop.rng.choice([0.0, 1.0, 30.0]))
     name = job.loop.rng.choice("abc")
     node_id = job.nodes[name].node_id
@@ -224,8 +208,7 @@ async def test_a_node_that_waits_with_the_others_may_crash_before_the_round_is_c
 @simulated(min_nodes=3, max_nodes=3)
 async def test_a_job_that_waits_long_for_a_replacement_takes_it_in(job: SimJob) -> None:
     """Longer than the job lease lives without being renewed."""
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     lost = job.loop.rng.choice("abc")
     job.crash(lost)
     await job.pass_time(300)
@@ -240,8 +223,7 @@ async def test_a_job_that_waits_long_for_a_replacement_takes_it_in(job: SimJob) 
 
 @simulated(min_nodes=2, max_nodes=3)
 async def test_a_spare_disturbs_nobody_and_takes_over_after_a_loss(job: SimJob) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     job.start_all("de", join_timeout_s=30.0)
     await job.pass_time(500)
     assert all(node.joins == 1 for node in nodes), job.tell()
@@ -256,8 +238,7 @@ async def test_a_spare_disturbs_nobody_and_takes_over_after_a_loss(job: SimJob) 
 
 @simulated(min_nodes=2, max_nodes=2)
 async def test_a_spare_leads_when_all_members_are_lost(job: SimJob) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     job.start_all("cd")
     await job.pass_time(30)
     job.crash("a", "b")
@@ -304,14 +285,11 @@ def test_a_join_timeout_does_not_count_who_is_still_at_work(slice_nodes: int) ->
     """It is there, and has not arrived; also where each node reads only its own rank."""
 
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        nodes = await job.all_work("abc")
         for node in nodes:
             node.join_timeout_s, node.stops_in_s = 20.0, 100.0
         here, *others = nodes
-        assert here.agent is not None
-        here.agent.cancel()  # a worker fails, say
-        here.agent = job.on(here, here.run())
+        job.rejoin(here)
         await job.until(lambda: here.error is not None, "a timeout", 30.0)
         assert isinstance(here.error, JoinTimeoutError)
         assert here.error.arrived == (here.node_id,)
@@ -375,10 +353,9 @@ async def test_a_join_without_etcd_ends_in_bounded_time(job: SimJob) -> None:
     assert isinstance(node.error, EtcdUnavailableError | JoinTimeoutError)
 
 
-async def all_is_as_it_was(job: SimJob, nodes: Sequence[SimNode]) -> None:
+async def all_is_as_it_was(job: SimJob) -> None:
     """Nobody has restarted, and a loss is noticed as ever."""
-    assert job.works("abc"), job.tell()
-    assert all(node.joins == 1 for node in nodes), job.tell()
+    job.assert_undisturbed("abc")
     lost = job.leader.name
     job.crash(lost)
     await job.until_works("abc".replace(lost, ""), DETECTION_S + SOON_S)
@@ -387,12 +364,11 @@ async def all_is_as_it_was(job: SimJob, nodes: Sequence[SimNode]) -> None:
 @pytest.mark.parametrize("away_s", [2.0, 30.0, 600.0])
 @simulated(min_nodes=2, max_nodes=3)
 async def test_etcd_may_be_away_for_minutes_without_a_restart(job: SimJob, away_s: float) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     await job.pass_time(job.loop.rng.uniform(0, 20))
     job.server.restart(away_s)
     await job.pass_time(away_s + 200)
-    await all_is_as_it_was(job, nodes)
+    await all_is_as_it_was(job)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -401,8 +377,7 @@ async def test_etcd_may_be_away_for_minutes_without_a_restart(job: SimJob, away_
 async def test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(
     job: SimJob, cut_s: float, silent: bool
 ) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(job.loop.rng.uniform(0, 20))
     for node in nodes:
         node.connection.link.partition(silent=silent)
@@ -411,7 +386,7 @@ async def test_a_cut_between_all_nodes_and_a_living_etcd_restarts_nothing(
         node.connection.link.heal()
     await job.pass_time(200)
     assert not job.history.changes
-    await all_is_as_it_was(job, nodes)
+    await all_is_as_it_was(job)
 
 
 @pytest.mark.parametrize("overloaded_s", [5.0, 25.0, 300.0])
@@ -420,8 +395,7 @@ async def test_an_etcd_that_renews_no_lease_restarts_nothing(
     job: SimJob, overloaded_s: float
 ) -> None:
     """All else it does: new leases are granted, which run out like those before."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(job.loop.rng.uniform(0, 20))
     job.server.set_overloaded(True)
     leases = [node.node.context.session.lease_id for node in nodes]
@@ -431,7 +405,7 @@ async def test_an_etcd_that_renews_no_lease_restarts_nothing(
     job.server.set_overloaded(False)
     await job.pass_time(200)
     assert not job.history.changes
-    await all_is_as_it_was(job, nodes)
+    await all_is_as_it_was(job)
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
@@ -439,8 +413,7 @@ async def test_an_etcd_that_renews_no_lease_restarts_nothing(
 async def test_while_etcd_renews_no_lease_newcomers_are_taken_in_and_losses_are_noticed_afterwards(
     job: SimJob, which: str
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.pass_time(job.loop.rng.uniform(0, 20))
     job.server.set_overloaded(True)
     await job.pass_time(3 * TTL_S)
@@ -460,8 +433,7 @@ async def test_while_etcd_renews_no_lease_newcomers_are_taken_in_and_losses_are_
 async def test_one_node_that_is_cut_off_beyond_the_ttl_is_evicted_and_comes_back_as_a_newcomer(
     job: SimJob, which: str, silent: bool
 ) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     node = job.leader if which == "leader" else job.followers()[0]
     rest = "abc".replace(node.name, "")
     node.connection.link.partition(silent=silent)
@@ -476,23 +448,20 @@ async def test_one_node_that_is_cut_off_beyond_the_ttl_is_evicted_and_comes_back
 
 @simulated(min_nodes=2, max_nodes=3)
 async def test_a_cut_shorter_than_the_lease_is_not_noticed(job: SimJob) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     for _ in range(10):
         await job.pass_time(job.loop.rng.uniform(5, 20))
         link = job.loop.rng.choice(nodes).connection.link
         link.partition(silent=job.loop.rng.random() < 0.5)
         await job.pass_time(job.loop.rng.uniform(0, TTL_S / 4))
         link.heal()
-    assert job.works("abc"), job.tell()
-    assert all(node.joins == 1 for node in nodes), job.tell()
+    job.assert_undisturbed("abc")
 
 
 @simulated(min_nodes=1, max_nodes=1)
 async def test_what_a_node_has_written_is_not_shown_after_what_became_of_it(job: SimJob) -> None:
     """A reply may come after the events of its own write, and of later ones."""
-    (node,) = job.start_all("a")
-    await job.until_works("a")
+    (node,) = await job.all_work("a")
     context = node.node.context
     seen = context.control.view
     context.show_written(seen.revision, round=None, round_revision=0)
@@ -505,8 +474,7 @@ async def test_what_a_node_has_written_is_not_shown_after_what_became_of_it(job:
 @simulated(min_nodes=2, max_nodes=3)
 async def test_leases_taken_from_living_members_restart_nothing(job: SimJob, whose: str) -> None:
     """As a leader of etcd does that was paused and wakes up (etcd#15247)."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     await job.pass_time(TTL_S)
     for _ in range(5):
         leader = job.leader
@@ -514,21 +482,18 @@ async def test_leases_taken_from_living_members_restart_nothing(job: SimJob, who
             if whose == "all" or (node is leader) == (whose == "the leader's"):
                 job.server.expire(node.node.context.session.lease_id)
         await job.pass_time(job.loop.rng.uniform(1.0, TTL_S))
-    assert job.works("abc"), job.tell()
-    assert all(node.joins == 1 for node in nodes), job.tell()
+    job.assert_undisturbed("abc")
     assert not job.history.changes, job.tell()
 
 
 @LARGE_AND_SMALL
 def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         await job.pass_time(job.loop.rng.uniform(0, 20))
         job.wipe()
         await job.pass_time(100)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
+        job.assert_undisturbed("abc")
         job.start("d")
         await job.until_works("abcd", 60)
         lost = job.leader.name
@@ -546,14 +511,12 @@ def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing(slice_nodes: 
     """It may become the leader before any member is back: it must not call them lost."""
 
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         await job.pass_time(job.loop.rng.uniform(0, 20))
         job.wipe()
         job.start("d")
         await job.pass_time(100)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
+        job.assert_undisturbed("abc")
 
     simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
 
@@ -561,8 +524,7 @@ def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing(slice_nodes: 
 @LARGE_AND_SMALL
 def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        nodes = await job.all_work("abc")
         job.start("d")  # a spare
         await job.pass_time(50)
         job.wipe()
@@ -577,12 +539,10 @@ def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
 @LARGE_AND_SMALL
 def test_the_record_is_put_back_when_only_the_job_lease_was_lost(slice_nodes: int) -> None:
     async def scenario(job: SimJob) -> None:
-        nodes = job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         job.server.expire(job.history.formed[0].record.job_lease)
         await job.pass_time(60)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in nodes), job.tell()
+        job.assert_undisturbed("abc")
         await job.leave("a")
         await job.until_works("bc", SOON_S)
 
@@ -607,8 +567,7 @@ def test_a_job_lease_as_short_as_a_nodes_outlives_renewals_that_are_lost() -> No
 
 async def has_a_spare_that_leads(job: SimJob) -> SimNode:
     """Three members that work, slow to put the lead or the record, and a spare that leads."""
-    members = job.start_all("abc")
-    await job.until_works("abc")
+    members = await job.all_work("abc")
     spare = job.start("d")
     await job.pass_time(TTL_S)
     for node in members:
@@ -627,8 +586,8 @@ def test_a_spare_that_leads_leaves_it_to_the_members_to_put_their_record_back(
         spare = await has_a_spare_that_leads(job)
         job.server.expire(job.history.formed[0].record.job_lease)
         await job.pass_time(60)
-        assert job.works("abc"), job.tell()
-        assert all(node.joins == 1 for node in job.nodes.values()), job.tell()
+        job.assert_undisturbed("abc")
+        assert spare.joins == 1
         job.crash("a")
         await job.until(lambda: spare.is_working, "the spare works", DETECTION_S + SOON_S)
 
@@ -648,8 +607,7 @@ async def test_a_spare_that_leads_goes_on_when_nobody_puts_the_record_back(job: 
 
 @simulated(min_nodes=2, max_nodes=2)
 async def test_a_late_node_hears_that_the_job_was_closed_and_by_whom(job: SimJob) -> None:
-    a, _ = job.start_all("ab")
-    await job.until_works("ab")
+    a, _ = await job.all_work("ab")
     spare = job.start("c")
     await job.pass_time(10)
     await job.on(a, a.node.close_job(succeeded=True, reason="all done"))
@@ -663,8 +621,7 @@ async def test_a_late_node_hears_that_the_job_was_closed_and_by_whom(job: SimJob
 @pytest.mark.parametrize("pause_s", [0.0, 1.0, 59.5, 61.0])
 @simulated(min_nodes=3, max_nodes=3)
 async def test_the_same_id_works_again_at_once(job: SimJob, pause_s: float) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     for node in nodes:
         job.on(node, node.node.close_job(succeeded=True, reason="done"))
     await job.until(lambda: all(node.node.closure() for node in nodes), "closed")
@@ -696,8 +653,7 @@ async def test_waiters_of_a_new_run_survive_the_end_of_the_old_marker(job: SimJo
 async def test_a_new_run_may_have_other_settings_while_the_old_one_is_on_its_way_out(
     job: SimJob,
 ) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     closer = job.loop.rng.choice(nodes)
     await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
     await job.leave(closer.name)
@@ -713,8 +669,7 @@ async def test_a_new_run_may_have_other_settings_while_the_old_one_is_on_its_way
 
 @simulated(min_nodes=3, max_nodes=3)
 async def test_a_member_lingering_beyond_the_marker_is_no_part_of_a_new_run(job: SimJob) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     closer = job.loop.rng.choice(nodes)
     await job.on(closer, closer.node.close_job(succeeded=True, reason="done"))
     await job.leave(closer.name)
@@ -737,8 +692,7 @@ async def test_a_failed_close_tells_the_others_and_a_successful_one_lets_them_fi
     job: SimJob,
 ) -> None:
     succeeded = job.loop.rng.random() < 0.5
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await job.all_work("abc")
     closer = nodes[0]
     await job.on(closer, closer.node.close_job(succeeded=succeeded, reason="why"))
     await job.pass_time(20)
@@ -753,8 +707,7 @@ async def test_a_failed_close_tells_the_others_and_a_successful_one_lets_them_fi
 
 @simulated(min_nodes=4, max_nodes=4)
 async def test_all_members_close_together_once(job: SimJob) -> None:
-    nodes = job.start_all("abcd")
-    await job.until_works("abcd")
+    nodes = await job.all_work("abcd")
     ends = [
         job.on(node, node.node.close_job(succeeded=True, reason=f"by {node.name}"))
         for node in nodes
@@ -797,8 +750,7 @@ async def test_after_everyone_left_etcd_holds_nothing_but_what_tells_of_the_end(
 
 @simulated(seeds=range(5), min_nodes=2, max_nodes=2)
 async def test_a_member_that_outlives_the_marker_leaves_no_lease(job: SimJob) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+    nodes = await job.all_work("ab")
     await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
     await job.pass_time(100)
     for name in "ab":
@@ -814,8 +766,7 @@ async def test_a_member_that_outlives_the_marker_leaves_no_lease(job: SimJob) ->
 
 @simulated(seeds=range(5), min_nodes=3, max_nodes=3)
 async def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     job.crash(*"abc")
     await job.pass_time(61)
     left = [kv.key for kv in job.server.snapshot()]
@@ -827,8 +778,7 @@ async def test_a_job_that_dies_as_a_whole_leaves_nothing_after_a_while(job: SimJ
 
 @simulated(min_nodes=3, max_nodes=3)
 async def test_a_job_that_died_as_a_whole_can_be_started_again_at_once(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     job.crash(*"abc")
     await job.pass_time(job.loop.rng.choice([0.0, 2.0, 9.9, 10.1, 59.0, 61.0]))
     job.start_all("def")
@@ -922,8 +872,7 @@ async def test_a_leader_that_stops_before_it_hears_that_it_formed_a_round_takes_
 
 @simulated(min_nodes=2, max_nodes=3)
 async def test_a_leave_whose_good_bye_gets_no_answer_still_ends_the_session(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     name = job.loop.rng.choice("abc")
     job.nodes[name].connection.link.drop_replies(1, lambda request: isinstance(request, Txn))
     leaving = asyncio.ensure_future(job.leave(name))
@@ -984,8 +933,7 @@ async def test_jobs_under_one_prefix_do_not_disturb_one_another(job: SimJob) -> 
 
 @simulated(min_nodes=2, max_nodes=3, timing=replace(TIMING, lease_ttl_s=2))
 async def test_a_short_ttl_needs_no_other_timing(job: SimJob) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     job.crash(job.loop.rng.choice("abc"))
     rest = [node.name for node in job.nodes.values() if node.alive]
     await job.until_works(rest, 2 + TICK_S + SOON_S)

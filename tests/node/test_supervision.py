@@ -63,8 +63,7 @@ async def test_a_task_that_fails_unexpectedly_ends_its_nodes_part_with_the_cause
     job: SimJob, where: Any, task: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.clear()
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     node = job.leader
     node.connection.link.fail(DEFECT, 1, lambda request: where(job, request))
     if task == "leadership":
@@ -130,8 +129,7 @@ async def test_a_barrier_hears_of_the_failure(job: SimJob) -> None:
 
 def test_tasks_that_are_cancelled_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
-        job.start_all("abc")
-        await job.until_works("abc")
+        await job.all_work("abc")
         for name in "abc":
             await job.leave(name)
 

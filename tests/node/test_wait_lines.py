@@ -89,8 +89,7 @@ async def test_one_of_the_same_host_that_other_settings_keep_out_is_named(
 async def test_who_waits_for_other_members_says_so(
     job: SimJob, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     one = job.nodes["a"]
     assert one.world is not None
     node, seat = one.node, one.world
@@ -117,8 +116,7 @@ async def test_who_waits_for_other_members_says_so(
 async def test_a_member_that_has_finished_says_that_it_waits_for_the_others(
     job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     await job.finish_early("a")
     await job.pass_time(2.0)
     caplog.clear()
@@ -136,8 +134,7 @@ async def test_a_member_that_has_finished_says_that_it_waits_for_the_others(
 async def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
     job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     job.start("s")
     caplog.clear()
     await job.pass_time(11.0)
@@ -149,8 +146,7 @@ async def test_a_spare_asks_whether_it_is_another_job_with_the_same_id(
 async def test_who_is_missing_since_the_last_round_is_named_with_its_address(
     job: SimJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job.start_all("abc")
-    await job.until_works("abc")
+    await job.all_work("abc")
     for node in job.nodes.values():
         node.stops_in_s = 1.0
     lost, late, here = "abc"
@@ -184,8 +180,7 @@ async def test_a_dead_jobs_settings_refuse_no_new_start(
     job: SimJob, after_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether its leases live on or not: nobody is there."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     job.crash("a", "b")
     await job.pass_time(after_s)
     caplog.clear()
@@ -201,8 +196,7 @@ async def test_a_dead_jobs_settings_refuse_no_new_start(
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_the_end_of_what_a_dead_job_left_is_not_missed(job: SimJob) -> None:
     """It comes just while the new node looks whether anybody of that job is there."""
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     job.crash("a", "b")
     await job.pass_time(TTL_S + 2.0)
     new = job.make("x", job=JobSettings(1, 1))
@@ -225,8 +219,7 @@ async def test_a_dead_leader_of_a_job_without_a_round_refuses_no_new_start(job: 
 
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_living_jobs_settings_refuse_a_node_after_a_ttl(job: SimJob) -> None:
-    job.start_all("ab")
-    await job.until_works("ab")
+    await job.all_work("ab")
     stranger = job.start("x", job=JobSettings(3, 3))
     took_s = await job.until(lambda: stranger.error is not None, "it is refused", 20.0)
     assert isinstance(stranger.error, JobSettingsMismatchError)

@@ -303,6 +303,23 @@ class SimJob:
     def start_all(self, names: Iterable[str], **options: Any) -> list[SimNode]:
         return [self.start(name, **options) for name in names]
 
+    def rejoin(self, node: SimNode) -> None:
+        """Let a node's agent join again by itself, as when a worker fails."""
+        assert node.agent is not None
+        node.agent.cancel()
+        node.agent = self.on(node, node.run())
+
+    async def all_work(self, names: str, **options: Any) -> list[SimNode]:
+        """Start nodes and wait until they work, in one world of exactly them."""
+        nodes = self.start_all(names, **options)
+        await self.until_works(names)
+        return nodes
+
+    def assert_undisturbed(self, names: str) -> None:
+        """All work in one world, and none of them has ever joined again."""
+        assert self.works(names), self.tell()
+        assert all(self.nodes[name].joins == 1 for name in names), self.tell()
+
     async def join_again(self, name: str, because: str = "") -> None:
         """Let a member's agent give its world up, as torch's does when a worker fails."""
         node = self.nodes[name]
