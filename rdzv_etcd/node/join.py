@@ -151,7 +151,7 @@ class Joining:
                 raise context.control.problem
             return
         if not isinstance(step, Outlast):
-            self._wait.conflict = ""
+            self._wait.note_conflict("")
         match step:
             case MeetEnd(closure):
                 self._meet_end(closure)
@@ -210,7 +210,7 @@ class Joining:
         """Note that etcd did what it was asked."""
         if self._wait.trouble is not None:
             self._note_not_arrivable()
-        self._wait.trouble = None
+        self._wait.note_trouble(None)
         self._reported.clear()
         self._backoff.reset()
 
@@ -229,9 +229,7 @@ class Joining:
         context = self._context
         now_s = context.clock.now_s()
         self._note_not_arrivable()
-        if self._wait.trouble is None:
-            self._wait.trouble_since_s = now_s
-        self._wait.trouble = error
+        self._wait.note_trouble(error)
         wait_s = self._backoff.after(error)
         if not isinstance(error, EtcdRefusedError):
             context.log.info(f"cannot reach etcd, trying again: {error}")
@@ -387,7 +385,7 @@ class Joining:
             context.log.warn(f"{problem}; {why}")
             if lives:
                 await context.note_refused()
-        self._wait.conflict = f"for the job id to become free: {problem}"
+        self._wait.note_conflict(f"for the job id to become free: {problem}")
         seen = (control.round_revision, control.leader_revision)
 
         def is_other() -> bool:

@@ -53,6 +53,16 @@ class JoinWait:
         self._known_refused = {""}
         """The nodes that cannot join, as far as they were logged."""
 
+    def note_trouble(self, error: EtcdError | None) -> None:
+        """Note that etcd does not do what it is asked, or, with ``None``, that it does again."""
+        if error is not None and self.trouble is None:
+            self.trouble_since_s = self._context.clock.now_s()
+        self.trouble = error
+
+    def note_conflict(self, which: str) -> None:
+        """Note which job of other settings stands in the way; empty: none does any more."""
+        self.conflict = which
+
     def is_spare(self) -> bool:
         """Whether a healthy round is running and this node waits for a seat in the next one."""
         control, member = self._context.control.view, self._member

@@ -171,13 +171,14 @@ async def test_a_claim_of_an_absurd_epoch_leaves_room_for_all_that_follow(
     assert epoch_of(job.nodes["a"]) <= MAX_EPOCH_CLAIM + job.server.revision
 
 
-def test_what_epochs_count_from_is_kept_while_the_job_lives_however_short_its_lease() -> None:
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("ab")
-        await job.pass_time(150.0)
-        job.crash(job.leader.name)  # another one renews it from now on
-        await job.pass_time(400.0)
-        assert job.server.snapshot(job.keys.epoch)
-
-    timing = replace(TIMING, job_lease_ttl_s=600, ended_ttl_s=90)
-    simulate(scenario, range(5), min_nodes=1, max_nodes=2, timing=timing)
+@simulated(
+    range(5), min_nodes=1, max_nodes=2, timing=replace(TIMING, job_lease_ttl_s=600, ended_ttl_s=90)
+)
+async def test_what_epochs_count_from_is_kept_while_the_job_lives_however_short_its_lease(
+    job: SimJob,
+) -> None:
+    await job.all_work("ab")
+    await job.pass_time(150.0)
+    job.crash(job.leader.name)  # another one renews it from now on
+    await job.pass_time(400.0)
+    assert job.server.snapshot(job.keys.epoch)

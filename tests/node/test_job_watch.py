@@ -85,41 +85,38 @@ class Reader:
 
 @pytest.mark.parametrize("slice_nodes", [128, 2])
 @pytest.mark.parametrize("events_kept", [10_000, 3])
-def test_what_is_told_adds_up_to_what_there_is(slice_nodes: int, events_kept: int) -> None:
+@simulated(range(8), options=["slice_nodes"], min_nodes=1, max_nodes=4, peer_links=True)
+async def test_what_is_told_adds_up_to_what_there_is(job: SimJob, events_kept: int) -> None:
     """Nodes come, go and die; etcd is cut off, restarted, compacted; the reader is slow."""
-
-    async def scenario(job: SimJob) -> None:
-        reader, rng = Reader(job, events_kept=events_kept), job.loop.rng
-        await reader.watch.open()
-        await job.all_work("abcd")
-        for _ in range(8):
-            alive = [name for name, node in job.nodes.items() if node.alive]
-            kind = rng.randrange(7)
-            if kind == 0 and len(alive) > 2:
-                job.crash(rng.choice(alive))
-            elif kind == 1 and len(alive) > 2:
-                await job.leave(rng.choice(alive))
-            elif kind == 2 and len(alive) < 4:
-                job.start(f"n{len(job.nodes)}")
-            elif kind == 3:
-                reader.connection.link.partition()
-                await job.pass_time(rng.uniform(0.0, 30.0))
-                reader.connection.link.heal()
-            elif kind == 4:
-                job.server.restart(rng.uniform(0.0, 5.0))
-            elif kind == 5:
-                with contextlib.suppress(CompactedError):  # once more, just now
-                    job.server.compact()
-            else:
-                await reader.take()
-            await job.pass_time(rng.choice([0.0, 0.5, 2 * TTL_S]))
-        await job.pass_time(5 * TTL_S)
-        await reader.take(SOON_S)
-        await reader.check()
-        assert any(isinstance(event, Missed) for event in reader.events) or events_kept > 3
-        await reader.close()
-
-    simulate(scenario, range(8), min_nodes=1, max_nodes=4, slice_nodes=slice_nodes, peer_links=True)
+    reader, rng = Reader(job, events_kept=events_kept), job.loop.rng
+    await reader.watch.open()
+    await job.all_work("abcd")
+    for _ in range(8):
+        alive = [name for name, node in job.nodes.items() if node.alive]
+        kind = rng.randrange(7)
+        if kind == 0 and len(alive) > 2:
+            job.crash(rng.choice(alive))
+        elif kind == 1 and len(alive) > 2:
+            await job.leave(rng.choice(alive))
+        elif kind == 2 and len(alive) < 4:
+            job.start(f"n{len(job.nodes)}")
+        elif kind == 3:
+            reader.connection.link.partition()
+            await job.pass_time(rng.uniform(0.0, 30.0))
+            reader.connection.link.heal()
+        elif kind == 4:
+            job.server.restart(rng.uniform(0.0, 5.0))
+        elif kind == 5:
+            with contextlib.suppress(CompactedError):  # once more, just now
+                job.server.compact()
+        else:
+            await reader.take()
+        await job.pass_time(rng.choice([0.0, 0.5, 2 * TTL_S]))
+    await job.pass_time(5 * TTL_S)
+    await reader.take(SOON_S)
+    await reader.check()
+    assert any(isinstance(event, Missed) for event in reader.events) or events_kept > 3
+    await reader.close()
 
 
 @pytest.mark.parametrize("wiped", [True, False], ids=["wiped", "restored"])

@@ -10,7 +10,7 @@ import pytest
 
 from rdzv_etcd.errors import DrainedError, JoinTimeoutError
 from rdzv_etcd.settings import JobSettings
-from tests.sim.world import TIMING, TTL_S, SimJob, simulate, simulated
+from tests.sim.world import TIMING, TTL_S, SimJob, simulated
 
 QUICK_CALL = replace(TIMING, last_call_timeout_s=3.0)
 REJOIN_S = TIMING.rejoin_timeout_s
@@ -180,15 +180,12 @@ async def test_a_leader_closes_what_can_be_closed_before_its_own_join_ends(job: 
     await job.until_works("ab", 12.0)
 
 
-def test_a_node_that_waits_for_the_end_of_another_job_can_be_drained() -> None:
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("ab")
-        job.crash("a", "b")
-        await job.pass_time(15.0)
-        waits = job.start("c", job=JobSettings(1, 1, 1), join_timeout_s=2000.0)
-        await job.pass_time(5.0)
-        await waits.node.be_drained("SIGUSR1")
-        await job.until(lambda: isinstance(waits.error, DrainedError), "it leaves", 1.0)
-
-    timing = replace(TIMING, job_lease_ttl_s=300)
-    simulate(scenario, range(5), min_nodes=2, max_nodes=2, timing=timing)
+@simulated(range(5), min_nodes=2, max_nodes=2, timing=replace(TIMING, job_lease_ttl_s=300))
+async def test_a_node_that_waits_for_the_end_of_another_job_can_be_drained(job: SimJob) -> None:
+    await job.all_work("ab")
+    job.crash("a", "b")
+    await job.pass_time(15.0)
+    waits = job.start("c", job=JobSettings(1, 1, 1), join_timeout_s=2000.0)
+    await job.pass_time(5.0)
+    await waits.node.be_drained("SIGUSR1")
+    await job.until(lambda: isinstance(waits.error, DrainedError), "it leaves", 1.0)

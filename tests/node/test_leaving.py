@@ -1,4 +1,4 @@
-"""Leaving: the others are told why. If etcd refuses that courtesy, the session still ends."""
+"""Leaving: the others learn why. If etcd refuses the goodbye, the session still ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSALS = pytest.mark.parametrize(
 @REFUSALS
 @pytest.mark.parametrize("who", ["the leader", "another member"])
 @simulated(range(5), min_nodes=2, max_nodes=3)
-async def test_a_member_whose_good_bye_is_refused_ends_its_session(
+async def test_a_member_whose_goodbye_is_refused_ends_its_session(
     job: SimJob, why: Callable[[], EtcdError], who: str
 ) -> None:
     await job.all_work("abc")
@@ -40,7 +40,7 @@ async def test_a_member_whose_good_bye_is_refused_ends_its_session(
 
 
 @simulated(range(5), min_nodes=2, max_nodes=3)
-async def test_a_member_whose_good_bye_is_not_answered_ends_its_session_in_time(
+async def test_a_member_whose_goodbye_is_not_answered_ends_its_session_in_time(
     job: SimJob,
 ) -> None:
     """The goodbye may take a part of the time for leaving, not all of it."""

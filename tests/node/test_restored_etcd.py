@@ -238,34 +238,31 @@ async def test_who_waits_arrives_again_when_etcd_goes_back_to_an_earlier_arrival
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
-def test_members_notice_it_although_others_have_written_as_much_again(slice_nodes: int) -> None:
+@simulated(options=["slice_nodes"], min_nodes=2, max_nodes=4)
+async def test_members_notice_it_although_others_have_written_as_much_again(job: SimJob) -> None:
     """Nobody can tell it from the revision that a watch goes on from after a break."""
-
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("abcd")
-        await job.pass_time(TTL_S)
-        saved = job.save()
-        rest = await shrink(job, "abcd")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        joins = {name: job.nodes[name].joins for name in rest}
-        revision = job.server.revision
-        for name in rest:
-            job.nodes[name].connection.link.partition(silent=job.loop.rng.random() < 0.5)
-        job.restore(saved)
-        while job.server.revision <= revision:
-            job.server.apply(Txn((), (Put(b"/another application", b""),)))
-        for name in rest:
-            job.nodes[name].connection.link.heal()
-        await job.until(
-            lambda: job.history.formed[-1].record.epoch_fixed is not None,
-            "their round is back",
-            2 * TTL_S,
-        )
-        await job.pass_time(200)
-        assert job.works(rest), job.tell()
-        assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
-
-    simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
+    await job.all_work("abcd")
+    await job.pass_time(TTL_S)
+    saved = job.save()
+    rest = await shrink(job, "abcd")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    joins = {name: job.nodes[name].joins for name in rest}
+    revision = job.server.revision
+    for name in rest:
+        job.nodes[name].connection.link.partition(silent=job.loop.rng.random() < 0.5)
+    job.restore(saved)
+    while job.server.revision <= revision:
+        job.server.apply(Txn((), (Put(b"/another application", b""),)))
+    for name in rest:
+        job.nodes[name].connection.link.heal()
+    await job.until(
+        lambda: job.history.formed[-1].record.epoch_fixed is not None,
+        "their round is back",
+        2 * TTL_S,
+    )
+    await job.pass_time(200)
+    assert job.works(rest), job.tell()
+    assert {name: job.nodes[name].joins for name in rest} == joins, job.tell()
 
 
 @pytest.mark.parametrize("bump_revision", [0, 1_000_000])
@@ -295,27 +292,24 @@ async def test_who_waits_at_a_barrier_is_there_again_although_others_have_writte
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
-def test_members_put_their_round_back_again_at_the_very_same_revision(slice_nodes: int) -> None:
+@simulated(range(40), options=["slice_nodes"], min_nodes=2, max_nodes=5)
+async def test_members_put_their_round_back_again_at_the_very_same_revision(job: SimJob) -> None:
     """The same snapshot is restored twice; the second time, too, all that they put is lost."""
-
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("abc")
-        job.start("d")
-        waiting = [job.nodes[name] for name in "abcd"]
-        await job.until(lambda: all(each.joins and each.world is None for each in waiting), "them")
-        await job.pass_time(0.1)  # they have arrived; the round is open for a moment more
-        saved = job.save()
-        await job.until_works("abcd")
-        await job.pass_time(TTL_S)
-        joins = {name: job.nodes[name].joins for name in "abcd"}
-        for _ in range(3):
-            job.restore(saved)
-            await job.pass_time(job.loop.rng.choice([0.1, 1.0, 5.0]))
-        await job.pass_time(300)
-        assert job.works("abcd"), job.tell()
-        assert {name: job.nodes[name].joins for name in "abcd"} == joins, job.tell()
-
-    simulate(scenario, range(40), min_nodes=2, max_nodes=5, slice_nodes=slice_nodes)
+    await job.all_work("abc")
+    job.start("d")
+    waiting = [job.nodes[name] for name in "abcd"]
+    await job.until(lambda: all(each.joins and each.world is None for each in waiting), "them")
+    await job.pass_time(0.1)  # they have arrived; the round is open for a moment more
+    saved = job.save()
+    await job.until_works("abcd")
+    await job.pass_time(TTL_S)
+    joins = {name: job.nodes[name].joins for name in "abcd"}
+    for _ in range(3):
+        job.restore(saved)
+        await job.pass_time(job.loop.rng.choice([0.1, 1.0, 5.0]))
+    await job.pass_time(300)
+    assert job.works("abcd"), job.tell()
+    assert {name: job.nodes[name].joins for name in "abcd"} == joins, job.tell()
 
 
 @simulated(range(40), min_nodes=1, max_nodes=2)

@@ -25,7 +25,7 @@ from rdzv_etcd.testing.model import Grant
 from rdzv_etcd.testing.network import Match
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts, renews
-from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulate, simulated
+from tests.sim.world import TICK_S, TIMING, TTL_S, SimJob, SimNode, simulated
 
 DETECTION_S = TTL_S + TICK_S
 SOON_S = 1.0
@@ -281,25 +281,22 @@ async def test_a_join_timeout_names_who_arrived(job: SimJob) -> None:
 
 
 @pytest.mark.parametrize("slice_nodes", [1, 128])
-def test_a_join_timeout_does_not_count_who_is_still_at_work(slice_nodes: int) -> None:
+@simulated(range(3), options=["slice_nodes"], min_nodes=3, max_nodes=3)
+async def test_a_join_timeout_does_not_count_who_is_still_at_work(job: SimJob) -> None:
     """It is there, and has not arrived; also where each node reads only its own rank."""
-
-    async def scenario(job: SimJob) -> None:
-        nodes = await job.all_work("abc")
-        for node in nodes:
-            node.join_timeout_s, node.stops_in_s = 20.0, 100.0
-        here, *others = nodes
-        job.rejoin(here)
-        await job.until(lambda: here.error is not None, "a timeout", 30.0)
-        assert isinstance(here.error, JoinTimeoutError)
-        assert here.error.arrived == (here.node_id,)
-        text = str(here.error)
-        assert "round 2 was not formed within 20 s: 1 of at least 3 nodes arrived (a); " in text
-        assert "not back yet: " in text
-        for other in others:
-            assert f"{other.name} (10.0.0.{other.name})" in text
-
-    simulate(scenario, range(3), min_nodes=3, max_nodes=3, slice_nodes=slice_nodes)
+    nodes = await job.all_work("abc")
+    for node in nodes:
+        node.join_timeout_s, node.stops_in_s = 20.0, 100.0
+    here, *others = nodes
+    job.rejoin(here)
+    await job.until(lambda: here.error is not None, "a timeout", 30.0)
+    assert isinstance(here.error, JoinTimeoutError)
+    assert here.error.arrived == (here.node_id,)
+    text = str(here.error)
+    assert "round 2 was not formed within 20 s: 1 of at least 3 nodes arrived (a); " in text
+    assert "not back yet: " in text
+    for other in others:
+        assert f"{other.name} (10.0.0.{other.name})" in text
 
 
 @simulated(min_nodes=2, max_nodes=2)
@@ -487,82 +484,69 @@ async def test_leases_taken_from_living_members_restart_nothing(job: SimJob, who
 
 
 @LARGE_AND_SMALL
-def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing(slice_nodes: int) -> None:
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.wipe()
-        await job.pass_time(100)
-        job.assert_undisturbed("abc")
-        job.start("d")
-        await job.until_works("abcd", 60)
-        lost = job.leader.name
-        job.crash(lost)
-        await job.until_works("abcd".replace(lost, ""), DETECTION_S + SOON_S)
-        epochs = list(dict.fromkeys(each.epoch for each in job.history.formed))
-        assert epochs == sorted(epochs)
-        assert len(epochs) == 3
-
-    simulate(scenario, min_nodes=2, max_nodes=4, slice_nodes=slice_nodes)
+@simulated(options=["slice_nodes"], min_nodes=2, max_nodes=4)
+async def test_a_wiped_etcd_restarts_nothing_and_epochs_go_on_growing(job: SimJob) -> None:
+    await job.all_work("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    job.wipe()
+    await job.pass_time(100)
+    job.assert_undisturbed("abc")
+    job.start("d")
+    await job.until_works("abcd", 60)
+    lost = job.leader.name
+    job.crash(lost)
+    await job.until_works("abcd".replace(lost, ""), DETECTION_S + SOON_S)
+    epochs = list(dict.fromkeys(each.epoch for each in job.history.formed))
+    assert epochs == sorted(epochs)
+    assert len(epochs) == 3
 
 
 @LARGE_AND_SMALL
-def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing(slice_nodes: int) -> None:
+@simulated(options=["slice_nodes"], min_nodes=2, max_nodes=3)
+async def test_a_newcomer_that_comes_right_after_a_wipe_restarts_nothing(job: SimJob) -> None:
     """It may become the leader before any member is back: it must not call them lost."""
-
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("abc")
-        await job.pass_time(job.loop.rng.uniform(0, 20))
-        job.wipe()
-        job.start("d")
-        await job.pass_time(100)
-        job.assert_undisturbed("abc")
-
-    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+    await job.all_work("abc")
+    await job.pass_time(job.loop.rng.uniform(0, 20))
+    job.wipe()
+    job.start("d")
+    await job.pass_time(100)
+    job.assert_undisturbed("abc")
 
 
 @LARGE_AND_SMALL
-def test_a_job_can_be_closed_after_a_wipe(slice_nodes: int) -> None:
-    async def scenario(job: SimJob) -> None:
-        nodes = await job.all_work("abc")
-        job.start("d")  # a spare
-        await job.pass_time(50)
-        job.wipe()
-        await job.pass_time(50)
-        await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
-        await job.until(lambda: all(n.node.closure() for n in job.nodes.values()), "closed", 5)
-        await job.until(lambda: job.nodes["d"].error is not None, "the spare ends", 5)
-
-    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+@simulated(options=["slice_nodes"], min_nodes=2, max_nodes=3)
+async def test_a_job_can_be_closed_after_a_wipe(job: SimJob) -> None:
+    nodes = await job.all_work("abc")
+    job.start("d")  # a spare
+    await job.pass_time(50)
+    job.wipe()
+    await job.pass_time(50)
+    await job.on(nodes[0], nodes[0].node.close_job(succeeded=True, reason="done"))
+    await job.until(lambda: all(n.node.closure() for n in job.nodes.values()), "closed", 5)
+    await job.until(lambda: job.nodes["d"].error is not None, "the spare ends", 5)
 
 
 @LARGE_AND_SMALL
-def test_the_record_is_put_back_when_only_the_job_lease_was_lost(slice_nodes: int) -> None:
-    async def scenario(job: SimJob) -> None:
-        await job.all_work("abc")
-        job.server.expire(job.history.formed[0].record.job_lease)
-        await job.pass_time(60)
-        job.assert_undisturbed("abc")
-        await job.leave("a")
-        await job.until_works("bc", SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+@simulated(options=["slice_nodes"], min_nodes=2, max_nodes=3)
+async def test_the_record_is_put_back_when_only_the_job_lease_was_lost(job: SimJob) -> None:
+    await job.all_work("abc")
+    job.server.expire(job.history.formed[0].record.job_lease)
+    await job.pass_time(60)
+    job.assert_undisturbed("abc")
+    await job.leave("a")
+    await job.until_works("bc", SOON_S)
 
 
-def test_a_job_lease_as_short_as_a_nodes_outlives_renewals_that_are_lost() -> None:
+@simulated(min_nodes=1, max_nodes=1, timing=replace(TIMING, job_lease_ttl_s=TTL_S))
+async def test_a_job_lease_as_short_as_a_nodes_outlives_renewals_that_are_lost(job: SimJob) -> None:
     """What is in the round's store would go with it, and nobody could put that back."""
-
-    async def scenario(job: SimJob) -> None:
-        node = job.start("a")
-        await job.until_works("a")
-        lease_id = job.history.formed[0].record.job_lease
-        for _ in range(5):
-            node.connection.link.hold_requests(3600.0, 2, renews(lease_id))
-            await job.pass_time(TTL_S)
-        assert [each.record.number for each in job.history.formed] == [1], job.tell()
-
-    timing = replace(TIMING, job_lease_ttl_s=TTL_S)
-    simulate(scenario, min_nodes=1, max_nodes=1, timing=timing)
+    node = job.start("a")
+    await job.until_works("a")
+    lease_id = job.history.formed[0].record.job_lease
+    for _ in range(5):
+        node.connection.link.hold_requests(3600.0, 2, renews(lease_id))
+        await job.pass_time(TTL_S)
+    assert [each.record.number for each in job.history.formed] == [1], job.tell()
 
 
 async def has_a_spare_that_leads(job: SimJob) -> SimNode:
@@ -579,19 +563,17 @@ async def has_a_spare_that_leads(job: SimJob) -> SimNode:
 
 
 @LARGE_AND_SMALL
-def test_a_spare_that_leads_leaves_it_to_the_members_to_put_their_record_back(
-    slice_nodes: int,
+@simulated(options=["slice_nodes"], min_nodes=2, max_nodes=3)
+async def test_a_spare_that_leads_leaves_it_to_the_members_to_put_their_record_back(
+    job: SimJob,
 ) -> None:
-    async def scenario(job: SimJob) -> None:
-        spare = await has_a_spare_that_leads(job)
-        job.server.expire(job.history.formed[0].record.job_lease)
-        await job.pass_time(60)
-        job.assert_undisturbed("abc")
-        assert spare.joins == 1
-        job.crash("a")
-        await job.until(lambda: spare.is_working, "the spare works", DETECTION_S + SOON_S)
-
-    simulate(scenario, min_nodes=2, max_nodes=3, slice_nodes=slice_nodes)
+    spare = await has_a_spare_that_leads(job)
+    job.server.expire(job.history.formed[0].record.job_lease)
+    await job.pass_time(60)
+    job.assert_undisturbed("abc")
+    assert spare.joins == 1
+    job.crash("a")
+    await job.until(lambda: spare.is_working, "the spare works", DETECTION_S + SOON_S)
 
 
 @simulated(min_nodes=1, max_nodes=3)
@@ -871,7 +853,7 @@ async def test_a_leader_that_stops_before_it_hears_that_it_formed_a_round_takes_
 
 
 @simulated(min_nodes=2, max_nodes=3)
-async def test_a_leave_whose_good_bye_gets_no_answer_still_ends_the_session(job: SimJob) -> None:
+async def test_a_leave_whose_goodbye_gets_no_answer_still_ends_the_session(job: SimJob) -> None:
     await job.all_work("abc")
     name = job.loop.rng.choice("abc")
     job.nodes[name].connection.link.drop_replies(1, lambda request: isinstance(request, Txn))

@@ -543,10 +543,19 @@ def simulate(
 
 
 def simulated(
-    seeds: Iterable[int] = range(20), *, limit_s: float = 20_000.0, **job: Any
+    seeds: Iterable[int] = range(20),
+    *,
+    limit_s: float = 20_000.0,
+    options: Sequence[str] = (),
+    **job: Any,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., None]]:
-    """Make a scenario a test, which :func:`simulate` runs; its other arguments are the test's."""
-    return as_test(lambda scenario: simulate(scenario, seeds, limit_s=limit_s, **job), given=1)
+    """Make a scenario a test, which :func:`simulate` runs; its other arguments are the test's, and
+    those named in ``options`` the job's."""
+
+    def run(scenario: Scenario, **more: Any) -> None:
+        simulate(scenario, seeds, limit_s=limit_s, **job, **more)
+
+    return as_test(run, given=1, options=options)
 
 
 async def _one(loop: MachineLoop, scenario: Scenario, options: dict[str, Any]) -> None:
