@@ -111,6 +111,7 @@ class Node:
         self._leadership = Leadership(self._context, self._member)
         self._reports = Reports(self._context, self._member)
         self._peers = None if network is None else PeerLinks(self._context, self._member, network)
+        self._accusers = [each.accuser for each in (self._reports, self._peers) if each is not None]
         self.call_ins = CallIns()
         """The calls of the thread that owns this node, by which it shows that it is alive."""
         self._watchdog = None
@@ -331,9 +332,10 @@ class Node:
         finally:
             logging_waits.cancel()
         recorder.joined(seat.round, seat.epoch, seat.size, clock.now_s())
-        self._reports.note_world()
-        if self._reports.witness.has_made_any:
-            self.attend(self._reports.witness.withdraw(), "withdrawing reports")
+        for accuser in self._accusers:
+            accuser.note_world()
+            if accuser.has_made_any:
+                self.attend(accuser.withdraw(), "withdrawing accusations")
         return seat
 
     def _record_end(self) -> None:
@@ -474,7 +476,7 @@ class Node:
         context, member = self._context, self._member
         await leaving.say_goodbye(context, member, self._leadership, member.info, reason)
         if self._watchdog is not None:
-            await self._watchdog.tidy_up()
+            await self._watchdog.revoke_abandoned()
         await leaving.remove_job(self._context, self._member)
 
     async def _stop_tasks(self) -> None:

@@ -1,4 +1,4 @@
-"""Watches the next member over a link, and reports in etcd when it is gone.
+"""Watches the next member over a link, and accuses it in etcd when it is gone.
 
 :mod:`~rdzv_etcd.protocol.liveness` decides who watches whom, and when an accused node counts as
 lost. No round waits for a link: without one, the lease reveals a death. :class:`PeerWatch` knows
@@ -8,24 +8,17 @@ what links show of a node, and nothing of what is in etcd.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
-from rdzv_etcd.clock import Clock, abandon, beside, race
+from rdzv_etcd.clock import Clock, race
 from rdzv_etcd.errors import EtcdError
-from rdzv_etcd.node.accuse import SETTLED_S, Place, Witness
+from rdzv_etcd.node.accuse import Accuser, Place
 from rdzv_etcd.node.context import NodeContext
 from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer, PeerNetwork
-from rdzv_etcd.protocol.liveness import (
-    LONGEST_ROOM_S,
-    follows_loss,
-    names_dead,
-    ring_after,
-    ring_in_slice,
-    room_for_a_world_s,
-)
+from rdzv_etcd.protocol.liveness import follows_loss, names_dead, ring_after, room_for_a_world_s
 from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
 from rdzv_etcd.world_change import how_gone, how_silent
@@ -38,13 +31,13 @@ dies takes some milliseconds, and its host answers for it all the while; and som
 living one may be lost."""
 _HANDSHAKES = 4
 """So many times the duration of a handshake with the node are added to that."""
+_ATTEMPT_S = 0.1
+"""An attempt that has not connected after this long and twice a handshake is made again: TCP sends
+again only after a second what was lost of it."""
+_BETWEEN_ATTEMPTS_S = 0.001
 _LATE_S = 0.05
-"""A node that wakes up later than planned by that much was stopped meanwhile, or has too little of
-a processor."""
-_NEXT_TRY_S = 0.1
-"""After this long without an answer, there is one more attempt beside it."""
-_TRIES = 4
-_BETWEEN_TRIES_S = 0.001
+"""An attempt that ends later than planned by that much shows that this node itself was stopped
+meanwhile, or has too little of a processor."""
 _BRIEF_S = 0.5
 _BRIEF_LINKS = 3
 """After so many links in a row that did not live for ``_BRIEF_S`` it waits longer and longer before
@@ -74,7 +67,7 @@ class LinkSeen:
 
 
 def evidence_of(
-    seen: LinkSeen, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
+    contact: Contact, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
 ) -> Evidence | None:
     """Return what shows that a node is gone; ``None``: nothing does. Pure.
 
@@ -83,10 +76,10 @@ def evidence_of(
     ended. A connection that is held without an answer is held by a kernel: the process is there,
     and stopped or very slow.
     """
-    answer = seen.contact.answer
+    answer = contact.answer
     if answer is Answer.HELD or not (was_linked or others_are_gone):
         return None
-    if not seen.contact.says_gone:
+    if not contact.says_gone:
         return Evidence.SILENT if was_linked or answer is not Answer.MUTE else None
     return Evidence.GONE if was_linked and not fell_silent else Evidence.REFUSED
 
@@ -102,8 +95,6 @@ class PeerWatch:
         """The nodes to which there was a link, and how long the handshake took."""
         self._fell_silent: set[str] = set()
         """The nodes whose last link ended in silence; then their host is a less certain witness."""
-        self._late_s = 0.0
-        """How much later than planned this node has looked for another one last."""
 
     def has_reached(self, node_id: str) -> bool:
         """Whether there was a link to that node since it was distrusted last."""
@@ -115,16 +106,14 @@ class PeerWatch:
 
     def keep_only(self, node_ids: Collection[str]) -> None:
         """Forget what was seen of all others."""
-        kept = set(node_ids)
-        self._handshakes_s = {
-            one: took_s for one, took_s in self._handshakes_s.items() if one in kept
-        }
-        self._fell_silent &= kept
+        for node_id in self._handshakes_s.keys() - node_ids:
+            del self._handshakes_s[node_id]
+        self._fell_silent.intersection_update(node_ids)
 
     def judge(self, node_id: str, seen: LinkSeen, *, others_are_gone: bool) -> Evidence | None:
         """Return what shows that the node is gone; ``None``: nothing does."""
         return evidence_of(
-            seen,
+            seen.contact,
             was_linked=node_id in self._handshakes_s,
             fell_silent=node_id in self._fell_silent,
             others_are_gone=others_are_gone,
@@ -134,7 +123,7 @@ class PeerWatch:
         """Watch a node, over as many links as it takes, until it says goodbye or does not answer
         any more. ``suspect``: it may be gone already."""
         clock = self._clock
-        look = suspect or info.node_id in self._handshakes_s
+        look = suspect or self.has_reached(info.node_id)
         seen = LinkSeen(await (self._recontact(info) if look else self._contact(info, _CONTACT_S)))
         brief = 0
         while seen.contact.link is not None:
@@ -143,7 +132,7 @@ class PeerWatch:
                 end = await link.ended()
             finally:
                 link.close()
-            if end is LinkEnd.GOOD_BYE:
+            if end is LinkEnd.GOODBYE:
                 return LinkSeen(seen.contact, end)
             if end is LinkEnd.SILENT:
                 self._fell_silent.add(info.node_id)
@@ -169,50 +158,26 @@ class PeerWatch:
 
     async def _recontact(self, info: NodeInfo) -> Contact:
         """Look for a node whose link has ended, until there is a clear answer, or it was looked for
-        long enough: while this node is stopped itself, it does not look."""
+        long enough; again from the start if this node was stopped itself meanwhile."""
         clock = self._clock
+        handshake_s = self._handshakes_s.get(info.node_id, 0.0)
         while True:
-            far_s = _HANDSHAKES * self._handshakes_s.get(info.node_id, 0.0)
-            until_s = clock.now_s() + _RECONTACT_S + far_s
-            self._late_s = 0.0
-            answer = await self._look_for(info, until_s)
-            if answer.is_clear or max(self._late_s, clock.now_s() - until_s) < _LATE_S:
-                return answer
-
-    async def _look_for(self, info: NodeInfo, until_s: float) -> Contact:
-        """Try to reach a node; TCP sends again only after a second what is lost of an attempt, so
-        there are several."""
-        now_s = self._clock.now_s()
-        tries = [
-            asyncio.ensure_future(self._try(info, begins_s, until_s))
-            for begins_s in (now_s + number * _NEXT_TRY_S for number in range(_TRIES))
-        ]
-        best = Contact(Answer.UNREACHABLE)
-        try:
-            for one in asyncio.as_completed(tries):
-                last = await one
+            until_s = clock.now_s() + _RECONTACT_S + _HANDSHAKES * handshake_s
+            best, late_s = Contact(Answer.UNREACHABLE), 0.0
+            while (left_s := until_s - clock.now_s()) > 0:
+                # Its kernel, which holds a connection, sends again by itself what is lost of it.
+                is_held = best.answer is Answer.HELD
+                limit_s = left_s if is_held else min(left_s, _ATTEMPT_S + 2 * handshake_s)
+                ends_s = clock.now_s() + limit_s
+                contact = await self._contact(info, limit_s)
+                if contact.is_clear:
+                    return contact
                 # Of those that show nothing, one that was held shows most: a kernel is there.
-                best = best if best.answer is Answer.HELD and not last.is_clear else last
-                if best.is_clear:
-                    break
-            return best
-        finally:
-            await abandon(*tries)
-            for each in tries:
-                link = None if each.cancelled() else each.result().link
-                if link is not None and link is not best.link:
-                    link.close()
-
-    async def _try(self, info: NodeInfo, begins_s: float, until_s: float) -> Contact:
-        """Connect at that time, and, as soon as there is an answer that shows nothing, again."""
-        clock = self._clock
-        await clock.sleep(begins_s - clock.now_s())
-        self._late_s = max(self._late_s, clock.now_s() - begins_s)
-        while True:
-            contact = await self._contact(info, max(_BETWEEN_TRIES_S, until_s - clock.now_s()))
-            if contact.is_clear or clock.now_s() >= until_s:
-                return contact
-            await clock.sleep(_BETWEEN_TRIES_S)
+                best = best if is_held else contact
+                late_s = max(late_s, clock.now_s() - ends_s)
+                await clock.sleep(_BETWEEN_ATTEMPTS_S)
+            if late_s < _LATE_S:
+                return best
 
 
 _PAUSE_S = 1.0
@@ -229,20 +194,17 @@ class PeerLinks:
         self._member = member
         self._network = network
         settings = context.settings
-        self._job = f"{settings.prefix}/{settings.job_id}"
-        self._peer_watch = PeerWatch(context.clock, network, self._job)
-        self._witness = Witness(context, member)
+        self._self = Peer(f"{settings.prefix}/{settings.job_id}", member.node_id)
+        self._peer_watch = PeerWatch(context.clock, network, self._self.job)
+        self.accuser = Accuser(context)
         self._warned: set[str] = set()
         self._gone: set[str] = set()
         """Members of the present ring that were found to be gone, by this node or another."""
         self._follows_loss = False
         """Whether the world before ended because members were lost."""
-        self._ring_since_s = 0.0
-        """When the present ring was made."""
-        self._doubts: dict[str, float] = {}
-        """Members without presence, and when to look whether they have put it back."""
+        self._passed_over: set[str] = set()
+        """Members without a presence, which may put it back."""
         self._backoff = context.backoff()
-        self._me = member.node_id
         member.watches_early = True
 
     @property
@@ -257,28 +219,28 @@ class PeerLinks:
     async def answer_again(self) -> None:
         """Answer for this node, if it was disowned: its thread is back."""
         if self._context.presence.has_begun:  # it can answer an accusation
-            await self._network.admit(Peer(self._job, self._me))
+            await self._network.admit(self._self)
 
     async def run(self) -> None:
-        """Answer for this node and watch its neighbour, until cancelled."""
+        """Answer for this node and watch its neighbor, until cancelled."""
         member, context = self._member, self._context
         await context.wakeup.wait(when=lambda: context.presence.has_begun)
-        await self._network.admit(Peer(self._job, self._me))
+        await self._network.admit(self._self)
         while True:
-            async with beside(self._witness.withdraw()) as withdrawing:
-                await self._tend(member.epoch)
-                if withdrawing.done():
-                    withdrawing.result()
+            await self._tend(member.epoch)
 
     def _ring(self) -> tuple[str, ...]:
-        member = self._member
-        record = member.record
+        member, record = self._member, self._member.record
         if record is None:
             return ()
         if record.slices is None:
             return ring_after(record.members, member.node_id)
-        mine = member.slice_of(record)
-        return () if mine is None else ring_in_slice(mine.ranks, member.node_id)
+        mine = member.slice_of(record)  # of a large world this node knows one slice
+        return (
+            ()
+            if mine is None
+            else ring_after(sorted(mine.ranks, key=mine.ranks.__getitem__), member.node_id)
+        )
 
     async def _tend(self, epoch: int) -> None:
         """Watch the members of the world that this node is in, until it is in another one: also
@@ -288,9 +250,8 @@ class PeerLinks:
         self._peer_watch.keep_only(ring)
         self._warned.intersection_update(ring)
         self._gone.clear()
-        self._ring_since_s = context.clock.now_s()
+        self._passed_over.clear()
         self._follows_loss = follows_loss(member.record, context.control.view.change)
-        self._doubts.clear()
         while member.epoch == epoch:
             watching, _ = await race(self._watch(ring), self._until_other(epoch))
             if watching is not None:
@@ -298,20 +259,42 @@ class PeerLinks:
 
     async def _until_other(self, epoch: int) -> None:
         """Wait until a node is back that had no presence, or this one is in another world."""
-        context, member = self._context, self._member
-        while not await self._are_back():
-            if member.epoch != epoch:
-                # Meanwhile the neighbour in the world before is watched.
-                record = member.record
-                await context.clock.sleep(room_for_a_world_s(0 if record is None else record.size))
-                return
-            until_s = min(self._doubts.values(), default=None)
-            await context.wakeup.wait(
-                until_s, when=partial(self._has_news, epoch, len(self._doubts))
-            )
+        member, wakeup, clock = self._member, self._context.wakeup, self._context.clock
 
-    def _has_news(self, epoch: int, doubts: int) -> bool:
-        return self._member.epoch != epoch or len(self._doubts) != doubts
+        def is_over() -> bool:
+            return member.epoch != epoch
+
+        while not is_over():
+            await wakeup.wait(when=lambda: is_over() or bool(self._passed_over))
+            if (
+                not await wakeup.wait(clock.now_s() + _PAUSE_S, when=is_over)
+                and await self._are_back()
+            ):
+                return
+        # Meanwhile the neighbor in the world before is watched.
+        record = member.record
+        await clock.sleep(room_for_a_world_s(0 if record is None else record.size))
+
+    async def _are_back(self) -> bool:
+        """Look whether nodes that had no presence are there again."""
+        back = False
+        for node_id in tuple(self._passed_over):
+            with contextlib.suppress(EtcdError):  # looked at again soon
+                place = await self._read(node_id, is_late=True)
+                if place.presence is not None:
+                    back = True
+                    self._passed_over.discard(node_id)
+                    self._gone.discard(node_id)
+        return back
+
+    async def _read(self, node_id: str, *, is_late: bool = False) -> Place:
+        """Read what stands in the place of a node's presence, and note whether it is an answer to
+        this node's accusation. Raises EtcdError."""
+        await self.accuser.until_decided(node_id)
+        place = await self.accuser.read(node_id)
+        if self.accuser.is_refuted(node_id, place, is_late=is_late):
+            self._peer_watch.distrust(node_id)
+        return place
 
     async def _watch(self, ring: Sequence[str]) -> None:
         """Watch the next one that is there; when it is gone, the one after it."""
@@ -325,7 +308,7 @@ class PeerLinks:
         fails_since_s: float | None = None
         while True:
             try:
-                place = await self._witness.read(node_id)
+                place = await self._read(node_id)
                 if place.presence is None:
                     self._pass_over(node_id, place)
                     return
@@ -335,12 +318,11 @@ class PeerLinks:
                 seen = await self._see(info)
                 if seen is None:
                     continue
-                if seen.end is LinkEnd.GOOD_BYE:
+                if seen.end is LinkEnd.GOODBYE:
                     return
                 evidence = self._judge(node_id, seen)
                 if evidence is not None:
-                    if await self._accuse(info, evidence, seen):
-                        return
+                    await self._accuse(info, evidence, seen)
                     continue
                 fails_since_s = clock.now_s() if fails_since_s is None else fails_since_s
                 self._warn_unreachable(info, seen.contact, clock.now_s() - fails_since_s)
@@ -350,6 +332,13 @@ class PeerLinks:
                 await self._context.back_off(self._backoff, error, complaint, at_least_s=_RETRY_S)
             else:
                 await clock.sleep(_RETRY_S)
+
+    def _pass_over(self, node_id: str, place: Place) -> None:
+        """Watch the next one: this one is leaving or gone, or may be putting its presence back."""
+        if place.is_vacant:
+            self._gone.add(node_id)
+        self._passed_over.add(node_id)
+        self._context.wakeup.notify()
 
     async def _see(self, info: NodeInfo) -> LinkSeen | None:
         """Watch a node until it does not answer any more; ``None`` if it is declared lost before:
@@ -394,92 +383,36 @@ class PeerLinks:
 
     # -- losing one -------------------------------------------------------------------------------
 
-    async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: LinkSeen) -> bool:
-        """Report in etcd how the node was lost; ``False`` if its presence is not what it was, or if
-        this node may not accuse it now. Raises EtcdError."""
-        context, clock = self._context, self._context.clock
-        if not await self._may_accuse(info, evidence):
-            return False
-        read_s = clock.now_s()
-        place = await self._witness.read(info.node_id)
-        if place.presence is None:
-            self._pass_over(info.node_id, place)
-            return True
-        presence, now = place.presence
-        is_stale = clock.now_s() - read_s > _STALE_S + context.session.round_trip_s
-        if now.peer_port != info.peer_port or (evidence is Evidence.SILENT and is_stale):
-            return False
-        how = self._how(info, evidence, seen)
-        is_gone = evidence is Evidence.GONE
-        after_ms = None if seen.after_s is None or not is_gone else round(1000 * seen.after_s)
-        accusation = Accusation(self._me, how, is_gone, now.round_trip_ms, after_ms)
-        grace_s = await self._witness.accuse(info.node_id, presence, accusation)
-        self._backoff.reset()
-        if not grace_s:
-            return False
-        self._gone.add(info.node_id)
-        self._doubts.pop(info.node_id, None)  # before that it need not have answered
-        self._doubt(info.node_id, grace_s)
-        return True
-
-    async def _may_accuse(self, info: NodeInfo, evidence: Evidence) -> bool:
-        """Return whether this node may accuse that one; else wait until it may, or for a while.
+    async def _accuse(self, info: NodeInfo, evidence: Evidence, seen: LinkSeen) -> None:
+        """Report in etcd how the node was lost, unless this node may not accuse it now: then wait.
         Raises EtcdError."""
         context, clock = self._context, self._context.clock
-        answers_s = self._ring_since_s + LONGEST_ROOM_S
-        if evidence is not Evidence.GONE and clock.now_s() < answers_s:
-            await clock.sleep(answers_s - clock.now_s())
-            return False
-        mistaken = await self._witness.next_mistake()
-        if mistaken is not None:
-            self._distrust(mistaken)
-            return False
-        quiet_until_s = self._witness.mistakes.quiet_until_s(info.node_id, clock.now_s())
-        if evidence is Evidence.SILENT:
-            quiet_until_s = max(quiet_until_s, context.session.in_contact_since_s() + SETTLED_S)
-        if clock.now_s() < quiet_until_s or not context.session.lease_id:
-            await clock.sleep(max(_PAUSE_S, quiet_until_s - clock.now_s()))
-            return False
-        return True
+        is_gone = evidence is Evidence.GONE
+        from_s = self.accuser.quiet_until_s(info.node_id)
+        if not is_gone:
+            from_s = max(from_s, self.accuser.earliest_s(info, is_certain=False))
+        if clock.now_s() < from_s or not context.session.lease_id:
+            await clock.sleep(max(_PAUSE_S, from_s - clock.now_s()))
+            return
+        read_s = clock.now_s()
+        place = await self.accuser.read(info.node_id)
+        is_stale = clock.now_s() - read_s > _STALE_S + context.session.round_trip_s
+        if place.presence is None or (is_stale and not is_gone):
+            return
+        presence, now = place.presence
+        if now.peer_port != info.peer_port:
+            return
+        how = self._how(info, evidence, seen)
+        after_ms = None if seen.after_s is None or not is_gone else round(1000 * seen.after_s)
+        accusation = Accusation(self._self.node_id, how, is_gone, now.round_trip_ms, after_ms)
+        await self.accuser.accuse(info.node_id, presence, accusation)
+        self._backoff.reset()
 
     def _how(self, info: NodeInfo, evidence: Evidence, seen: LinkSeen) -> str:
         names = self._context.log.names
         names.learn([info.node_id])
-        me = names(self._me)
+        me = names(self._self.node_id)
         why, end = seen.contact.why, seen.end
         if evidence is not Evidence.SILENT:
             return how_gone(me, why, seen.after_s)
         return how_silent(me, why if end is None else f"{end.value}, then {why}")
-
-    def _distrust(self, node_id: str) -> None:
-        self._gone.discard(node_id)
-        self._peer_watch.distrust(node_id)
-
-    def _pass_over(self, node_id: str, place: Place) -> None:
-        """Watch the next one: this one is leaving or gone, or may be putting its presence back."""
-        if place.is_vacant:
-            self._gone.add(node_id)
-        self._doubt(node_id, _PAUSE_S)
-
-    def _doubt(self, node_id: str, in_s: float) -> None:
-        """Look then, and again and again, whether a node has put its presence back."""
-        self._doubts.setdefault(node_id, self._context.clock.now_s() + in_s)
-        self._context.wakeup.notify()
-
-    async def _are_back(self) -> bool:
-        """Look whether nodes that had no presence are there again, when it is time to."""
-        now_s = self._context.clock.now_s()
-        back = False
-        for node_id in [node for node, at_s in self._doubts.items() if at_s <= now_s]:
-            self._doubts[node_id] = now_s + _PAUSE_S
-            try:
-                place = await self._witness.read(node_id)
-            except EtcdError:
-                continue
-            if self._witness.look_back(node_id, place, self._context.clock.now_s()):
-                self._distrust(node_id)
-            if place.presence is not None:
-                back = True
-                del self._doubts[node_id]
-                self._gone.discard(node_id)
-        return back

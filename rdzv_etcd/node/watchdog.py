@@ -1,13 +1,13 @@
-"""Gives up a node whose own thread is wedged, so that the others do as well: gray failure.
+"""Gives up a node whose own thread hangs, so that the others do as well: gray failure.
 
 The library's thread would renew the lease and answer on the links for as long as the process lives,
-whatever became of the thread that works. When that has not called in for too long, this says so in
-place of the node's presence, as another node would (:mod:`rdzv_etcd.protocol.liveness`), lets
-the lease go, and answers on no link any more. When the thread is back, it finds that the others
-formed a world without it, and may join again.
+whatever became of the thread that works. When that has not called in for too long, the watchdog
+accuses its own node, as another one would (:mod:`rdzv_etcd.protocol.liveness`), abandons the lease,
+and answers on no link any more. When the thread is back, it finds that the others formed a world
+without it, and may join again.
 
-What counts is the time in which the library's own thread ran and looked: a process that was stopped
-as a whole (SIGSTOP, a debugger, a paused machine) was not wedged, and its lease says what it was.
+Only the time counts in which the library's own thread ran and looked: a process that was stopped as
+a whole (SIGSTOP, a debugger, a paused machine) did not hang, and its lease shows what it was.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from rdzv_etcd.world_change import how_wedged
 
 _LOOKS = 8
 _LONGEST_PERIOD_S = 1.0
+_ACCUSATION_S = 5.0
+"""How long etcd may take to record the accusation; the lease is abandoned in any case."""
 
 
 def period_s(limit_s: float) -> float:
@@ -39,32 +41,29 @@ def period_s(limit_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Vigil:
-    """What was seen of the thread so far."""
+class Silence:
+    """For how long a thread has not called in, as far as was seen."""
 
     calls: int = 0
     """How often it had called in."""
-    silent_s: float = 0.0
-    """For how long it has not, while this process ran."""
+    lasts_s: float = 0.0
+    """For how long it has not since, while this process ran."""
     looked_s: float = 0.0
     """When the watchdog looked last, on the clock."""
 
-    def is_wedged(self, limit_s: float) -> bool:
-        return self.silent_s >= limit_s
 
-
-def look(before: Vigil, calls: int, now_s: float, limit_s: float, *, is_excused: bool) -> Vigil:
+def look(before: Silence, calls: int, now_s: float, limit_s: float, *, is_excused: bool) -> Silence:
     """Look at the thread once more, which has called in ``calls`` times by now.
 
     A look that comes late counts for nothing: whatever kept the library's thread from running, be
     it that the process was stopped, kept the other one from running too.
     """
     if is_excused or calls != before.calls:
-        return Vigil(calls, 0.0, now_s)
+        return Silence(calls, 0.0, now_s)
     passed_s = now_s - before.looked_s
     if passed_s > 2 * period_s(limit_s):
         passed_s = 0.0
-    return Vigil(calls, before.silent_s + passed_s, now_s)
+    return Silence(calls, before.lasts_s + passed_s, now_s)
 
 
 def is_on_duty(member: Member, control: Control) -> bool:
@@ -78,16 +77,12 @@ def is_on_duty(member: Member, control: Control) -> bool:
     return waiting_count(control, member.record, member.evicted) == 0
 
 
-_SAY_SO_S = 5.0
-"""How long etcd may take to note it; the lease is abandoned in any case."""
-
-
 class CallIns:
     """How often the thread that owns a node has called in; written by it, read by the watchdog.
 
-    The owner is the thread that joined last. Whatever of the library it calls counts, and while it
-    waits inside of a call it need not do more. A program on asyncio does not wait in its thread, so
-    its event loop is asked whether it still turns. Nothing here blocks or takes a lock.
+    The owner is the thread that joined last. Any call of the library counts, and while the thread
+    waits inside one it need not do more. A program on asyncio does not wait in its thread, so its
+    event loop is asked whether it still turns. Nothing here blocks or takes a lock.
     """
 
     def __init__(self) -> None:
@@ -172,26 +167,23 @@ class Watchdog:
         self._call_ins = call_ins
         self._limit_s = limit_s
         self._network = network
-        self._let_go = 0
-        """The lease that the node has let go, until it is revoked: the accusation is on it."""
+        self._abandoned = 0
+        """The lease that the node has abandoned, until it is revoked: the accusation is on it."""
 
     async def run(self) -> None:
         """Look, until cancelled: there is no event when a thread does nothing."""
-        context, call_ins = self._context, self._call_ins
-        vigil = Vigil(call_ins.calls, 0.0, context.clock.now_s())
+        context, call_ins, limit_s = self._context, self._call_ins, self._limit_s
+        silence = Silence(call_ins.calls, 0.0, context.clock.now_s())
         while True:
             call_ins.ask_loops()
-            if self._let_go and not self._member.evicted:
-                await self.tidy_up()
-            await context.clock.sleep(period_s(self._limit_s))
-            vigil = look(
-                vigil,
-                call_ins.calls,
-                context.clock.now_s(),
-                self._limit_s,
-                is_excused=call_ins.is_inside or not is_on_duty(self._member, context.control.view),
+            if not self._member.evicted:
+                await self.revoke_abandoned()
+            await context.clock.sleep(period_s(limit_s))
+            is_excused = call_ins.is_inside or not is_on_duty(self._member, context.control.view)
+            silence = look(
+                silence, call_ins.calls, context.clock.now_s(), limit_s, is_excused=is_excused
             )
-            if vigil.is_wedged(self._limit_s):
+            if silence.lasts_s >= limit_s:
                 await self._give_up()
 
     async def _give_up(self) -> None:
@@ -204,32 +196,32 @@ class Watchdog:
             f"this node is {how}; the others continue without it. That thread is at:\n"
             f"{self._call_ins.stack()}"
         )
-        async with context.presence_lock:  # who joins again does not arrive meanwhile
+        async with context.presence_lock:  # a join does not arrive meanwhile
             if not member.evicted:
                 return  # its thread is back, and joins again already
-            session = self._let_go = context.session.lease_id
+            session = self._abandoned = context.session.lease_id
             context.session.lost(session)  # first: it must not claim the lead that it gives up
             try:
-                await context.clock.wait_for(self._say_so(how, session), _SAY_SO_S)
+                await context.clock.wait_for(self._accuse(how, session), _ACCUSATION_S)
             except (EtcdError, TimeoutError) as error:
                 context.log.info(f"could not report this node as hung, its lease will: {error}")
             finally:
                 if self._network is not None and member.evicted:
                     self._network.disown()
 
-    async def tidy_up(self) -> None:
-        """Revoke the lease that the node has let go: it joins again, or leaves."""
-        lease_id, self._let_go = self._let_go, 0
-        if lease_id:
-            with contextlib.suppress(EtcdError):  # then it ends by itself
-                await self._context.etcd.revoke(
-                    lease_id, timeout_s=self._context.leaving_limit_s / 2
-                )
-
-    async def _say_so(self, how: str, session: int) -> None:
+    async def _accuse(self, how: str, session: int) -> None:
         context, node_id = self._context, self._member.node_id
         presence = (await read_place(context.etcd, context.keys, node_id)).presence
         if presence is not None and presence[0].lease_id == session:
             kv, info = presence
             accusation = Accusation(node_id, how, True, info.round_trip_ms)
             await put_accusation(context.etcd, context.keys, kv, accusation, session)
+
+    async def revoke_abandoned(self) -> None:
+        """Revoke the lease that the node has abandoned, if it has: it joins again, or leaves."""
+        lease_id, self._abandoned = self._abandoned, 0
+        if lease_id:
+            with contextlib.suppress(EtcdError):  # then it ends by itself
+                await self._context.etcd.revoke(
+                    lease_id, timeout_s=self._context.leaving_limit_s / 2
+                )

@@ -24,7 +24,7 @@ class Peer:
 class LinkEnd(Enum):
     """How a link ended."""
 
-    GOOD_BYE = "it said good-bye"
+    GOODBYE = "it said goodbye"
     CLOSED = "the connection was closed"
     SILENT = "nothing was heard from it"
 

@@ -301,7 +301,7 @@ class _Watched(asyncio.Protocol):
         if not self._answered.done():
             self._answered.set_result(Answer.MUTE)
         if self._said.endswith(_GOOD_BYE):
-            self._end.set_result(LinkEnd.GOOD_BYE)
+            self._end.set_result(LinkEnd.GOODBYE)
         elif error is None or isinstance(error, ConnectionError):
             self._end.set_result(LinkEnd.CLOSED)
         else:  # timed out, no route to the host

@@ -1,8 +1,11 @@
 """Decides who watches whom, and when a node that another one has found to be gone counts as lost.
 
-An accusation replaces the presence, and a node that lives and reaches etcd puts its presence back:
-a wrong accusation costs one write and no restart. How long the node has for this depends on how
-certain the accuser is, and on etcd's latency.
+As in SWIM, a death is suspected, and then refuted or confirmed. A node that *suspects* another one
+puts an accusation in the place of its presence. A node that lives and reaches etcd *refutes* it by
+putting its presence back: a wrong accusation costs one write and no restart. If that has not
+happened in time, the leader *confirms* it by declaring the node lost. How long this may take
+depends on how certain the accuser is, and on etcd's latency. An accuser that is refuted trusts its
+own evidence less: see :class:`LocalHealth`.
 
 The members of a world are a ring in the order of their ranks, and each watches the next one: one
 link per node, however large the world is, and one node that acts when another dies.
@@ -11,7 +14,7 @@ link per node, however large the world is, and one node that acts when another d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -28,7 +31,6 @@ of a node that has renewed it, which then puts its presence back (see ``node/rec
 FEW_AT_ONCE = 2
 """If more nodes than this are accused at about the same time, the network may be at fault, and all
 of them get the longer time."""
-
 
 ROUND_TRIPS = 4
 """An answer takes about three round trips to etcd: the node gets the event, reads, writes, and the
@@ -62,6 +64,14 @@ def lost_from_s(
     return accused.seen_s + far_s + grace_s
 
 
+def _are_many(nodes: Nodes, seen_s: float) -> bool:
+    """Whether more than a few nodes were accused at about that time."""
+    beside = (
+        other for other in nodes.accused.values() if abs(other.seen_s - seen_s) < ABSENCE_GRACE_S
+    )
+    return next(islice(beside, FEW_AT_ONCE, None), None) is not None
+
+
 def doubted(nodes: Nodes, up_to: int) -> Nodes:
     """Return ``nodes`` with no certain accusation up to that revision: etcd has lost data, and a
     node that was accused before may have answered since, or have returned."""
@@ -76,31 +86,15 @@ def doubted(nodes: Nodes, up_to: int) -> Nodes:
     return replace(nodes, accused=accused)
 
 
-def _are_many(nodes: Nodes, seen_s: float) -> bool:
-    """Whether more than a few nodes were accused at about that time."""
-    beside = (
-        other for other in nodes.accused.values() if abs(other.seen_s - seen_s) < ABSENCE_GRACE_S
-    )
-    return next(islice(beside, FEW_AT_ONCE, None), None) is not None
-
-
 def may_answer_until_s(nodes: Nodes, now_s: float, round_trip_s: float = 0.0) -> float:
     """Until when an accused node may still answer; minus infinity if there is none."""
     times_s = (lost_from_s(nodes, node_id, round_trip_s=round_trip_s) for node_id in nodes.accused)
     return min((time_s for time_s in times_s if now_s < time_s), default=-math.inf)
 
 
-# --- who watches whom, and what a broken link says of the other end ------------------------------
+# --- who watches whom, and who may accuse ---------------------------------------------------------
 
-
-QUIET_S = 60.0
-"""A node that has answered an accusation is not accused again by the same node for this long."""
-MOST_MISTAKES = 3
-"""A node that was wrong this often within that time accuses no other: its own connections are at
-fault."""
-
-LONGEST_ROOM_S = 0.3
-"""By then every member can answer an accusation."""
+_LONGEST_ROOM_S = 0.3
 _ROOM_PER_MEMBER_S = 0.005
 
 
@@ -112,34 +106,42 @@ def ring_after(members: Sequence[str], node_id: str) -> tuple[str, ...]:
     return (*members[at + 1 :], *members[:at])
 
 
-def ring_in_slice(ranks: Mapping[str, int], node_id: str) -> tuple[str, ...]:
-    """The same in a large world, of which this node knows one slice."""
-    return ring_after(sorted(ranks, key=lambda member: ranks[member]), node_id)
-
-
 def room_for_a_world_s(size: int) -> float:
-    """How long after a world of this size was formed its members begin to watch each other: first
-    the record has to reach all of them, and the agents exchange their ranks."""
-    return min(LONGEST_ROOM_S, size * _ROOM_PER_MEMBER_S)
+    """How long after a world of this size was formed its members begin to watch each other, and
+    each its own presence: first the record has to reach all of them, and the agents exchange their
+    ranks."""
+    return min(_LONGEST_ROOM_S, size * _ROOM_PER_MEMBER_S)
+
+
+QUIET_S = 60.0
+"""A node that has refuted an accusation is not accused again by the same node for this long."""
+MOST_MISTAKES = 3
+"""A node that was refuted this often within that time accuses no other: its own connections are at
+fault."""
 
 
 @dataclass(slots=True)
-class Mistakes:
-    """The nodes that this one has accused wrongly, and when."""
+class LocalHealth:
+    """How far a node may trust what it sees of others, by how often that was refuted lately.
 
-    _answered_s: dict[str, float] = field(default_factory=dict)
+    As the local health of Lifeguard (https://arxiv.org/abs/1707.00788): whose accusations are
+    refuted is itself the one that is slow, or cut off.
+    """
 
-    def note(self, node_id: str, now_s: float) -> None:
-        """Note that the node has answered."""
-        recent = {one: at_s for one, at_s in self._answered_s.items() if now_s < at_s + QUIET_S}
-        self._answered_s = recent | {node_id: now_s}
+    _refuted_s: dict[str, float] = field(default_factory=dict)
+    """The nodes that were accused wrongly, and when they were found to live."""
+
+    def note_refuted(self, node_id: str, now_s: float) -> None:
+        """Note that a node was accused, and lives."""
+        recent = {one: at_s for one, at_s in self._refuted_s.items() if now_s < at_s + QUIET_S}
+        self._refuted_s = recent | {node_id: now_s}
 
     def quiet_until_s(self, node_id: str, now_s: float) -> float:
         """Until when this node does not accuse that one; in the past if it may."""
-        recent = [at_s for at_s in self._answered_s.values() if now_s < at_s + QUIET_S]
+        recent = [at_s for at_s in self._refuted_s.values() if now_s < at_s + QUIET_S]
         if len(recent) >= MOST_MISTAKES:
             return min(recent) + QUIET_S
-        return self._answered_s.get(node_id, -QUIET_S) + QUIET_S
+        return self._refuted_s.get(node_id, -QUIET_S) + QUIET_S
 
 
 def follows_loss(record: Round | None, change: Change | None) -> bool:
@@ -151,6 +153,6 @@ def follows_loss(record: Round | None, change: Change | None) -> bool:
 
 
 def names_dead(change: Change | None, node_id: str) -> bool:
-    """Whether ``change`` says of this node that it was lost, and had not left."""
+    """Whether ``change`` names this node as lost, and not as one that has left."""
     how = None if change is None else change.lost.get(node_id)
     return how is not None and reason_to_leave(how) is None

@@ -13,16 +13,16 @@ from functools import partial
 import pytest
 
 from rdzv_etcd.errors import EtcdPermissionError
-from rdzv_etcd.etcd.port import KeyValue, Put, Txn
+from rdzv_etcd.etcd.port import Etcd, KeyValue, Put, Txn
 from rdzv_etcd.node import accuse
-from rdzv_etcd.node.accuse import Witness
-from rdzv_etcd.node.peers import Evidence, LinkSeen, PeerWatch, evidence_of
+from rdzv_etcd.node.accuse import Accuser
+from rdzv_etcd.node.peers import Evidence, PeerWatch, evidence_of
 from rdzv_etcd.peers import Answer, Contact
 from rdzv_etcd.protocol import codec as values
 from rdzv_etcd.protocol import liveness as accusations
 from rdzv_etcd.protocol import requests
 from rdzv_etcd.protocol.keys import JobKeys
-from rdzv_etcd.protocol.liveness import MOST_MISTAKES, Mistakes
+from rdzv_etcd.protocol.liveness import MOST_MISTAKES, LocalHealth
 from rdzv_etcd.protocol.model import Accusation, NodeInfo
 from rdzv_etcd.world_change import HOST_SILENT, PROCESS_EXITED, lost
 from tests.sim.invariants import InvariantError
@@ -801,9 +801,9 @@ async def test_links_that_break_as_soon_as_they_are_made_are_made_less_and_less_
 def test_evidence(
     answer: Answer, linked: bool, fell_silent: bool, others: bool, evidence: Evidence | None
 ) -> None:
-    seen = LinkSeen(Contact(answer))
-    told = evidence_of(seen, was_linked=linked, fell_silent=fell_silent, others_are_gone=others)
-    assert told is evidence
+    contact = Contact(answer)
+    seen = evidence_of(contact, was_linked=linked, fell_silent=fell_silent, others_are_gone=others)
+    assert seen is evidence
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -858,7 +858,7 @@ async def _no_second_look(self: PeerWatch, info: NodeInfo) -> Contact:
     return Contact(Answer.REFUSED, "not asked")
 
 
-def _never_quiet(self: Mistakes, node_id: str, now_s: float) -> float:
+def _never_quiet(self: LocalHealth, node_id: str, now_s: float) -> float:
     return 0.0
 
 
@@ -868,12 +868,16 @@ def _unguarded(
     return Txn((), (Put(keys.node(node_id), values.encode_accusation(accusation), session),))
 
 
-async def _stays(self: Witness) -> None:
+async def _stays(self: Accuser) -> None:
     """Withdraw nothing."""
 
 
-async def _knows_of_none(*_: object) -> int:
-    return 0
+async def _trusts_the_answer(
+    etcd: Etcd, keys: JobKeys, presence: KeyValue, accusation: Accusation, lease_id: int
+) -> int:
+    txn = requests.accuse(keys, keys.node_id(presence.key), presence, accusation, lease_id)
+    result = await etcd.txn(txn, repeatable=True)
+    return result.revision if result.succeeded else 0
 
 
 @pytest.mark.parametrize(
@@ -885,15 +889,15 @@ async def _knows_of_none(*_: object) -> int:
             _no_second_look,
             test_links_that_all_break_at_once_are_there_again,
         ),
-        (Mistakes, "quiet_until_s", _never_quiet, test_who_was_wrong_is_quiet_for_a_while),
+        (LocalHealth, "quiet_until_s", _never_quiet, test_who_was_wrong_is_quiet_for_a_while),
         (accusations, "ANSWER_GRACE_S", 0.0, test_a_living_member_that_is_refused_answers),
         (accusations, "ABSENCE_GRACE_S", 0.0, test_busy_members_that_cannot_see_each_other_answer),
-        (Witness, "withdraw", _stays, test_what_was_said_of_the_dead_does_not_outlive_their_round),
+        (Accuser, "withdraw", _stays, test_what_was_said_of_the_dead_does_not_outlive_their_round),
         (requests, "accuse", _unguarded, test_an_accusation_that_comes_late_is_refused),
         (
             accuse,
-            "_made_at",
-            _knows_of_none,
+            "put_accusation",
+            _trusts_the_answer,
             test_an_accusation_whose_answer_was_lost_is_known_to_its_maker,
         ),
     ],

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from rdzv_etcd.errors import MisuseError, RendezvousFailedError, TaskFailedError
-from rdzv_etcd.node.accuse import Witness
+from rdzv_etcd.node.accuse import Accuser
 from rdzv_etcd.protocol.liveness import MOST_MISTAKES, QUIET_S
-from rdzv_etcd.protocol.member import Member
 from rdzv_etcd.protocol.model import Accusation, Closure, NodeInfo
 from rdzv_etcd.protocol.views import place_in
 from tests.sim.world import TIMING, SimJob, SimNode, simulate, simulated
@@ -264,11 +263,11 @@ async def test_a_node_that_has_no_session_just_then_accuses_nobody(job: SimJob) 
     context, key = a.node.context, job.keys.node(b.node_id)
     (presence,) = [kv for kv in job.server.snapshot() if kv.key == key]
 
-    async def accuse() -> float:
+    async def accuse() -> bool:
         context.session.lost(context.session.lease_id)
-        witness = Witness(context, Member(a.node_id))
-        return await witness.accuse(b.node_id, presence, Accusation(a.node_id, "gone", True))
+        accusation = Accusation(a.node_id, "gone", True)
+        return await Accuser(context).accuse(b.node_id, presence, accusation)
 
-    grace_s: float = await job.on(a, accuse())
-    assert grace_s == 0.0
+    is_made: bool = await job.on(a, accuse())
+    assert not is_made
     assert presence in job.server.snapshot()

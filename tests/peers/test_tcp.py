@@ -302,7 +302,7 @@ async def test_a_node_that_leaves_says_good_bye() -> None:
         contact = await reached(a, b.port)
         assert contact.link is not None
         await b.close()
-        assert await contact.link.ended() is LinkEnd.GOOD_BYE
+        assert await contact.link.ended() is LinkEnd.GOODBYE
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -14,12 +14,11 @@ from rdzv_etcd.protocol.liveness import (
     FEW_AT_ONCE,
     MOST_MISTAKES,
     QUIET_S,
-    Mistakes,
+    LocalHealth,
     doubted,
     lost_from_s,
     may_answer_until_s,
     ring_after,
-    ring_in_slice,
 )
 from rdzv_etcd.protocol.model import Accusation, Accused, Nodes
 from rdzv_etcd.world_change import how_gone, how_silent
@@ -110,22 +109,17 @@ def test_each_watches_the_next_ranks_first() -> None:
     assert ring_after("abc", "x") == ()
 
 
-def test_in_a_large_world_each_watches_within_its_slice() -> None:
-    assert ring_in_slice({"d": 9, "a": 2, "c": 5}, "c") == ("d", "a")
-    assert ring_in_slice({}, "c") == ()
-
-
 def test_who_has_answered_is_not_accused_for_a_while() -> None:
-    mistakes = Mistakes()
-    assert mistakes.quiet_until_s("a", 0.0) <= 0.0
-    mistakes.note("a", 100.0)
-    assert mistakes.quiet_until_s("a", 101.0) == 100.0 + QUIET_S
-    assert mistakes.quiet_until_s("b", 101.0) < 101.0
+    health = LocalHealth()
+    assert health.quiet_until_s("a", 0.0) <= 0.0
+    health.note_refuted("a", 100.0)
+    assert health.quiet_until_s("a", 101.0) == 100.0 + QUIET_S
+    assert health.quiet_until_s("b", 101.0) < 101.0
 
 
 def test_who_is_wrong_about_several_accuses_nobody_for_a_while() -> None:
-    mistakes = Mistakes()
+    health = LocalHealth()
     for at in range(MOST_MISTAKES):
-        mistakes.note(f"n{at}", 100.0 + at)
-    assert mistakes.quiet_until_s("b", 110.0) == 100.0 + QUIET_S
-    assert mistakes.quiet_until_s("b", 100.0 + QUIET_S) < 100.0 + QUIET_S
+        health.note_refuted(f"n{at}", 100.0 + at)
+    assert health.quiet_until_s("b", 110.0) == 100.0 + QUIET_S
+    assert health.quiet_until_s("b", 100.0 + QUIET_S) < 100.0 + QUIET_S

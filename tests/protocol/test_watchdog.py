@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv_etcd.node.watchdog import Vigil, is_on_duty, look, period_s
+from rdzv_etcd.node.watchdog import Silence, is_on_duty, look, period_s
 from rdzv_etcd.protocol.member import Member, Phase
 from rdzv_etcd.protocol.model import Change, Closure, Control
 from tests.protocol.scenes import Scene
@@ -15,40 +15,40 @@ LIMIT_S = 8.0
 PERIOD_S = period_s(LIMIT_S)
 
 
-def looks(*late_s: float, calls: tuple[int, ...] = (), excused: tuple[int, ...] = ()) -> Vigil:
+def looks(*late_s: float, calls: tuple[int, ...] = (), excused: tuple[int, ...] = ()) -> Silence:
     """Look so often, each time so much later than meant; before the ``calls`` the thread calls."""
-    vigil, now_s, count = Vigil(), 0.0, 0
+    silence, now_s, count = Silence(), 0.0, 0
     for number, late in enumerate(late_s):
         now_s += PERIOD_S + late
         count += number in calls
-        vigil = look(vigil, count, now_s, LIMIT_S, is_excused=number in excused)
-    return vigil
+        silence = look(silence, count, now_s, LIMIT_S, is_excused=number in excused)
+    return silence
 
 
 def test_a_thread_that_does_not_call_in_is_wedged_after_the_limit() -> None:
-    assert not looks(*[0.0] * 7).is_wedged(LIMIT_S)
-    assert looks(*[0.0] * 8).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 7).lasts_s < LIMIT_S
+    assert looks(*[0.0] * 8).lasts_s >= LIMIT_S
 
 
 def test_one_call_is_enough_and_the_time_begins_again() -> None:
-    assert not looks(*[0.0] * 14, calls=(6,)).is_wedged(LIMIT_S)
-    assert looks(*[0.0] * 15, calls=(6,)).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 14, calls=(6,)).lasts_s < LIMIT_S
+    assert looks(*[0.0] * 15, calls=(6,)).lasts_s >= LIMIT_S
 
 
 def test_a_thread_that_waits_inside_of_the_library_is_excused() -> None:
-    assert not looks(*[0.0] * 40, excused=tuple(range(40))).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 40, excused=tuple(range(40))).lasts_s < LIMIT_S
 
 
 @pytest.mark.parametrize("stopped_s", [2.0, 3600.0])
 def test_a_process_that_was_stopped_was_not_wedged(stopped_s: float) -> None:
     """It was silent for a long time before; then it gets the time to call in."""
-    assert not looks(*[0.0] * 7, stopped_s).is_wedged(LIMIT_S)
-    assert not looks(*[0.0] * 7, stopped_s, 0.0, calls=(8,)).is_wedged(LIMIT_S)
-    assert looks(*[0.0] * 7, stopped_s, 0.0).is_wedged(LIMIT_S)
+    assert looks(*[0.0] * 7, stopped_s).lasts_s < LIMIT_S
+    assert looks(*[0.0] * 7, stopped_s, 0.0, calls=(8,)).lasts_s < LIMIT_S
+    assert looks(*[0.0] * 7, stopped_s, 0.0).lasts_s >= LIMIT_S
 
 
 def test_looks_that_come_a_little_late_on_a_busy_machine_count() -> None:
-    assert looks(*[0.9 * PERIOD_S] * 5).is_wedged(LIMIT_S)
+    assert looks(*[0.9 * PERIOD_S] * 5).lasts_s >= LIMIT_S
 
 
 def test_long_limits_are_looked_at_once_a_second() -> None:

@@ -185,7 +185,7 @@ class PeerSwitch:
 
     def close(self, peer: MemoryPeer) -> None:
         """A node says good-bye, and its links end."""
-        self._end_links_of(peer, LinkEnd.GOOD_BYE)
+        self._end_links_of(peer, LinkEnd.GOODBYE)
         peer.state = State.DEAD
 
 
