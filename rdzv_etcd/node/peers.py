@@ -61,27 +61,28 @@ class LinkSeen:
     contact: Contact
     """The last attempt to reach it."""
     end: LinkEnd | None = None
-    """How its last link ended, if it had one."""
+    """How its last link ended, if it had one just now."""
     after_s: float | None = None
     """How long after the end of that link the attempt had its answer."""
+    was_linked: bool = False
+    """Whether there was a link to it since it was distrusted last."""
+    fell_silent: bool = False
+    """Whether the last of these ended in silence: then its host is a less certain witness."""
 
+    def evidence(self, *, others_are_gone: bool) -> Evidence | None:
+        """Return what shows that the node is gone; ``None``: nothing does.
 
-def evidence_of(
-    contact: Contact, *, was_linked: bool, fell_silent: bool, others_are_gone: bool
-) -> Evidence | None:
-    """Return what shows that a node is gone; ``None``: nothing does. Pure.
-
-    A node that this one has never reached may be unreachable, and live; but after others were found
-    to be gone it is accused all the same: all processes of a host, or all hosts of a rack may have
-    ended. A connection that is held without an answer is held by a kernel: the process is there,
-    and stopped or very slow.
-    """
-    answer = contact.answer
-    if answer is Answer.HELD or not (was_linked or others_are_gone):
-        return None
-    if not contact.says_gone:
-        return Evidence.SILENT if was_linked or answer is not Answer.MUTE else None
-    return Evidence.GONE if was_linked and not fell_silent else Evidence.REFUSED
+        A node that this one has never reached may be unreachable, and live; but after others were
+        found to be gone it is accused all the same: all processes of a host, or all hosts of a rack
+        may have ended. A connection that is held without an answer is held by a kernel: the process
+        is there, and stopped or very slow.
+        """
+        answer = self.contact.answer
+        if answer is Answer.HELD or not (self.was_linked or others_are_gone):
+            return None
+        if not self.contact.says_gone:
+            return Evidence.SILENT if self.was_linked or answer is not Answer.MUTE else None
+        return Evidence.GONE if self.was_linked and not self.fell_silent else Evidence.REFUSED
 
 
 class PeerWatch:
@@ -94,11 +95,7 @@ class PeerWatch:
         self._handshakes_s: dict[str, float] = {}
         """The nodes to which there was a link, and how long the handshake took."""
         self._fell_silent: set[str] = set()
-        """The nodes whose last link ended in silence; then their host is a less certain witness."""
-
-    def has_reached(self, node_id: str) -> bool:
-        """Whether there was a link to that node since it was distrusted last."""
-        return node_id in self._handshakes_s
+        """The nodes whose last link ended in silence."""
 
     def distrust(self, node_id: str) -> None:
         """Take the answer of that node's host as no evidence, until there is a link again."""
@@ -110,39 +107,33 @@ class PeerWatch:
             del self._handshakes_s[node_id]
         self._fell_silent.intersection_update(node_ids)
 
-    def judge(self, node_id: str, seen: LinkSeen, *, others_are_gone: bool) -> Evidence | None:
-        """Return what shows that the node is gone; ``None``: nothing does."""
-        return evidence_of(
-            seen.contact,
-            was_linked=node_id in self._handshakes_s,
-            fell_silent=node_id in self._fell_silent,
-            others_are_gone=others_are_gone,
-        )
-
     async def watch(self, info: NodeInfo, *, suspect: bool) -> LinkSeen:
         """Watch a node, over as many links as it takes, until it says goodbye or does not answer
         any more. ``suspect``: it may be gone already."""
-        clock = self._clock
-        look = suspect or self.has_reached(info.node_id)
-        seen = LinkSeen(await (self._recontact(info) if look else self._contact(info, _CONTACT_S)))
-        brief = 0
-        while seen.contact.link is not None:
-            link, began_s = seen.contact.link, clock.now_s()
+        clock, node_id = self._clock, info.node_id
+        end, after_s, brief = None, None, 0
+        if suspect or node_id in self._handshakes_s:
+            contact = await self._recontact(info)
+        else:
+            contact = await self._contact(info, _CONTACT_S)
+        while (link := contact.link) is not None:
+            began_s = clock.now_s()
             try:
                 end = await link.ended()
             finally:
                 link.close()
             if end is LinkEnd.GOODBYE:
-                return LinkSeen(seen.contact, end)
+                break
             if end is LinkEnd.SILENT:
-                self._fell_silent.add(info.node_id)
+                self._fell_silent.add(node_id)
             ended_s = clock.now_s()
             brief = brief + 1 if ended_s < began_s + _BRIEF_S else 0
             if brief >= _BRIEF_LINKS:  # something breaks them as soon as they are made
                 await clock.sleep(min(_LONGEST_PAUSE_S, _BRIEF_S * (brief - _BRIEF_LINKS + 1)))
             contact = await self._recontact(info)
-            seen = LinkSeen(contact, end, clock.now_s() - ended_s)
-        return seen
+            after_s = clock.now_s() - ended_s
+        was_linked, fell_silent = node_id in self._handshakes_s, node_id in self._fell_silent
+        return LinkSeen(contact, end, after_s, was_linked, fell_silent)
 
     async def _contact(self, info: NodeInfo, timeout_s: float) -> Contact:
         began_s = self._clock.now_s()
@@ -305,6 +296,7 @@ class PeerLinks:
     async def _watch_one(self, node_id: str) -> None:
         """Watch that node until it is gone. A link that cannot be had is tried again, rarely."""
         clock = self._context.clock
+        silence_counts = self._context.settings.peer_silence_limit_s > 0
         fails_since_s: float | None = None
         while True:
             try:
@@ -320,18 +312,24 @@ class PeerLinks:
                     continue
                 if seen.end is LinkEnd.GOODBYE:
                     return
-                evidence = self._judge(node_id, seen)
+                evidence = seen.evidence(others_are_gone=self._others_are_gone)
+                if evidence is Evidence.SILENT and not silence_counts:
+                    evidence = None
                 if evidence is not None:
                     await self._accuse(info, evidence, seen)
                     continue
                 fails_since_s = clock.now_s() if fails_since_s is None else fails_since_s
-                self._warn_unreachable(info, seen.contact, clock.now_s() - fails_since_s)
+                self._warn_unreachable(info, seen, clock.now_s() - fails_since_s)
             except EtcdError as error:
                 name = self._context.log.names(node_id)
                 complaint = f"this node cannot watch {name}, which may be gone"
                 await self._context.back_off(self._backoff, error, complaint, at_least_s=_RETRY_S)
             else:
                 await clock.sleep(_RETRY_S)
+
+    @property
+    def _others_are_gone(self) -> bool:
+        return bool(self._gone) or self._follows_loss
 
     def _pass_over(self, node_id: str, place: Place) -> None:
         """Watch the next one: this one is leaving or gone, or may be putting its presence back."""
@@ -355,29 +353,17 @@ class PeerLinks:
         )
         return None if seeing is None else seeing.result()
 
-    @property
-    def _others_are_gone(self) -> bool:
-        return bool(self._gone) or self._follows_loss
-
-    def _judge(self, node_id: str, seen: LinkSeen) -> Evidence | None:
-        evidence = self._peer_watch.judge(node_id, seen, others_are_gone=self._others_are_gone)
-        if evidence is Evidence.SILENT and not self._context.settings.peer_silence_limit_s:
-            return None
-        return evidence
-
-    def _warn_unreachable(self, info: NodeInfo, contact: Contact, for_s: float) -> None:
+    def _warn_unreachable(self, info: NodeInfo, seen: LinkSeen, for_s: float) -> None:
         """Warn once of a node that this one has never reached. If its host answers for it, it may
         be dead; then its lease ends soon."""
-        if info.node_id in self._warned or self._peer_watch.has_reached(info.node_id):
-            return
         lease_s = info.lease_ttl_s or self._context.session.ttl_s
-        limit_s = 0.0 if contact.answer is Answer.UNREACHABLE else lease_s
-        if for_s < limit_s:
+        limit_s = 0.0 if seen.contact.answer is Answer.UNREACHABLE else lease_s
+        if seen.was_linked or info.node_id in self._warned or for_s < limit_s:
             return
         self._warned.add(info.node_id)
-        other = self._context.log.names(info.node_id)
+        other, why = self._context.log.names(info.node_id), seen.contact.why
         self._context.log.warn(
-            f"this node cannot reach {other} at {info.address}:{info.peer_port} ({contact.why}): "
+            f"this node cannot reach {other} at {info.address}:{info.peer_port} ({why}): "
             "only its lease will show its death, and MASTER_ADDR there may be unreachable as well"
         )
 

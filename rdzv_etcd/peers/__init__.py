@@ -56,9 +56,13 @@ class Contact:
     """The outcome of an attempt, and the link if the node itself answered."""
 
     answer: Answer
-    why: str = ""
-    """In words."""
+    detail: str = ""
     link: PeerLink | None = None
+
+    @property
+    def why(self) -> str:
+        """The outcome in words."""
+        return self.detail or self.answer.value
 
     @property
     def says_gone(self) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias, cast
 
 from rdzv_etcd.clock import wait_for
@@ -25,7 +25,7 @@ from rdzv_etcd.text import shown
 
 _WORDS = b"rdzv-etcd peer 1 "
 """Begins the lines of both sides; contains the version of this protocol."""
-_GOOD_BYE = b"good-bye\n"
+_GOODBYE = b"good-bye\n"
 _MAX_LINE = 8192
 """A job's id has at most 1,000 characters, each up to six bytes in JSON, a node's 300."""
 _GREETING_S = 5.0
@@ -55,7 +55,7 @@ class TcpPeers:
         self._listener: socket.socket | None = None
         self._port = 0
         self._server: asyncio.Server | None = None
-        self._watchers: dict[_Watcher, None] = {}
+        self.watchers: dict[_Watcher, None] = {}
         """In the order of their arrival."""
         self._links: weakref.WeakSet[_Watched] = weakref.WeakSet()
         self._known: dict[tuple[str, int], _Address] = {}
@@ -78,14 +78,16 @@ class TcpPeers:
         self._disowned = False
         if self._server is not None or self._listener is None or self._closed:
             return
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Watcher(me, self._watchers, lambda: self._disowned or self._closed),
-            sock=self._listener,
-        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Watcher(me, self), sock=self._listener)
+
+    @property
+    def answers_nobody(self) -> bool:
+        return self._disowned or self._closed
 
     def disown(self) -> None:
         self._disowned = True
-        for watcher in tuple(self._watchers):
+        for watcher in tuple(self.watchers):
             watcher.abort()
 
     async def connect(self, address: str, port: int, peer: Peer, timeout_s: float) -> Contact:
@@ -94,11 +96,10 @@ class TcpPeers:
         try:
             contact = await wait_for(self._connect(watched, address, port), timeout_s)
         except TimeoutError:
-            contact = Contact(Answer.UNREACHABLE, "timed out")
-            if watched.is_connected:
-                contact = _contact(Answer.HELD)
+            held = watched.is_connected
+            contact = Contact(Answer.HELD) if held else Contact(Answer.UNREACHABLE, "timed out")
         except ConnectionRefusedError:
-            contact = _contact(Answer.REFUSED)
+            contact = Contact(Answer.REFUSED)
         except OSError as error:
             contact = Contact(Answer.UNREACHABLE, shown(error.strerror or str(error), 100))
         finally:
@@ -112,9 +113,9 @@ class TcpPeers:
         self._links.add(watched)
         answer = await watched.answer()
         if answer is not Answer.SAME:
-            return _contact(answer)
+            return Contact(answer)
         self._known[address, port] = reached
-        return Contact(answer, answer.value, watched)
+        return Contact(answer, link=watched)
 
     async def _open(self, watched: _Watched, addresses: Sequence[_Address]) -> _Address:
         """Connect to the first of these that can be reached, and return it.
@@ -159,8 +160,8 @@ class TcpPeers:
 
     async def close(self) -> None:
         self._closed, self._port = True, 0
-        for watcher in tuple(self._watchers):
-            watcher.say_good_bye()
+        for watcher in tuple(self.watchers):
+            watcher.say_goodbye()
         for link in tuple(self._links):
             link.close()
         server, listener = self._server, self._listener
@@ -181,12 +182,9 @@ class TcpPeers:
 class _Watcher(asyncio.Protocol):
     """A connection that was opened to this node, to watch it or for anything else."""
 
-    def __init__(
-        self, me: Peer, all_of_them: dict[_Watcher, None], is_disowned: Callable[[], bool]
-    ) -> None:
+    def __init__(self, me: Peer, peers: TcpPeers) -> None:
         self._me = me
-        self._all = all_of_them
-        self._is_disowned = is_disowned
+        self._peers = peers
         self._line = b""
         self._is_answered = False
         self._transport: asyncio.Transport | None = None
@@ -194,11 +192,11 @@ class _Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        if self._is_disowned():  # it was accepted just before that
+        if self._peers.answers_nobody:  # it was accepted just before that
             transport.abort()
             return
         self._make_room()
-        self._all[self] = None
+        self._peers.watchers[self] = None
         _accepted.add(self)
         sock = transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
@@ -210,9 +208,11 @@ class _Watcher(asyncio.Protocol):
         """Close the oldest connection of each kind of which there are too many: an honest greeting
         arrives at once, and a node that watches this one connects again."""
         for is_answered in (False, True):
-            same = [watcher for watcher in self._all if watcher._is_answered is is_answered]
+            same = [
+                watcher for watcher in self._peers.watchers if watcher._is_answered is is_answered
+            ]
             if len(same) >= _MAX_OF_A_KIND and (transport := same[0]._transport) is not None:
-                del self._all[same[0]]
+                del self._peers.watchers[same[0]]
                 transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -225,7 +225,7 @@ class _Watcher(asyncio.Protocol):
         if not end and len(line) < _MAX_LINE:
             return
         asked = _read_peer(line) if end else None
-        if asked is None or self._is_disowned():
+        if asked is None or self._peers.answers_nobody:
             self._transport.abort()
             return
         self._is_answered, self._line = asked == self._me, b""
@@ -246,14 +246,14 @@ class _Watcher(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def say_good_bye(self) -> None:
+    def say_goodbye(self) -> None:
         if self._transport is not None:
             if self._is_answered:
-                self._transport.write(_GOOD_BYE)
+                self._transport.write(_GOODBYE)
             self._transport.close()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._all.pop(self, None)
+        self._peers.watchers.pop(self, None)
         if self._limit is not None:
             self._limit.cancel()
 
@@ -263,7 +263,7 @@ class _Watched(asyncio.Protocol):
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self._said = b""
+        self._received = b""
         self._transport: asyncio.Transport | None = None
         self._answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._end: asyncio.Future[LinkEnd] = asyncio.get_running_loop().create_future()
@@ -287,12 +287,12 @@ class _Watched(asyncio.Protocol):
         transport.write(_WORDS + _greeting(self._peer) + b"\n")
 
     def data_received(self, data: bytes) -> None:
-        if len(self._said) < _MAX_LINE:
-            self._said += data
+        if len(self._received) < _MAX_LINE:
+            self._received += data
         if self._answered.done():
             return
-        line, end, _ = self._said.partition(b"\n")
-        if not end and len(self._said) < len(_WORDS) + 4:
+        line, end, _ = self._received.partition(b"\n")
+        if not end and len(self._received) < len(_WORDS) + 4:
             return
         answers = {_WORDS + b"yes": Answer.SAME, _WORDS + b"no": Answer.OTHER}
         self._answered.set_result(answers.get(line, Answer.MUTE) if end else Answer.MUTE)
@@ -300,16 +300,12 @@ class _Watched(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self._answered.done():
             self._answered.set_result(Answer.MUTE)
-        if self._said.endswith(_GOOD_BYE):
+        if self._received.endswith(_GOODBYE):
             self._end.set_result(LinkEnd.GOODBYE)
         elif error is None or isinstance(error, ConnectionError):
             self._end.set_result(LinkEnd.CLOSED)
         else:  # timed out, no route to the host
             self._end.set_result(LinkEnd.SILENT)
-
-
-def _contact(answer: Answer) -> Contact:
-    return Contact(answer, answer.value)
 
 
 def _greeting(peer: Peer) -> bytes:
@@ -338,24 +334,17 @@ async def _resolve(address: str, port: int) -> list[_Address]:
     A name is looked up on a thread of its own: the interpreter would wait at its exit for an
     executor's threads, and cannot start any more of them then.
     """
-    with contextlib.suppress(ValueError):
-        literal = ipaddress.ip_address(address)
-        if getattr(literal, "scope_id", None) is None:
-            family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
-            return [(family, (address, port))]
-
-    def look_up() -> list[_Address]:
+    look_up = partial(socket.getaddrinfo, address, port, type=socket.SOCK_STREAM)
+    try:
+        infos = look_up(flags=socket.AI_NUMERICHOST)  # which asks nobody
+    except (OSError, ValueError):
         try:
-            infos = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            infos = await asyncio.wrap_future(begun_in_thread(look_up, "rdzv-etcd name look-up"))
         except (OSError, ValueError) as error:
             raise OSError(f"its name cannot be resolved: {error}") from None
-        return [(int(family), target) for family, _, _, _, target in infos]
-
-    try:
-        found = begun_in_thread(look_up, "rdzv-etcd name look-up")
-    except RuntimeError as error:
-        raise OSError(f"its name cannot be looked up: {error}") from error
-    return await asyncio.wrap_future(found)
+        except RuntimeError as error:
+            raise OSError(f"its name cannot be looked up: {error}") from error
+    return [(int(family), target) for family, _, _, _, target in infos]
 
 
 # --- forks ----------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ async def test_an_attempt_that_is_cancelled_leaves_no_connection() -> None:
             await trying
         await b.admit(B)
         assert (await reached(a, b.port)).answer is Answer.SAME
-        await until(lambda: len(b._watchers) == 1)
+        await until(lambda: len(b.watchers) == 1)
 
 
 async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -364,7 +364,7 @@ async def test_who_watches_may_stop() -> None:
         contact.link.close()
         contact.link.close()
         await contact.link.ended()
-        await until(lambda: not b._watchers)
+        await until(lambda: not b.watchers)
         assert (await reached(a, b.port)).answer is Answer.SAME
 
 
@@ -398,7 +398,7 @@ async def test_a_reset_on_the_way_closes_a_link() -> None:
     async with node() as b, node(A) as a:
         contact = await reached(a, b.port)
         assert contact.link is not None
-        (watcher,) = b._watchers
+        (watcher,) = b.watchers
         assert watcher._transport is not None
         linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
         sock = watcher._transport.get_extra_info("socket")
@@ -515,7 +515,7 @@ def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.transport.abort()
-            assert not b._watchers
+            assert not b.watchers
 
     in_loop(work())
 
@@ -526,8 +526,8 @@ async def test_a_crowd_that_says_nothing_keeps_nobody_away() -> None:
         first = await reached(a, b.port)
         assert first.link is not None
         crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
-        await until(lambda: len(b._watchers) >= tcp._MAX_OF_A_KIND)
-        assert len(b._watchers) <= tcp._MAX_OF_A_KIND + 1
+        await until(lambda: len(b.watchers) >= tcp._MAX_OF_A_KIND)
+        assert len(b.watchers) <= tcp._MAX_OF_A_KIND + 1
         assert (await reached(a, b.port)).answer is Answer.SAME
         for _, writer in crowd:
             writer.transport.abort()
@@ -539,7 +539,7 @@ async def test_so_many_that_know_what_to_say_break_only_each_other_s_links() -> 
     async with node() as b, node(A) as a:
         links = [(await reached(a, b.port)).link for _ in range(tcp._MAX_OF_A_KIND + 10)]
         assert all(links)
-        assert len(b._watchers) <= tcp._MAX_OF_A_KIND
+        assert len(b.watchers) <= tcp._MAX_OF_A_KIND
         assert links[0] is not None
         assert await links[0].ended() is LinkEnd.CLOSED
         assert (await reached(a, b.port)).answer is Answer.SAME

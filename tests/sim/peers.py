@@ -41,6 +41,9 @@ class PeerSwitch:
         self._extra_s: dict[str, float] = {}
         self._accepted_for_all: set[str] = set()
         self._to_lose = 0
+        self._breaks_new = False
+        self.broken = 0
+        """How many links ended as soon as they were made."""
 
     def plug(self, address: str, port: int) -> MemoryPeer:
         """Make one node's end."""
@@ -86,6 +89,11 @@ class PeerSwitch:
         """Let something on the way break every link, between nodes that live."""
         for link in tuple(self._links):
             link.end(LinkEnd.CLOSED)
+
+    def break_new_links(self, yes: bool) -> None:
+        """Let something on the way break every link, and each new one as soon as it is made."""
+        self._breaks_new = yes
+        self.reset_all()
 
     def lose_attempts(self, count: int) -> None:
         """Let the next attempts to connect get lost on the way."""
@@ -169,19 +177,22 @@ class PeerSwitch:
         is_refused = to[0] in self._refused or by.place[0] in self._refused_for
         is_disowned = there is not None and there.is_disowned and there.state is State.ALIVE
         if to[0] in self._accepted_for_all or (is_disowned and not is_refused):
-            return _contact(Answer.MUTE)
+            return Contact(Answer.MUTE)
         if is_refused or there is None or there.state is State.DEAD:
-            return _contact(Answer.REFUSED)
+            return Contact(Answer.REFUSED)
         answers = await there.answers(until_s - loop.time() - 2 * delay_s)
         is_late = loop.time() + 2 * delay_s > until_s
         await asyncio.sleep(max(0.0, min(until_s - loop.time(), 2 * delay_s)))
         if not answers or is_late:
-            return _contact(Answer.HELD if there.is_up else Answer.MUTE)
+            return Contact(Answer.HELD if there.is_up else Answer.MUTE)
         if there.me != peer:
-            return _contact(Answer.OTHER)
+            return Contact(Answer.OTHER)
         link = _Link(by.place, to, self._links)
         self._check_links()
-        return Contact(Answer.SAME, Answer.SAME.value, link)
+        if self._breaks_new:
+            self.broken += 1
+            link.end(LinkEnd.CLOSED)
+        return Contact(Answer.SAME, link=link)
 
     def close(self, peer: MemoryPeer) -> None:
         """A node says good-bye, and its links end."""
@@ -269,7 +280,3 @@ class _Link:
 
     def close(self) -> None:
         self.end(LinkEnd.CLOSED)
-
-
-def _contact(answer: Answer) -> Contact:
-    return Contact(answer, answer.value)

@@ -241,6 +241,12 @@ class SimJob:
         """Other jobs on the same etcd."""
         self._incarnations = 0
 
+    @property
+    def network(self) -> PeerSwitch:
+        """The network over which members watch each other, if they do."""
+        assert self.switch is not None
+        return self.switch
+
     # -- nodes ----------------------------------------------------------------------------------
 
     def make(
