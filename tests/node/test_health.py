@@ -1,4 +1,4 @@
-"""Nodes that are drained, wedged, or kept out by their gate, in virtual time."""
+"""Nodes that are drained, hang, or are kept out by their gate, in virtual time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
+from typing import Any
 
 import pytest
 
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, GateError
-from rdzv_etcd.etcd.port import Put, Txn
+from rdzv_etcd.etcd.port import Etcd, Put, Txn
 from rdzv_etcd.log import JsonLines
 from rdzv_etcd.node.gate import Failure, Gate
 from rdzv_etcd.node.leave import request_drain
@@ -19,14 +20,14 @@ from rdzv_etcd.protocol.member import Phase
 from rdzv_etcd.protocol.model import Accusation
 from rdzv_etcd.settings import JobSettings
 from rdzv_etcd.testing import SimClock
-from rdzv_etcd.world_change import Expelled, Left, Lost, how_wedged, lost
+from rdzv_etcd.world_change import Expelled, Left, how_wedged
 from tests.node.test_refusals import warnings_of
 from tests.sim.commits import OPERATOR
 from tests.sim.matching import puts
 from tests.sim.world import TIMING, TTL_S, SimJob, SimNode, simulate, simulated
 
 SEEDS = range(6)
-TOLD_S = 0.2
+KNOWN_S = 0.2
 """Two writes and their events."""
 WATCHDOG_S = 4.0
 LOOK_S = WATCHDOG_S / 8
@@ -58,12 +59,32 @@ def start(job: SimJob, names: str) -> None:
         node.agent = job.on(node, commit(node))
 
 
+async def works(job: SimJob, names: str, **options: Any) -> list[SimNode]:
+    nodes = job.start_all(names, **options)
+    await job.until_works(names)
+    return nodes
+
+
+async def ask(job: SimJob, node_id: str, why: str = "why", etcd: Etcd | None = None) -> bool:
+    """Ask a node to leave, as an operator does."""
+    etcd = etcd or job.server.connect(OPERATOR)
+    return await request_drain(etcd, job.keys, SimClock(job.loop), node_id, why)
+
+
+def accuse(job: SimJob, node: SimNode, by: SimNode, *, certain: bool = True) -> None:
+    (presence,) = job.server.snapshot(job.keys.node(node.node_id))
+    accusation = Accusation(by.node_id, "its process exited", certain)
+    session = by.node.context.session.lease_id
+    txn = requests.accuse(job.keys, node.node_id, presence, accusation, session)
+    job.server.apply(txn, by.node_id)
+
+
 # --- drains ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slice_nodes", [128, 2])
 @pytest.mark.parametrize("who", ["the node", "an operator"])
-def test_a_drained_node_leaves_at_a_commit_point_and_the_others_go_on(
+def test_a_drained_node_leaves_at_a_commit_point_and_the_others_continue(
     who: str, slice_nodes: int
 ) -> None:
     async def scenario(job: SimJob) -> None:
@@ -76,15 +97,8 @@ def test_a_drained_node_leaves_at_a_commit_point_and_the_others_go_on(
             await node.node.be_drained("its fan is loud")
             await node.node.be_drained("again")
         else:
-            asked = await request_drain(
-                job.server.connect(OPERATOR),
-                job.keys,
-                SimClock(job.loop),
-                node.node_id,
-                "its fan is loud",
-            )
-            assert asked
-        await job.until(lambda: all(map(yields, job.nodes.values())), "all know", TOLD_S)
+            assert await ask(job, node.node_id, "its fan is loud")
+        await job.until(lambda: all(map(yields, job.nodes.values())), "all know", KNOWN_S)
         assert not job.history.changes  # the world is not over by it
         others = [each for each in "abcd" if each != name]
         await job.until_works(others, limit_s=5.0)
@@ -98,7 +112,7 @@ def test_a_drained_node_leaves_at_a_commit_point_and_the_others_go_on(
 
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
-async def test_the_others_are_told_why_a_drained_node_left(job: SimJob) -> None:
+async def test_the_others_know_why_a_drained_node_left(job: SimJob) -> None:
     """It comes to its commit point first."""
     start(job, "a")
     others = [job.make(name) for name in "bc"]
@@ -120,10 +134,8 @@ def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool
             await job.until_works("ab")
         spare = job.start("c", join_timeout_s=500.0)
         await job.pass_time(1.0)
-        await request_drain(
-            job.server.connect(OPERATOR), job.keys, SimClock(job.loop), spare.node_id, "not needed"
-        )
-        await job.until(lambda: isinstance(spare.error, DrainedError), "it leaves", TOLD_S)
+        await ask(job, spare.node_id, "not needed")
+        await job.until(lambda: isinstance(spare.error, DrainedError), "it leaves", KNOWN_S)
         assert spare.error is not None
         assert "drained by an operator: not needed" in str(spare.error)
         assert not job.history.changes
@@ -136,10 +148,9 @@ def test_a_node_that_waits_leaves_at_once_and_disturbs_nobody(with_a_world: bool
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_drain_outlives_the_session_it_stood_on(job: SimJob) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await works(job, "abc")
     await nodes[0].node.be_drained("soon")
-    await job.until(lambda: all(map(yields, nodes)), "all know", TOLD_S)
+    await job.until(lambda: all(map(yields, nodes)), "all know", KNOWN_S)
     (before,) = job.server.snapshot(job.keys.drains.start)
     job.revoke([nodes[0].node.context.session.lease_id])
     assert not job.server.snapshot(job.keys.drains.start)
@@ -164,9 +175,7 @@ async def test_what_a_node_is_asked_outlives_the_session_that_it_had(job: SimJob
         job.nodes[name].connection.link.partition(silent=True)
     await job.pass_time(2.0 if cut else 0.0)
     node.connection.link.lag_watches(2.0)
-    assert await request_drain(
-        job.server.connect(OPERATOR), job.keys, SimClock(job.loop), node.node_id, "why"
-    )
+    assert await ask(job, node.node_id)
     assert node.node.drain is None
     if cut:
         await job.pass_time(3 * TTL_S)
@@ -186,13 +195,10 @@ async def test_what_a_node_is_asked_outlives_the_session_that_it_had(job: SimJob
 
 @simulated(range(3), min_nodes=2, max_nodes=2)
 async def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind(job: SimJob) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+    nodes = await works(job, "ab")
     etcd, there = job.server.connect(OPERATOR), set(job.server.leases())
     etcd.link.hold_requests(1.0, 1, puts(job.keys.drain(nodes[0].node_id)))
-    asking = asyncio.ensure_future(
-        request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
-    )
+    asking = asyncio.ensure_future(ask(job, nodes[0].node_id, etcd=etcd))
     await job.pass_time(0.5)  # its lease is there, and a presence no more when it arrives
     job.crash("a")
     job.server.expire(nodes[0].node.context.session.lease_id)
@@ -202,39 +208,39 @@ async def test_a_request_to_leave_that_is_not_taken_leaves_no_lease_behind(job: 
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_drain_waits_for_an_etcd_that_is_away(job: SimJob) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await works(job, "abc")
     nodes[0].connection.link.fail(
         EtcdUnavailableError("away"), 3, puts(job.keys.drain(nodes[0].node_id))
     )
     await nodes[0].node.be_drained("soon")
-    await job.until(lambda: yields(nodes[0]), "it knows itself", TOLD_S)
+    await job.until(lambda: yields(nodes[0]), "it knows itself", KNOWN_S)
     await job.until(lambda: all(map(yields, nodes)), "all know", 10.0)
 
 
 @pytest.mark.parametrize("value", [b"?", b'{"v":1}', b"\xff" * 1000])
 @simulated(range(2), min_nodes=2, max_nodes=3)
-async def test_what_is_no_drain_stops_nobody(job: SimJob, value: bytes) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
+async def test_an_invalid_drain_stops_nobody_and_gives_way_to_a_valid_one(
+    job: SimJob, value: bytes
+) -> None:
+    nodes = await works(job, "ab")
     for key in (job.keys.drain(nodes[0].node_id), job.keys.drains.start + b"\xff"):
         job.server.apply(Txn((), (Put(key, value),)))
     await job.pass_time(2 * TTL_S)
     assert job.works("ab")
     assert not any(map(yields, nodes))
     job.start("c")
-    await job.until_works("abc")  # who reads all of it is not stopped either
+    await job.until_works("abc")  # a node that reads all of it is not stopped either
+    assert await ask(job, nodes[0].node_id)
+    await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", KNOWN_S)
 
 
 @simulated(range(3), min_nodes=2, max_nodes=2)
-async def test_nobody_is_asked_to_leave_who_is_not_there(job: SimJob) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
-    etcd = job.server.connect(OPERATOR)
-    assert not await request_drain(etcd, job.keys, SimClock(job.loop), "c~1~x", "?")
-    assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
-    assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "another")
-    await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
+async def test_only_a_node_that_is_there_is_asked_to_leave(job: SimJob) -> None:
+    nodes = await works(job, "ab")
+    assert not await ask(job, "c~1~x")
+    assert await ask(job, nodes[0].node_id, "why")
+    assert await ask(job, nodes[0].node_id, "another")
+    await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", KNOWN_S)
     assert nodes[0].node.drain is not None
     assert nodes[0].node.drain.reason == "why"
 
@@ -245,22 +251,15 @@ async def test_nobody_is_asked_to_leave_who_is_not_there(job: SimJob) -> None:
 async def test_a_node_that_is_wrongly_accused_just_then_is_asked_when_it_has_answered(
     job: SimJob, lives: bool, certain: bool
 ) -> None:
-    nodes = job.start_all("abc", delay_s=0.02)
-    await job.until_works("abc")
+    nodes = await works(job, "abc", delay_s=0.02)
     await job.pass_time(TTL_S)
-    etcd = job.server.connect(OPERATOR)
     node, by = job.loop.rng.sample(job.followers(), 2)
     if not lives:
         job.crash(node.name)
-    (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
-    accusation = Accusation(by.node_id, "its process exited", certain)
-    session = by.node.context.session.lease_id
-    accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
-    job.server.apply(accuse, by.node_id)
-    asked = await request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
-    assert asked is lives
+    accuse(job, node, by, certain=certain)
+    assert await ask(job, node.node_id) is lives
     if lives:
-        await job.until(lambda: node.node.drain is not None, "it hears of it", TOLD_S)
+        await job.until(lambda: node.node.drain is not None, "it hears of it", KNOWN_S)
         assert [each.joins for each in nodes] == [1, 1, 1]
 
 
@@ -274,29 +273,13 @@ async def test_a_request_to_leave_that_had_to_connect_first_waits_no_longer_for_
     node, by = job.followers()
     etcd = job.server.connect(OPERATOR)
     etcd.link.stall_requests(15.0, 1)
-    asking = asyncio.ensure_future(
-        request_drain(etcd, job.keys, SimClock(job.loop), node.node_id, "why")
-    )
+    asking = asyncio.ensure_future(ask(job, node.node_id, etcd=etcd))
     await job.pass_time(14.99)
-    (presence,) = [kv for kv in job.server.snapshot() if kv.key == job.keys.node(node.node_id)]
-    accusation = Accusation(by.node_id, "its process exited", is_certain=True)
-    session = by.node.context.session.lease_id
     node.connection.link.delay(0.1, 0.2)  # it answers after the request has come
-    accuse = requests.accuse(job.keys, node.node_id, presence, accusation, session)
-    job.server.apply(accuse, by.node_id)
+    accuse(job, node, by)
     began_s = job.loop.time()
     assert await asking
     assert job.loop.time() - began_s < TTL_S
-
-
-@simulated(range(2), min_nodes=2, max_nodes=2)
-async def test_what_is_no_drain_does_not_keep_a_node_from_being_asked(job: SimJob) -> None:
-    nodes = job.start_all("ab")
-    await job.until_works("ab")
-    job.server.apply(Txn((), (Put(job.keys.drain(nodes[0].node_id), b"?"),)))
-    etcd = job.server.connect(OPERATOR)
-    assert await request_drain(etcd, job.keys, SimClock(job.loop), nodes[0].node_id, "why")
-    await job.until(lambda: nodes[0].node.drain is not None, "it hears of it", TOLD_S)
 
 
 # --- the watchdog ---------------------------------------------------------------------------------
@@ -319,7 +302,7 @@ async def watched(job: SimJob, names: str) -> dict[str, asyncio.Task[None]]:
 
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_wedged_node_is_lost_and_the_others_are_told_why(links: bool, leads: bool) -> None:
+def test_a_node_that_hangs_is_lost_and_the_others_know_why(links: bool, leads: bool) -> None:
     async def scenario(job: SimJob) -> None:
         threads = await watched(job, "abc")
         node = job.leader if leads else job.followers()[0]
@@ -329,8 +312,8 @@ def test_a_wedged_node_is_lost_and_the_others_are_told_why(links: bool, leads: b
         assert node.agent is not None
         node.agent.cancel()
         threads[node.name].cancel()
-        told_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
-        assert WATCHDOG_S - LOOK_S < told_s < WATCHDOG_S + LOOK_S + 3 * TOLD_S
+        known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
+        assert WATCHDOG_S - LOOK_S < known_s < WATCHDOG_S + LOOK_S + 3 * KNOWN_S
         ((_, change),) = job.history.changes
         assert dict(change.lost) == {node.node_id: how_wedged(4.0)}
         await job.until_works("".join(each.name for each in others))
@@ -346,8 +329,8 @@ def test_a_wedged_node_is_lost_and_the_others_are_told_why(links: bool, leads: b
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_wedged_node_is_lost_though_it_cannot_say_so(links: bool) -> None:
-    """etcd does not take what it says: with links the others notice, else its lease ends."""
+def test_a_node_that_hangs_is_lost_though_it_cannot_report_it(links: bool) -> None:
+    """etcd does not take its accusation: with links the others notice, else its lease ends."""
 
     async def scenario(job: SimJob) -> None:
         threads = await watched(job, "abc")
@@ -359,13 +342,15 @@ def test_a_wedged_node_is_lost_though_it_cannot_say_so(links: bool) -> None:
         node.agent.cancel()
         threads[node.name].cancel()
         others = [each for each in job.nodes.values() if each is not node]
-        told_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
-        assert told_s < WATCHDOG_S + LOOK_S + (3.0 if links else TTL_S + 1.0)
+        known_s = await job.until(lambda: not any(each.is_working for each in others), "all know")
+        assert known_s < WATCHDOG_S + LOOK_S + (3.0 if links else TTL_S + 1.0)
 
     simulate(scenario, SEEDS, min_nodes=2, max_nodes=3, peer_links=links, watchdog_s=WATCHDOG_S)
 
 
-def test_a_process_that_was_stopped_is_not_told_as_wedged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_was_stopped_is_not_reported_as_hung(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(job: SimJob) -> None:
         await watched(job, "abc")
         for _ in range(4):
@@ -382,7 +367,7 @@ def test_a_process_that_was_stopped_is_not_told_as_wedged(caplog: pytest.LogCapt
 
 
 @simulated(range(3), min_nodes=2, max_nodes=2, watchdog_s=WATCHDOG_S)
-async def test_a_thread_that_waits_in_the_library_or_for_a_round_is_not_wedged(job: SimJob) -> None:
+async def test_a_thread_that_waits_in_the_library_or_for_a_round_does_not_hang(job: SimJob) -> None:
     nodes = job.start_all("ab")  # their threads call in only when they join
     inside = nodes[0].node.call_ins.inside(), nodes[1].node.call_ins.inside()
     with inside[0], inside[1]:
@@ -394,7 +379,7 @@ async def test_a_thread_that_waits_in_the_library_or_for_a_round_is_not_wedged(j
     assert not job.history.changes
 
 
-def test_the_log_says_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_shows_once_where_the_thread_is(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(job: SimJob) -> None:
         (node,) = job.start_all("a")
         await job.until_works("a")
@@ -423,8 +408,7 @@ async def fails(node: SimNode, how: str) -> GateError:
 
 @simulated(SEEDS, min_nodes=2, max_nodes=3)
 async def test_a_member_that_does_not_pass_again_frees_its_seat_and_says_why(job: SimJob) -> None:
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await works(job, "abc")
     leaver = nodes[job.loop.rng.randrange(3)]
     assert leaver.agent is not None
     leaver.agent.cancel()
@@ -494,12 +478,12 @@ async def test_a_gate_s_failure_is_raised_though_etcd_does_not_answer(job: SimJo
 
 
 @simulated(SEEDS, min_nodes=1, max_nodes=2, watchdog_s=WATCHDOG_S)
-async def test_a_wedged_node_keeps_nothing_of_a_dead_job(job: SimJob) -> None:
+async def test_a_node_that_hangs_keeps_nothing_of_a_dead_job(job: SimJob) -> None:
     """Its process lives, and would renew the job's lease for as long as it does."""
     threads = await watched(job, "ab")
-    wedged = job.nodes["a"]
-    assert wedged.agent is not None
-    wedged.agent.cancel()
+    agent = job.nodes["a"].agent
+    assert agent is not None
+    agent.cancel()
     threads["a"].cancel()
     await job.until_works("b")
     job.crash("b")
@@ -516,8 +500,7 @@ async def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job(
     job: SimJob,
 ) -> None:
     """It would keep the nodes of a job with other settings waiting for as long as it hangs."""
-    nodes = job.start_all("abc")
-    await job.until_works("abc")
+    nodes = await works(job, "abc")
     node, *others = job.loop.rng.sample(nodes, 3)
     assert node.agent is not None
     node.agent.cancel()
@@ -527,8 +510,3 @@ async def test_a_member_that_was_left_behind_and_hangs_does_not_lead_a_dead_job(
     assert not node.node.leads
     job.start("d", job=JobSettings(1, 2))
     await job.until_works("d", 60)
-
-
-def test_lost_is_what_the_others_call_a_wedged_node() -> None:
-    """For the sake of a reader: it is no good-bye."""
-    assert str(Lost({"a~1~x": "hung"})) == lost("a", "hung")

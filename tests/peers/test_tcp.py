@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from rdzv_etcd.arguments import LONGEST_S
-from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer, tcp
+from rdzv_etcd.peers import Answer, Contact, LinkEnd, Peer, PeerLink, tcp
 from rdzv_etcd.peers.tcp import TcpPeers
 from tests.support import netns
 from tests.support.netns import Host, Network
-from tests.support.scenarios import as_test
+from tests.support.scenarios import Scenario, as_test
 
 HERE = "127.0.0.1"
 LIMIT_S = 30.0
@@ -90,8 +90,24 @@ async def plain_server(
         await asyncio.sleep(0.01)
 
 
+async def _with_two(scenario: Scenario) -> None:
+    async with node() as b, node(A) as a:
+        await scenario(a, b)
+
+
+paired = as_test(lambda scenario: in_loop(_with_two(scenario)), given=2)
+"""Make a scenario with nodes A and B a test."""
+
+
 async def reached(peers: TcpPeers, port: int, peer: Peer = B, limit_s: float = LIMIT_S) -> Contact:
     return await peers.connect(HERE, port, peer, limit_s)
+
+
+async def link_to(peers: TcpPeers, port: int) -> PeerLink:
+    contact = await reached(peers, port)
+    assert contact.answer is Answer.SAME
+    assert contact.link is not None
+    return contact.link
 
 
 async def until_refused(peers: TcpPeers, port: int) -> None:
@@ -147,12 +163,13 @@ def test_the_node_itself_answers(address: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [Peer(JOB, "c~3~x"), Peer("/p/other", B.node_id)])
-@awaited
-async def test_another_node_says_that_it_is_another(asked: Peer) -> None:
-    async with node() as b, node(A) as a:
-        contact = await reached(a, b.port, asked)
-        assert contact.answer is Answer.OTHER
-        assert contact.link is None
+@paired
+async def test_another_node_answers_that_it_is_another(
+    a: TcpPeers, b: TcpPeers, asked: Peer
+) -> None:
+    contact = await reached(a, b.port, asked)
+    assert contact.answer is Answer.OTHER
+    assert contact.link is None
 
 
 @awaited
@@ -187,32 +204,30 @@ async def test_a_name_that_nobody_knows() -> None:
         assert "cannot be resolved" in contact.why
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 @pytest.mark.parametrize("first", ["::1", HERE])
-def test_a_name_of_several_addresses(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@paired
+async def test_a_name_of_several_addresses(
+    a: TcpPeers, b: TcpPeers, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As localhost has: the node listens at one of them, whichever comes first."""
-    if not socket.has_ipv6:
-        pytest.skip("no IPv6")
     asked: list[str] = []
 
-    def look_up(host: str, port: int, **_: object) -> list[Any]:
+    def look_up(host: str, port: int, *, flags: int = 0, **_: object) -> list[Any]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror("a name")
         asked.append(host)
         families = {"::1": socket.AF_INET6, HERE: socket.AF_INET}
         places = [(family, 0, 0, "", (at, port)) for at, family in families.items()]
         return places if first == "::1" else places[::-1]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            for _ in range(3):  # a link that has ended is tried again every millisecond
-                contact = await a.connect("b", b.port, B, LIMIT_S)
-                assert contact.answer is Answer.SAME
-            port = b.port
-            await b.close()
-            assert (await a.connect("b", port, B, LIMIT_S)).answer is Answer.REFUSED
-            assert asked == ["b"]
-
-    in_loop(work())
+    for _ in range(3):  # a link that has ended is tried again every millisecond
+        assert (await a.connect("b", b.port, B, LIMIT_S)).answer is Answer.SAME
+    port = b.port
+    await b.close()
+    assert (await a.connect("b", port, B, LIMIT_S)).answer is Answer.REFUSED
+    assert asked == ["b"]
 
 
 @pytest.mark.parametrize("silence_s", [0.0, 0.001, 3.0, 864_000.0, LONGEST_S])
@@ -266,7 +281,7 @@ async def _talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     ],
 )
 @awaited
-async def test_whoever_else_accepts_is_no_node(serve: Any, answer: Answer) -> None:
+async def test_anything_else_that_accepts_is_no_node(serve: Any, answer: Answer) -> None:
     async with plain_server(serve) as port, node(A) as a:
         contact = await reached(a, port, limit_s=1.0)
         assert contact.answer is answer
@@ -274,7 +289,7 @@ async def test_whoever_else_accepts_is_no_node(serve: Any, answer: Answer) -> No
 
 
 @awaited
-async def test_who_comes_before_a_node_answers_waits_for_it() -> None:
+async def test_a_contact_before_a_node_answers_waits_for_it() -> None:
     async with node(me=None) as b, node(A) as a:
         early = asyncio.ensure_future(reached(a, b.port))
         assert (await reached(a, b.port, limit_s=0.2)).answer is Answer.HELD
@@ -296,17 +311,15 @@ async def test_a_node_that_has_ended_before_it_answered() -> None:
 # --- how a link ends ------------------------------------------------------------------------------
 
 
-@awaited
-async def test_a_node_that_leaves_says_good_bye() -> None:
-    async with node() as b, node(A) as a:
-        contact = await reached(a, b.port)
-        assert contact.link is not None
-        await b.close()
-        assert await contact.link.ended() is LinkEnd.GOODBYE
+@paired
+async def test_a_node_that_leaves_says_goodbye(a: TcpPeers, b: TcpPeers) -> None:
+    link = await link_to(a, b.port)
+    await b.close()
+    assert await link.ended() is LinkEnd.GOODBYE
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_who_has_just_come_when_a_node_leaves_is_sent_away(turns: int) -> None:
+def test_a_connection_that_was_just_accepted_when_a_node_leaves_is_closed(turns: int) -> None:
     """The event loop makes a connection in several turns."""
 
     async def scenario() -> None:
@@ -356,26 +369,23 @@ async def test_a_node_without_a_port_of_its_own_closes_its_links_at_once() -> No
         assert own.fileno() == -1
 
 
-@awaited
-async def test_who_watches_may_stop() -> None:
-    async with node() as b, node(A) as a:
-        contact = await reached(a, b.port)
-        assert contact.link is not None
-        contact.link.close()
-        contact.link.close()
-        await contact.link.ended()
-        await until(lambda: not b.watchers)
-        assert (await reached(a, b.port)).answer is Answer.SAME
+@paired
+async def test_a_node_may_stop_watching(a: TcpPeers, b: TcpPeers) -> None:
+    link = await link_to(a, b.port)
+    link.close()
+    link.close()
+    await link.ended()
+    await until(lambda: not b.watchers)
+    assert (await reached(a, b.port)).answer is Answer.SAME
 
 
 @awaited
 async def test_a_killed_process_is_refused_by_its_host() -> None:
     with other_process() as (process, port):
         async with node(A) as a:
-            contact = await reached(a, port)
-            assert contact.link is not None
+            link = await link_to(a, port)
             process.kill()
-            assert await contact.link.ended() is LinkEnd.CLOSED
+            assert await link.ended() is LinkEnd.CLOSED
             await until_refused(a, port)
 
 
@@ -383,29 +393,26 @@ async def test_a_killed_process_is_refused_by_its_host() -> None:
 async def test_a_stopped_process_keeps_its_links() -> None:
     with other_process() as (process, port):
         async with node(A) as a:
-            contact = await reached(a, port)
-            assert contact.link is not None
+            link = await link_to(a, port)
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(contact.link.ended(), 2.5)  # longer than its silence
+                await asyncio.wait_for(link.ended(), 2.5)  # longer than its silence
             assert (await reached(a, port, limit_s=0.2)).answer is Answer.HELD
             process.send_signal(signal.SIGCONT)
             assert (await reached(a, port)).answer is Answer.SAME
 
 
-@awaited
-async def test_a_reset_on_the_way_closes_a_link() -> None:
-    async with node() as b, node(A) as a:
-        contact = await reached(a, b.port)
-        assert contact.link is not None
-        (watcher,) = b.watchers
-        assert watcher._transport is not None
-        linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
-        sock = watcher._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        watcher._transport.abort()
-        assert await contact.link.ended() is LinkEnd.CLOSED
-        assert (await reached(a, b.port)).answer is Answer.SAME
+@paired
+async def test_a_reset_on_the_way_closes_a_link(a: TcpPeers, b: TcpPeers) -> None:
+    link = await link_to(a, b.port)
+    (watcher,) = b.watchers
+    assert watcher._transport is not None
+    linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+    sock = watcher._transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    watcher._transport.abort()
+    assert await link.ended() is LinkEnd.CLOSED
+    assert (await reached(a, b.port)).answer is Answer.SAME
 
 
 def test_a_host_that_is_gone_falls_silent(tmp_path: Path) -> None:
@@ -439,14 +446,13 @@ def test_a_child_does_not_keep_its_parent_alive(how: str) -> None:
     async def work() -> None:
         with other_process(how) as (process, port):
             async with node(A) as a:
-                contact = await reached(a, port)
-                assert contact.link is not None
+                link = await link_to(a, port)
                 process.send_signal(signal.SIGUSR1)
                 child = int(await asyncio.to_thread(process.stdout.readline))
                 try:
                     assert (await reached(a, port)).answer is Answer.SAME
                     process.kill()
-                    assert await contact.link.ended() is LinkEnd.CLOSED
+                    assert await link.ended() is LinkEnd.CLOSED
                     await until_refused(a, port)
                     assert psutil.pid_exists(child)
                 finally:
@@ -455,151 +461,139 @@ def test_a_child_does_not_keep_its_parent_alive(how: str) -> None:
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
 
 
-@awaited
-async def test_a_child_holds_other_files_under_its_parents_numbers() -> None:
-    async with node() as b, node(A) as a:
-        contact = await reached(a, b.port)
-        assert contact.link is not None
-        ours = {
-            connection.fd
-            for connection in psutil.Process().net_connections(kind="tcp")
-            if b.port in (connection.laddr.port, *(connection.raddr or ())[1:])
-        }
-        assert len(ours) == 3  # the listener, and both ends
-        with multiprocess_fork() as tell:
-            assert tell(ours) == [os.devnull] * 3
-        assert (await reached(a, b.port)).answer is Answer.SAME
+@paired
+async def test_a_child_holds_other_files_under_its_parents_numbers(
+    a: TcpPeers, b: TcpPeers
+) -> None:
+    await link_to(a, b.port)
+    ours = {
+        connection.fd
+        for connection in psutil.Process().net_connections(kind="tcp")
+        if b.port in (connection.laddr.port, *(connection.raddr or ())[1:])
+    }
+    assert len(ours) == 3  # the listener, and both ends
+    assert files_in_a_child(ours) == [os.devnull] * 3
+    assert (await reached(a, b.port)).answer is Answer.SAME
 
 
-@contextmanager
-def multiprocess_fork() -> Iterator[Callable[[set[int]], list[str]]]:
-    def tell(descriptors: set[int]) -> list[str]:
-        back, out = os.pipe()
-        child = os.fork()
-        if child == 0:
-            files = [Path(f"/proc/self/fd/{number}").readlink() for number in descriptors]
-            os.write(out, "\n".join(map(str, files)).encode())
-            os._exit(0)
-        os.close(out)
-        text = os.read(back, 10_000).decode()
-        os.close(back)
-        os.waitpid(child, 0)
-        return text.split("\n")
-
-    yield tell
+def files_in_a_child(descriptors: set[int]) -> list[str]:
+    """Return what a forked child holds under these numbers."""
+    back, out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        files = [Path(f"/proc/self/fd/{number}").readlink() for number in descriptors]
+        os.write(out, "\n".join(map(str, files)).encode())
+        os._exit(0)
+    os.close(out)
+    text = os.read(back, 10_000).decode()
+    os.close(back)
+    os.waitpid(child, 0)
+    return text.split("\n")
 
 
 # --- strangers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH, ids=range(len(RUBBISH)))
-@awaited
-async def test_a_stranger_hears_nothing(rubbish: bytes) -> None:
-    async with node() as b, node(A) as a:
-        reader, writer = await asyncio.open_connection(HERE, b.port)
-        with contextlib.suppress(ConnectionError):
-            writer.write(rubbish)
-            await writer.drain()
-            assert await reader.read() == b""
-        writer.transport.abort()
-        assert (await reached(a, b.port)).answer is Answer.SAME
+@paired
+async def test_a_stranger_hears_nothing(a: TcpPeers, b: TcpPeers, rubbish: bytes) -> None:
+    reader, writer = await asyncio.open_connection(HERE, b.port)
+    with contextlib.suppress(ConnectionError):
+        writer.write(rubbish)
+        await writer.drain()
+        assert await reader.read() == b""
+    writer.transport.abort()
+    assert (await reached(a, b.port)).answer is Answer.SAME
 
 
-def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+@paired
+async def test_a_connection_that_sends_no_greeting_is_closed(
+    a: TcpPeers, b: TcpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp, "_GREETING_S", 0.2)
-
-    async def work() -> None:
-        async with node() as b:
-            reader, writer = await asyncio.open_connection(HERE, b.port)
-            writer.write(b"rdzv-etcd pe")
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.transport.abort()
-            assert not b.watchers
-
-    in_loop(work())
+    reader, writer = await asyncio.open_connection(HERE, b.port)
+    writer.write(b"rdzv-etcd pe")
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.transport.abort()
+    assert not b.watchers
+    assert (await reached(a, b.port)).answer is Answer.SAME
 
 
-@awaited
-async def test_a_crowd_that_says_nothing_keeps_nobody_away() -> None:
-    async with node() as b, node(A) as a:
-        first = await reached(a, b.port)
-        assert first.link is not None
-        crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
-        await until(lambda: len(b.watchers) >= tcp._MAX_OF_A_KIND)
-        assert len(b.watchers) <= tcp._MAX_OF_A_KIND + 1
-        assert (await reached(a, b.port)).answer is Answer.SAME
-        for _, writer in crowd:
-            writer.transport.abort()
+@paired
+async def test_a_crowd_that_sends_nothing_keeps_nobody_away(a: TcpPeers, b: TcpPeers) -> None:
+    first = await reached(a, b.port)
+    assert first.link is not None
+    crowd = [await asyncio.open_connection(HERE, b.port) for _ in range(300)]
+    await until(lambda: len(b.watchers) >= tcp._MAX_OF_A_KIND)
+    assert len(b.watchers) <= tcp._MAX_OF_A_KIND + 1
+    assert (await reached(a, b.port)).answer is Answer.SAME
+    for _, writer in crowd:
+        writer.transport.abort()
 
 
-@awaited
-async def test_so_many_that_know_what_to_say_break_only_each_other_s_links() -> None:
-    """Whoever may read the job's keys knows it; the next one takes the place of the oldest."""
-    async with node() as b, node(A) as a:
-        links = [(await reached(a, b.port)).link for _ in range(tcp._MAX_OF_A_KIND + 10)]
-        assert all(links)
-        assert len(b.watchers) <= tcp._MAX_OF_A_KIND
-        assert links[0] is not None
-        assert await links[0].ended() is LinkEnd.CLOSED
-        assert (await reached(a, b.port)).answer is Answer.SAME
+@paired
+async def test_so_many_that_send_a_greeting_break_only_each_other_s_links(
+    a: TcpPeers, b: TcpPeers
+) -> None:
+    """Any reader of the job's keys can; the next one takes the place of the oldest."""
+    links = [(await reached(a, b.port)).link for _ in range(tcp._MAX_OF_A_KIND + 10)]
+    assert all(links)
+    assert len(b.watchers) <= tcp._MAX_OF_A_KIND
+    assert links[0] is not None
+    assert await links[0].ended() is LinkEnd.CLOSED
+    assert (await reached(a, b.port)).answer is Answer.SAME
 
 
-@awaited
-async def test_a_cancellation_in_the_moment_of_an_answer_is_not_swallowed() -> None:
-    """As `asyncio.wait_for` does before Python 3.12: whoever leaves would wait for ever."""
-    async with node() as b, node(A) as a:
-        for turns in range(40):
-            attempt = asyncio.ensure_future(reached(a, b.port))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            was_done = attempt.done()
-            attempt.cancel()
-            await asyncio.wait({attempt})
-            assert attempt.cancelled() or was_done
+@paired
+async def test_a_cancellation_in_the_moment_of_an_answer_is_not_swallowed(
+    a: TcpPeers, b: TcpPeers
+) -> None:
+    """As `asyncio.wait_for` does before Python 3.12: a node that leaves would wait forever."""
+    for turns in range(40):
+        attempt = asyncio.ensure_future(reached(a, b.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = attempt.done()
+        attempt.cancel()
+        await asyncio.wait({attempt})
+        assert attempt.cancelled() or was_done
 
 
-def test_no_thread_for_a_name_is_no_more_than_a_node_that_is_not_reached(
-    monkeypatch: pytest.MonkeyPatch,
+@paired
+async def test_no_thread_for_a_name_is_no_more_than_a_node_that_is_not_reached(
+    a: TcpPeers, b: TcpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async def work() -> None:
-        async with node() as b, node(A) as a:
-            with monkeypatch.context() as patched:
-                patched.setattr(threading.Thread, "start", no_more)
-                contact = await a.connect("localhost", b.port, B, 5.0)
-            assert contact.answer is Answer.UNREACHABLE
-            assert "can't start new thread" in contact.why
-
-    in_loop(work())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        contact = await a.connect("localhost", b.port, B, 5.0)
+    assert contact.answer is Answer.UNREACHABLE
+    assert "can't start new thread" in contact.why
 
 
-@awaited
-async def test_what_is_said_after_the_greeting_is_ignored() -> None:
-    async with node() as b, node(A) as a:
-        reader, writer = await asyncio.open_connection(HERE, b.port)
-        writer.write(b'rdzv-etcd peer 1 ["/p/job","b~2~x"]\n')
-        assert await reader.readline() == b"rdzv-etcd peer 1 yes\n"
-        for _ in range(100):
-            writer.write(b"x" * 100_000)
-            await writer.drain()
-        assert (await reached(a, b.port)).answer is Answer.SAME
-        writer.transport.abort()
+@paired
+async def test_anything_after_the_greeting_is_ignored(a: TcpPeers, b: TcpPeers) -> None:
+    reader, writer = await asyncio.open_connection(HERE, b.port)
+    writer.write(b'rdzv-etcd peer 1 ["/p/job","b~2~x"]\n')
+    assert await reader.readline() == b"rdzv-etcd peer 1 yes\n"
+    for _ in range(100):
+        writer.write(b"x" * 100_000)
+        await writer.drain()
+    assert (await reached(a, b.port)).answer is Answer.SAME
+    writer.transport.abort()
 
 
-@awaited
-async def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_again() -> None:
-    """Its process lives, and accepts; its links end without a good-bye."""
-    async with node() as watched, node(A) as watching:
-        contact = await reached(watching, watched.port)
-        assert contact.link is not None
-        watched.disown()
-        assert await contact.link.ended() is LinkEnd.CLOSED
-        assert (await reached(watching, watched.port)).answer is Answer.MUTE
-        await watched.admit(B)
-        again = await reached(watching, watched.port)
-        assert again.answer is Answer.SAME
-        assert again.link is not None
-        again.link.close()
+@paired
+async def test_a_node_that_was_disowned_answers_nobody_until_it_is_admitted_again(
+    a: TcpPeers, b: TcpPeers
+) -> None:
+    """Its process lives, and accepts; its links end without a goodbye."""
+    link = await link_to(a, b.port)
+    b.disown()
+    assert await link.ended() is LinkEnd.CLOSED
+    assert (await reached(a, b.port)).answer is Answer.MUTE
+    await b.admit(B)
+    (await link_to(a, b.port)).close()
