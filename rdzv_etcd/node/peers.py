@@ -185,8 +185,8 @@ class PeerLinks:
         self._member = member
         self._network = network
         settings = context.settings
-        self._self = Peer(f"{settings.prefix}/{settings.job_id}", member.node_id)
-        self._peer_watch = PeerWatch(context.clock, network, self._self.job)
+        self._me = Peer(f"{settings.prefix}/{settings.job_id}", member.node_id)
+        self._peer_watch = PeerWatch(context.clock, network, self._me.job)
         self.accuser = Accuser(context)
         self._warned: set[str] = set()
         self._gone: set[str] = set()
@@ -210,13 +210,13 @@ class PeerLinks:
     async def answer_again(self) -> None:
         """Answer for this node, if it was disowned: its thread is back."""
         if self._context.presence.has_begun:  # it can answer an accusation
-            await self._network.admit(self._self)
+            await self._network.admit(self._me)
 
     async def run(self) -> None:
         """Answer for this node and watch its neighbor, until cancelled."""
         member, context = self._member, self._context
         await context.wakeup.wait(when=lambda: context.presence.has_begun)
-        await self._network.admit(self._self)
+        await self._network.admit(self._me)
         while True:
             await self._tend(member.epoch)
 
@@ -224,14 +224,12 @@ class PeerLinks:
         member, record = self._member, self._member.record
         if record is None:
             return ()
-        if record.slices is None:
-            return ring_after(record.members, member.node_id)
-        mine = member.slice_of(record)  # of a large world this node knows one slice
-        return (
-            ()
-            if mine is None
-            else ring_after(sorted(mine.ranks, key=mine.ranks.__getitem__), member.node_id)
-        )
+        members: Sequence[str] = record.members
+        if record.slices is not None:  # of a large world this node knows one slice
+            mine = member.slice_of(record)
+            ranks = {} if mine is None else mine.ranks
+            members = sorted(ranks, key=ranks.__getitem__)
+        return ring_after(members, member.node_id)
 
     async def _tend(self, epoch: int) -> None:
         """Watch the members of the world that this node is in, until it is in another one: also
@@ -257,10 +255,8 @@ class PeerLinks:
 
         while not is_over():
             await wakeup.wait(when=lambda: is_over() or bool(self._passed_over))
-            if (
-                not await wakeup.wait(clock.now_s() + _PAUSE_S, when=is_over)
-                and await self._are_back()
-            ):
+            await wakeup.wait(clock.now_s() + _PAUSE_S, when=is_over)
+            if not is_over() and await self._are_back():
                 return
         # Meanwhile the neighbor in the world before is watched.
         record = member.record
@@ -390,14 +386,14 @@ class PeerLinks:
             return
         how = self._how(info, evidence, seen)
         after_ms = None if seen.after_s is None or not is_gone else round(1000 * seen.after_s)
-        accusation = Accusation(self._self.node_id, how, is_gone, now.round_trip_ms, after_ms)
+        accusation = Accusation(self._me.node_id, how, is_gone, now.round_trip_ms, after_ms)
         await self.accuser.accuse(info.node_id, presence, accusation)
         self._backoff.reset()
 
     def _how(self, info: NodeInfo, evidence: Evidence, seen: LinkSeen) -> str:
         names = self._context.log.names
         names.learn([info.node_id])
-        me = names(self._self.node_id)
+        me = names(self._me.node_id)
         why, end = seen.contact.why, seen.end
         if evidence is not Evidence.SILENT:
             return how_gone(me, why, seen.after_s)
