@@ -7,11 +7,9 @@ the requests mean.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rdzv_etcd.clock import Clock
 from rdzv_etcd.errors import EtcdAuthError, EtcdError, EtcdUnavailableError, OutcomeUnknownError
@@ -26,8 +24,6 @@ from rdzv_etcd.etcd.errors import (
     unavailable,
 )
 from rdzv_etcd.etcd.grpc_start import grpc
-
-T = TypeVar("T")
 
 FAILBACK_AFTER_S = 300.0
 """The average time between tries to return to the preferred endpoint; each is drawn, so that a
@@ -154,11 +150,12 @@ class _Call:
         self.maybe_applied |= self.kind.writes and fault.verdict is Verdict.UNKNOWN
 
     def may_repeat(self, failed: AttemptError) -> bool:
-        """Return whether its kind allows another attempt, and one may help."""
+        """Return whether its kind and the time allow another attempt, and one may help."""
         only_tls = len(self.faults) == self.endpoints and all(
             fault.is_tls for fault in self.faults.values()
         )
         hopeless = only_tls or self.refused_tokens > _TOKENS_PER_CALL
+        hopeless = hopeless or self.deadline.remaining_s() <= 0
         return failed.fault.verdict in self.kind.repeat_after and not hopeless
 
     def error(self, failed: AttemptError, user: str | None) -> EtcdError:
@@ -208,7 +205,7 @@ class Failover:
     ) -> None:
         """``probe``: method and request of a read that any member with a leader answers."""
         self._servers = tuple(sorted(servers, key=lambda _: clock.jitter(1.0)))
-        self._auth = auth
+        self.auth = auth
         self._current = 0
         self._probe = probe
         self._failback_after_s = failback_after_s
@@ -226,14 +223,6 @@ class Failover:
     def has_alternatives(self) -> bool:
         return len(self._servers) > 1
 
-    @property
-    def user(self) -> str | None:
-        return self._auth.user
-
-    @property
-    def can_renew_token(self) -> bool:
-        return self._auth.can_renew
-
     def pause(self) -> Pause:
         return Pause(self.clock, len(self._servers))
 
@@ -241,37 +230,22 @@ class Failover:
         """Make one unary call as its kind allows. Raises only :class:`EtcdError`."""
         deadline = Deadline(self.clock, timeout_s)
         call = _Call(kind, method, request, deadline, len(self._servers))
-        attempt = partial(self._attempt, call)
-        try:
-            return await self.repeat(attempt, call.may_repeat, self.pause(), deadline.remaining_s)
-        except AttemptError as failed:
-            error = call.error(failed, self.user)
-        raise error
-
-    async def repeat(
-        self,
-        attempt: Callable[[], Awaitable[T]],
-        may_repeat: Callable[[AttemptError], bool],
-        pause: Pause,
-        remaining_s: Callable[[], float] = lambda: math.inf,
-    ) -> T:
-        """Make attempts until one succeeds, ``may_repeat`` forbids another, or time is up.
-
-        Raises :class:`AttemptError`, the last one.
-        """
+        pause = self.pause()
         while True:
             try:
-                return await attempt()
+                return await self._attempt(call)
             except AttemptError as failed:
-                if not may_repeat(failed) or remaining_s() <= 0:
-                    raise
-            await self.clock.sleep(min(pause.next_s(), remaining_s()))
+                if not call.may_repeat(failed):
+                    error = call.error(failed, self.auth.user)
+                    break
+            await self.clock.sleep(min(pause.next_s(), deadline.remaining_s()))
+        raise error
 
     async def open(self, method: str, request: Any, limit_s: float) -> Stream:
         """Open a stream at the current endpoint. Raises :class:`AttemptError`."""
         server = await self._connected(limit_s)
         try:
-            metadata = await self._auth.metadata(server, limit_s)
+            metadata = await self.auth.metadata(server, limit_s)
             return server.stream(method, request, metadata=metadata)
         except (AttemptError, ClosedError) as error:
             raise self.failed(server, error) from error
@@ -288,12 +262,12 @@ class Failover:
         if isinstance(error, AttemptError):
             fault = error.fault
         elif isinstance(error, grpc.RpcError):
-            fault = judge(error, authenticated=self._auth.can_renew)
+            fault = judge(error, authenticated=self.auth.can_renew)
         else:
             fault = unavailable(Verdict.UNKNOWN, str(error))
         if fault.verdict is Verdict.STALE_TOKEN:
             if metadata is not None:
-                self._auth.refuse(metadata)
+                self.auth.refuse(metadata)
         elif fault.verdict is not Verdict.FINAL:
             gives_up = self.has_alternatives or is_small
             self.leave(server, is_silent=fault.is_timeout and gives_up)
@@ -352,7 +326,7 @@ class Failover:
 
     async def _answers(self, server: Server) -> bool:
         method, request = self._probe
-        metadata = self._auth.current or REQUIRE_LEADER
+        metadata = self.auth.current or REQUIRE_LEADER
         try:
             if not await server.ready(_CONNECT_LIMIT_S):
                 return False
@@ -360,7 +334,7 @@ class Failover:
         except ClosedError:
             return False
         except grpc.RpcError as error:  # refusing the user, or a token, is an answer
-            verdict = judge(error, authenticated=self._auth.can_renew).verdict
+            verdict = judge(error, authenticated=self.auth.can_renew).verdict
             return verdict in (Verdict.FINAL, Verdict.STALE_TOKEN)
         return True
 
@@ -392,7 +366,7 @@ class Failover:
             try:
                 kind = call.kind
                 limit_s = kind.shared_limit_s if self.has_alternatives else kind.attempt_limit_s
-                metadata = await self._auth.metadata(
+                metadata = await self.auth.metadata(
                     server, min(limit_s, call.deadline.remaining_s())
                 )
                 return await server.unary(

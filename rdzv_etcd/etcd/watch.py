@@ -133,19 +133,27 @@ class EtcdWatch:
     # -- the stream's side ------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """Watch, and resume, until there is an error for the reader."""
+        start_revision = self._next_revision
         try:
-            await self._failover.repeat(
-                self._follow,
-                lambda failed: failed.fault.verdict is not Verdict.FINAL,
-                self._pause,
-            )
-        except AttemptError as failed:
-            self._failure = final_error(failed, self._failover.user)
-            if isinstance(self._failure, EtcdPermissionError):
-                keys = keys_text(self._key, self._range_end)
-                self._failure = EtcdPermissionError(f"{self._failure}: watch {keys}")
+            while True:
+                try:
+                    start_revision = await self._follow(start_revision)
+                    continue
+                except AttemptError as failed:
+                    if failed.fault.verdict is Verdict.FINAL:
+                        self._failure = self._final_error(failed)
+                        return
+                start_revision = self._next_revision
+                await self._failover.clock.sleep(self._pause.next_s())
         except EtcdError as error:
             self._failure = error
+
+    def _final_error(self, failed: AttemptError) -> EtcdError:
+        error = final_error(failed, self._failover.auth.user)
+        if isinstance(error, EtcdPermissionError):
+            return EtcdPermissionError(f"{error}: watch {keys_text(self._key, self._range_end)}")
+        return error
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Give the reader an unexpected error as well, rather than let it wait forever."""
@@ -153,14 +161,11 @@ class EtcdWatch:
             self._failure = task.exception()
         self._changed.set()
 
-    async def _follow(self) -> None:
-        """Watch until the stream breaks. Raises :class:`AttemptError`, or what ends the watch."""
-        start_revision = self._next_revision
-        while True:
-            start_revision = await self._follow_from(start_revision)
+    async def _follow(self, start_revision: int) -> int:
+        """Watch until the stream breaks; return from where to begin again if it has not.
 
-    async def _follow_from(self, start_revision: int) -> int:
-        """Watch until the stream breaks; return from where to begin again if it has not."""
+        Raises :class:`AttemptError`, or what ends the watch.
+        """
         request = messages.watch_request(
             self._key, self._range_end, start_revision, puts_only=self._puts_only
         )
@@ -243,10 +248,10 @@ class EtcdWatch:
         self._changed.set()
 
     def _judge_cancel(self, stream: Stream, reason: str) -> AttemptError:
-        fault = judge_text(None, reason, authenticated=self._failover.can_renew_token)
+        fault = judge_text(None, reason, authenticated=self._failover.auth.can_renew)
         # etcd 3.4 and 3.5 send "permission denied" for a stale token as well: try a new one,
         # and more than once, as a change of users makes tokens stale as soon as they are issued.
-        denied = "permission denied" in reason and self._failover.can_renew_token
+        denied = "permission denied" in reason and self._failover.auth.can_renew
         self._denials += denied
         if denied and self._denials < _DENIALS:
             fault = Fault(Verdict.STALE_TOKEN, fault.reason, fault.error)

@@ -82,34 +82,27 @@ class JobSettings:
 
 
 class Orphans(Enum):
-    """What becomes of a node's workers when its own process has died without leaving the job."""
+    """The values of ``orphans``."""
 
     LEAVE = "leave"
-    """They run until they notice it themselves, or until something else ends them."""
     KILL = "kill"
-    """A guard ends them."""
 
 
 class Log(str, Enum):
-    """How this library's log lines are shown."""
+    """The values of ``log``."""
 
     LOGLEVEL = "loglevel"
-    """As the program has configured logging; under torchrun as torch's own lines."""
     WARNING = "warning"
     INFO = "info"
     JSON = "json"
-    """All from INFO on, as JSON."""
 
 
 class AfterEnd(Enum):
-    """What a node does that is started after a run of its job has ended."""
+    """The values of ``after_end``."""
 
     NEW_RUN = "new-run"
-    """It is part of a new run, and waits for the others."""
     REFUSE = "refuse"
-    """It fails, as with torch's etcd-v2, for ``closed_ttl_s``."""
     FINISH = "finish"
-    """It ends as the run did, within ``closed_ttl_s``: with success if that finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.etcd.tools import python
 from tests.support.servers import EtcdServer
 
@@ -64,16 +66,11 @@ def test_etcd3_works_for_the_user_afterwards(etcd_server: EtcdServer) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_works_after_an_import_that_failed() -> None:
-    done = python(AFTER_A_FAILED_IMPORT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_threads_that_load_at_once_get_the_same_classes() -> None:
-    done = python(FROM_MANY_THREADS)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_another_packages_descriptors_do_no_harm() -> None:
-    done = python(BESIDE_ANOTHER_RPC_PROTO)
+@pytest.mark.parametrize(
+    "script",
+    [AFTER_A_FAILED_IMPORT, FROM_MANY_THREADS, BESIDE_ANOTHER_RPC_PROTO],
+    ids=["after a failed import", "from many threads", "beside another package's rpc.proto"],
+)
+def test_the_classes_are_there(script: str) -> None:
+    done = python(script)
     assert (done.returncode, done.stderr) == (0, "")
