@@ -21,6 +21,7 @@ from rdzv_etcd.clock import wait_for
 from rdzv_etcd.errors import EtcdTlsError, EtcdUnavailableError
 from rdzv_etcd.process import begun_in_thread
 from rdzv_etcd.settings.connection import Connection, Endpoint
+from rdzv_etcd.settings.hosts import wait_for_name
 from rdzv_etcd.text import LINE, shown
 
 _log = logging.getLogger(__name__)  # of its own: the command line shows only this one's lines
@@ -93,6 +94,26 @@ async def _look_soon(connection: Connection, failed: asyncio.Event) -> list[Prob
 
 def _joined(problems: Sequence[Problem]) -> str:
     return "; ".join(map(str, problems))
+
+
+def wait_for_names(connection: Connection, patience_s: float) -> None:
+    """Block until the name of an endpoint can be resolved, for at most ``patience_s``.
+
+    That of a pod may not be in DNS yet. If none can be, the first contact will report it.
+    """
+    hosts = [endpoint.host for endpoint in connection.endpoints]
+
+    def report(waited_s: float, problem: str) -> None:
+        _log.warning(
+            "waiting %d s (of %g) until this host can resolve a name in --rdzv-endpoint, %s: %s",
+            waited_s,
+            patience_s,
+            shown(", ".join(hosts)),
+            problem,
+        )
+
+    with contextlib.suppress(OSError, UnicodeError):
+        wait_for_name(hosts, patience_s, report)
 
 
 async def look(connection: Connection) -> list[Problem]:

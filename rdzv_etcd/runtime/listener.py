@@ -223,7 +223,7 @@ def _resolve(local_addr: str, text: str, patience_s: float) -> list[SocketAddres
         )
 
     try:
-        return wait_for_name(text, patience_s, tell)
+        return wait_for_name((text,), patience_s, tell)
     except (OSError, UnicodeError) as error:
         waited = f" within {patience_s:g} s" if patience_s else ""
         raise SettingsError(

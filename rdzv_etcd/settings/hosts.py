@@ -11,7 +11,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from rdzv_etcd.process import begun_in_thread, wait_for_result
@@ -80,16 +80,17 @@ def resolve(host: str) -> tuple[str, ...]:
 
 
 def wait_for_name(
-    host: str, limit_s: float, report: Callable[[float, str], None]
+    hosts: Sequence[str], limit_s: float, report: Callable[[float, str], None]
 ) -> list[SocketAddress]:
-    """Return the addresses of ``host``; if it is not in DNS yet, try again for ``limit_s`` seconds.
+    """Return the addresses of the first of ``hosts`` that has any; if none is in DNS yet, try again
+    for ``limit_s`` seconds.
 
     ``report`` is called now and then meanwhile, with the seconds waited and the resolver's error.
     Signal handlers run while this blocks. Raises OSError, and UnicodeError at once for what cannot
     be a name.
     """
     with contextlib.suppress(OSError, UnicodeError):
-        return _look_up(host, socket.AI_NUMERICHOST)
+        return _first_found(hosts, socket.AI_NUMERICHOST)
     began_s, next_line_s = time.monotonic(), FIRST_LINE_S
     problem: Exception = OSError("no answer from the name server")
     given_up = threading.Event()
@@ -98,7 +99,7 @@ def wait_for_name(
         nonlocal problem
         while True:
             try:
-                return _look_up(host)
+                return _first_found(hosts)
             except OSError as error:
                 problem = error
                 is_last = time.monotonic() - began_s + _AGAIN_S >= limit_s
@@ -114,6 +115,13 @@ def wait_for_name(
         return looking.result()
     finally:
         given_up.set()
+
+
+def _first_found(hosts: Sequence[str], flags: int = 0) -> list[SocketAddress]:
+    for host in hosts[:-1]:
+        with contextlib.suppress(OSError, UnicodeError):
+            return _look_up(host, flags)
+    return _look_up(hosts[-1], flags)
 
 
 def _look_up(host: str, flags: int = 0) -> list[SocketAddress]:

@@ -17,7 +17,7 @@ from types import TracebackType
 from rdzv_etcd.arguments import seconds_or_none
 from rdzv_etcd.clock import Clock, SystemClock
 from rdzv_etcd.errors import DrainedError, EtcdUnavailableError, JobClosedError, MisuseError
-from rdzv_etcd.etcd.first_contact import first_contact
+from rdzv_etcd.etcd.first_contact import first_contact, wait_for_names
 from rdzv_etcd.metrics import open_outputs, recorder_for
 from rdzv_etcd.node.context import Identity
 from rdzv_etcd.node.gate import Gate, GateFunction, check_gate
@@ -70,10 +70,10 @@ class Group:
 
     The constructor connects, opens the session and begins to watch the job, so that :meth:`join` is
     one round trip plus the wait for the others. It blocks while names are resolved, for up to
-    ``join_timeout_s`` while ``local_addr`` is a name that is not in DNS yet, and for at most
-    ``settings.connection.connect_timeout_s`` if etcd does not answer; if etcd stops answering
-    after that, for a few times ``request_timeout_s``. With ``settings.embed`` it first waits until
-    an etcd is there, for up to ``join_timeout_s``. Raises
+    ``join_timeout_s`` while ``local_addr`` or every endpoint is a name that is not in DNS yet, and
+    for at most ``settings.connection.connect_timeout_s`` if etcd does not answer; if etcd stops
+    answering after that, for a few times ``request_timeout_s``. With ``settings.embed`` it first
+    waits until an etcd is there, for up to ``join_timeout_s``. Raises
     :class:`~rdzv_etcd.errors.EtcdError`, :class:`~rdzv_etcd.errors.StateCorruptError` or, with
     ``settings.embed``, :class:`~rdzv_etcd.errors.EmbeddedEtcdError`; and, as :meth:`join` does,
     :class:`~rdzv_etcd.errors.SettingsError` if ``local_addr`` cannot be an address of this node and
@@ -156,6 +156,8 @@ class Group:
     def _start(self, connection: Connection | None) -> None:
         """``connection``: how etcd is reached, if it is as the settings say."""
         limit_s = self._settings.connection.connect_timeout_s
+        if connection is not None:
+            wait_for_names(connection, self._settings.timing.join_timeout_s)
         try:
             self._part.run(_start(self._node, limit_s, connection))
         except EtcdUnavailableError:

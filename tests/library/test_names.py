@@ -94,6 +94,21 @@ def test_a_name_that_never_comes_ends_the_wait(job: Job, resolver: Resolver) -> 
     assert f"local_addr is '{NAME}', which this host cannot resolve within {limit_s:g} s" in errors
 
 
+def test_a_node_waits_for_the_name_of_its_endpoint(job: Job, resolver: Resolver) -> None:
+    endpoint = f"also-late.example:1,{NAME}:{job.server.port}"
+    with resolver.run(endpoint, job.id, "127.0.0.1", "600") as node:
+        assert node.stdin
+        assert node.stdout
+        assert node.stderr
+        said = node.stderr.readline()
+        assert f"resolve a name in --rdzv-endpoint, also-late.example, {NAME}: " in said
+        resolver.add(NAME)
+        for _ in range(2):
+            assert node.stdout.readline() == "joined 127.0.0.1\n"
+            print(file=node.stdin, flush=True)
+        assert node.wait(LIMIT_S) == 0
+
+
 @pytest.mark.parametrize("name", ["no..name", "10.0.0.256"])
 def test_what_can_be_no_name_is_not_waited_for(job: Job, resolver: Resolver, name: str) -> None:
     with resolver.run(job.server.endpoint, job.id, name, "600") as node:
