@@ -121,7 +121,7 @@ def etcd_server(
 
 @pytest.fixture
 def job_id() -> str:
-    """A job id nobody else uses."""
+    """A job id that no other test uses."""
     return f"job-{uuid.uuid4().hex[:12]}"
 
 

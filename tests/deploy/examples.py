@@ -1,7 +1,7 @@
 """The files under ``examples/deploy``, as the torchrun of each node that they would start.
 
 Knows Kubernetes' variables and references, what Kubeflow's operator puts into a pod, and how to
-have a script tell what it would submit. Knows nothing of what torchrun makes of it.
+get from a script the command that it would submit. Knows nothing of how torchrun reads it.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ _STAND_INS = {
 
 
 def _of_script(path: Path, index: int, folder: Path) -> Launch:
-    """Run the script itself, with programs in front of it that only tell what they were given."""
+    """Run the script itself, with programs in front of it that only write their arguments."""
     submitted = folder / "submitted"
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)

@@ -100,7 +100,7 @@ shift; exec "$@" """,
     "activate": ":",
 }
 
-# What somebody changes: the backend's name, and where its server is.
+# A user changes the backend's name and its server's address.
 _BACKEND = re.compile(
     r"(rdzv[_-]backend[ =]|PET_RDZV_BACKEND=|rdzvBackend: )(?:c10d|etcd-v2|etcd)\b"
 )
@@ -128,7 +128,7 @@ class Shape:
         return Shape(path, head[1] == "once for", int(head[2]), int(head[3]))
 
     def with_ours(self, server: EtcdServer, folder: Path) -> Path:
-        """Write it down as somebody does who changes the backend."""
+        """Write it with the backend changed, as a user would."""
         text, backends = _BACKEND.subn(r"\1etcd3", self.path.read_text())
         text, endpoints = _ENDPOINT.subn(rf"\g<1>{server.target}", text)
         if "rdzvHost" in text:

@@ -65,7 +65,7 @@ def test_nodes_get_the_clients_certificates_and_etcd_the_servers() -> None:
     }
 
 
-def test_no_authority_s_key_is_kept_and_nobody_gets_another_s(tmp_path: Path) -> None:
+def test_no_authority_s_key_is_kept_and_no_service_gets_another_s(tmp_path: Path) -> None:
     etcd, node = _made(tmp_path)
     for folder in (etcd, node):
         certified = {

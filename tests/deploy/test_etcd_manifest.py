@@ -110,4 +110,4 @@ def _wait_healthy(port: int, log: Path) -> None:
         except (OSError, GatewayError):
             pass  # not yet
         assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(0.05)  # etcd tells nobody when it is ready
+        time.sleep(0.05)  # etcd does not announce that it is ready

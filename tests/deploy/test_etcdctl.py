@@ -1,4 +1,4 @@
-"""The document's etcdctl commands do on a real etcd with TLS what it says."""
+"""The document's etcdctl commands work as described, on a real etcd with TLS."""
 
 from __future__ import annotations
 

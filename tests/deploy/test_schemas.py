@@ -44,7 +44,7 @@ def test_the_schema_refuses_an_unknown_field(item: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_a_pod_mounts_the_volumes_it_has(path: Path) -> None:
-    """Which no schema says."""
+    """No schema checks this."""
     for item in documents(path):
         claims = [c["metadata"]["name"] for c in item["spec"].get("volumeClaimTemplates", ())]
         for pod in (template["spec"] for template in pod_templates(item)):

@@ -1,4 +1,4 @@
-"""What the manifests run has no more rights, and is open to nobody more, than its work takes."""
+"""The manifests' pods have no more rights, and are open to no more peers, than their work takes."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_two_nodes_train(
         )
         if "last_call_timeout=20" in str(
             here
-        ):  # counts from the second node on: nobody else will come
+        ):  # counts from the second node on: no other will come
             here = here.replaced(("last_call_timeout=20", "last_call_timeout=1"))
         command = (*here.command, "--passes=1", f"--step-log={folder / 'steps'}")
         processes[index] = start(Launch(command, here.environment), folder / "output")

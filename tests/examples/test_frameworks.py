@@ -32,7 +32,7 @@ FRAMEWORKS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pyre-extensions", "docstring-parser", "tabulate", "importlib-metadata"),
     ),
 }
-"""What pip is told for each, one call after the other: all that these tests need of it."""
+"""The arguments of pip for each, call by call: only what these tests need."""
 
 SAME_WEIGHT = r"^rank (\d) of 2: (all have the same weight: True)"
 LEARNT = r"^rank (\d) of 2: (y = [23]\.\d\dx \+ -[01]\.\d\d)$"

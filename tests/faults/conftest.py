@@ -41,7 +41,7 @@ def bridge(etcd: EtcdServer) -> Iterator[FaultBridge]:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     """A factory of jobs: ``job(endpoint, "2:3", **rdzv_conf)``. In the end the invariants are
-    checked over what the nodes were told, and their processes are gone."""
+    checked over the worlds that the nodes have entered, and their processes end."""
     with ExitStack() as stack:
         made: list[Nodes] = []
 

@@ -1,7 +1,7 @@
-"""What a job's nodes were told, and whether they may have been told it. Pure.
+"""The worlds that a job's nodes have entered, and whether they may have. Pure.
 
-The invariants are those of ``tests/sim/history.py`` that show in what nodes are told; etcd's side
-of them is not recorded here, because recording it would need an etcd without faults.
+The invariants are those of ``tests/sim/history.py`` that show in these worlds; etcd's side of them
+is not recorded here, because recording it would need an etcd without faults.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class InvariantError(AssertionError):
 
 @dataclass(frozen=True)
 class Told:
-    """A world as one node was told it."""
+    """A world as one node saw it."""
 
     node_id: str
     world: Seat
 
 
 def check_history(told: Sequence[Told], *, min_nodes: int, max_nodes: int, unit: int = 1) -> None:
-    """Raise InvariantError unless every promise was kept; ``told``: each node's in its order.
+    """Raise InvariantError unless every promise was kept; ``told`` has each node's worlds in order.
 
     Rounds of one job id only, and only of runs that follow each other: epochs grow over all.
     """
@@ -61,4 +61,4 @@ def _shared(world: Seat) -> tuple[object, ...]:
 
 def _demand(holds: bool, promise: str, told: Told) -> None:
     if not holds:
-        raise InvariantError(f"{promise}: {told.node_id} was told {told.world}")
+        raise InvariantError(f"{promise}: {told.node_id} saw {told.world}")

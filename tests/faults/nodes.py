@@ -261,7 +261,7 @@ def assert_nothing_left(store: Store, job_id: str) -> None:
     deadline_s = time.monotonic() + LIMIT_S + Timing().job_ttl_s
     while left := left_over():
         assert time.monotonic() < deadline_s, f"etcd still holds {left}"
-        time.sleep(0.05)  # a lease that expires tells nobody who holds none of its keys
+        time.sleep(0.05)  # the end of a lease without keys sends no event
 
 
 def take_in_another(nodes: Nodes, members: list[NodeProcess]) -> None:

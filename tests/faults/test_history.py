@@ -14,7 +14,7 @@ SECOND = Seat(2, 0, 3, "10.0.0.1", 4001, 20, ("a", "c", "b"), 7)
 
 
 def seen(world: Seat) -> list[Told]:
-    """What all members of a world are told."""
+    """The world as each of its members sees it."""
     return [Told(member, replace(world, rank=rank)) for rank, member in enumerate(world.members)]
 
 
@@ -26,7 +26,7 @@ def test_a_sound_history_passes() -> None:
     check(seen(FIRST) + seen(SECOND))
 
 
-def test_who_is_told_late_breaks_nothing() -> None:
+def test_a_node_that_enters_late_breaks_nothing() -> None:
     a, b = seen(FIRST)
     check([a, Told("c", replace(SECOND, rank=1)), b])
 

@@ -31,7 +31,7 @@ def small_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
 def lose_one_then_fill(
     nodes: Nodes, members: list[NodeProcess], etcd: EtcdServer
 ) -> list[NodeProcess]:
-    """Freeze a member until the others go on without it, fill etcd, and let it join again."""
+    """Freeze a member until the others continue without it, fill etcd, and let it join again."""
     nodes.wait_for_world(members)
     *rest, late = members
     joined = len(late.all("join"))  # once, or once more if another member started later
@@ -44,7 +44,7 @@ def lose_one_then_fill(
 
 
 def test_a_member_that_joins_again_waits_for_the_cure(small_etcd: EtcdServer, job: Job) -> None:
-    """It says once what it waits for; the others work on; a newcomer is refused at once. Then all
+    """It logs once what it waits for; the others work on; a newcomer is refused at once. Then all
     work together."""
     nodes = job(small_etcd.endpoint, "2:3")
     three = nodes.start("a", "b", "late")

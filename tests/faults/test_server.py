@@ -18,7 +18,7 @@ _ROOT = b"/rdzv_etcd/"
 def test_a_user_known_by_its_certificate_with_a_role_limited_to_the_prefix(
     etcd_binary: EtcdBinary, job: Job, tmp_path: Path
 ) -> None:
-    """No password: the certificate's common name says who it is."""
+    """No password: the certificate's common name is the user."""
     files = make_certificates(tmp_path / "certificates", client_name=USER)
     server = EtcdServer(etcd_binary, tmp_path, certificates=files, require_client_cert=True)
     tls = {"ca_cert": str(files.ca), "cert": str(files.client_cert), "key": str(files.client_key)}

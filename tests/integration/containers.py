@@ -35,7 +35,7 @@ PATIENCE_S = 300.0
 
 WORKER = "/integration/worker.py"
 ALLREDUCE = f"{WORKER} --allreduce"
-"""What nodes train; the first says only that a step was made, and in which world."""
+"""The trainings of nodes; the first only reports its steps and their world."""
 
 LEASE_TTL_S = 3
 CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=3,closed_ttl=3,ended_ttl=3"

@@ -46,7 +46,7 @@ _MIRROR = os.environ.get("RDZV_ETCD_DEBIAN_MIRROR")
 _FETCH_ETCD = PROJECT / "tools/fetch_newest_etcd.sh"
 
 _FETCHED_ETCD = os.environ.get("RDZV_ETCD_NEWEST_ETCD")
-"""The folder that this script has filled already, if somebody has called it."""
+"""The folder that this script has filled already, if it has run."""
 
 _DEBIAN_PACKAGES = ("python3", "libstdc++6", "openssl")
 """Beyond the essential ones: C++ is for torch, openssl for compose/certificates.sh."""
@@ -63,7 +63,7 @@ main()
 
 
 class ImageError(Exception):
-    """An image cannot be built on this machine; the message says what it takes."""
+    """An image cannot be built on this machine; the message names what is missing."""
 
 
 def build(image: str) -> None:
@@ -92,7 +92,7 @@ def _build(image: str) -> None:
 
 
 def build_etcd(folder: Path) -> bool:
-    """Import etcd and etcdctl; tell whether that was necessary."""
+    """Import etcd and etcdctl; return whether that was necessary."""
     fingerprint = _fingerprint(_FETCH_ETCD.read_text())
     if _is_built(ETCD_IMAGE, fingerprint):
         return False
@@ -111,7 +111,7 @@ def build_etcd(folder: Path) -> bool:
 
 
 def build_node_base(folder: Path) -> bool:
-    """Import a Debian with the needed packages; tell whether that was necessary."""
+    """Import a Debian with the needed packages; return whether that was necessary."""
     suite = _SUITES.get(sys.version_info[:2])
     if suite is None:
         known = " or ".join(f"{major}.{minor}" for major, minor in _SUITES)

@@ -46,7 +46,7 @@ def patient(project: Callable[..., Project]) -> Project:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     [
         (Host.killed, (PROCESS_EXITED, HOST_SILENT)),
         (agent_killed, (PROCESS_EXITED, HOST_SILENT)),
@@ -54,7 +54,7 @@ def patient(project: Callable[..., Project]) -> Project:
     ],
 )
 def test_a_loss_is_known_though_its_lease_lives(
-    patient: Project, fault: Fault, told: tuple[str, ...]
+    patient: Project, fault: Fault, reported: tuple[str, ...]
 ) -> None:
     for host in patient.all_hosts():
         host.heal()
@@ -67,6 +67,6 @@ def test_a_loss_is_known_though_its_lease_lives(
     )
     trio.sort(key=lambda host: [step.attempt for step in world].index(host.steps()[-1].attempt))
     lose_and_regain(patient, trio, trio[0], fault)
-    # A lease that ends is told as "lease expired".
+    # A lease that ends is reported as "lease expired".
     survivors = [host.output() for host in trio[1:]]
-    assert all(any(how in output for how in told) for output in survivors), patient.describe()
+    assert all(any(how in output for how in reported) for output in survivors), patient.describe()

@@ -52,7 +52,7 @@ for module in pkgutil.iter_modules(benchmarks.__path__, "benchmarks."):
 
 @dataclass(frozen=True)
 class Built:
-    """The two files, and what the wheel says of itself."""
+    """The two files, and the wheel's metadata."""
 
     sdist: Path
     wheel: Path

@@ -1,4 +1,4 @@
-"""The documents say what the code says, their links lead somewhere, and their examples work."""
+"""The documents match the code, their links lead somewhere, and their examples work."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_the_launchers_loops_work(etcd_server: EtcdServer, job_id: str, tmp_path
     assert given["state"] == {"step": 100, "weight": pytest.approx(10.0)}
 
 
-def test_every_block_is_run_or_it_is_said_why_not() -> None:
+def test_every_block_is_run_or_has_a_reason_why_not() -> None:
     """A new one is run by a test, and marked or named in ``BLOCKS``."""
     unknown = []
     used = set()

@@ -9,8 +9,8 @@ What can be emulated above TCP, and how:
   until the retransmission comes.
 * ``black_hole``: nothing passes, in one direction or both; connections stay, new ones are accepted.
   What was sent meanwhile arrives after ``heal``, as TCP would deliver it.
-* ``half_open``: the server's ends of all connections are closed; the clients' ends stay and hear
-  nothing any more, as after a power cut. New connections work.
+* ``half_open``: the server's ends of all connections are closed; the clients' ends stay and receive
+  nothing, as after a power cut. New connections work.
 * ``refuse``: every connection is reset and new ones are refused.
 * ``reset``: every connection is reset; new ones work.
 """
@@ -180,7 +180,7 @@ class FaultBridge:
             link.reset()
         for link in links:
             await link.ended.wait()
-        await asyncio.sleep(0)  # transports tell their end in the next turn of the loop
+        await asyncio.sleep(0)  # transports report their end in the next turn of the loop
 
     async def _refuse(self) -> None:
         listener, self._listener = self._listener, None
@@ -230,7 +230,7 @@ class _Link:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._server_lost and not self._cut.is_set():
-                await cut  # the client is left with a connection to nobody
+                await cut  # the client's connection leads nowhere
         finally:
             for task in tasks:
                 task.cancel()

@@ -85,7 +85,7 @@ def _authority(name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(name, key, _name(name))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-    # From Python 3.13 on ssl wants the purpose of an authority's key told, and the key identified.
+    # From Python 3.13 on, ssl requires an authority's key usage and a key identifier.
     builder = builder.add_extension(_SIGNS_CERTIFICATES, True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = builder.add_extension(identifier, False)

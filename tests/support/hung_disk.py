@@ -1,6 +1,6 @@
 """Makes the disk of one etcd hang, as a stalled volume does: no write is ever through.
 
-The member goes on otherwise: it answers pings, forwards what it is asked to the others, and applies
+Otherwise the member works: it answers pings, forwards what it is asked to the others, and applies
 nothing any more.
 """
 

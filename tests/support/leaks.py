@@ -93,7 +93,7 @@ class LeakCheck:
         for name, look in self._looks():
             left = look()
             while left and time.monotonic() < deadline:
-                time.sleep(0.05)  # threads, sockets and leases announce their end to nobody
+                time.sleep(0.05)  # the ends of threads, sockets and leases send no event
                 left = look()
             assert not left, f"the test left {name}: {left}"
 

@@ -87,7 +87,7 @@ class Document:
         if target.startswith(HOME):
             file = ROOT / target.removeprefix(HOME)
         elif re.match(r"[a-z]+:", target):
-            return True  # somebody else's
+            return True  # another site's
         else:
             file = self.path.parent / target if target else self.path
         if not file.exists():

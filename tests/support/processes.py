@@ -109,7 +109,7 @@ _held: deque[int] = deque()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on and no other test process is given, now and for a while.
+    """Return a port that no process listens on and no other test process gets for a while.
 
     Below the kernel's ephemeral range (32768 up on Linux), so that no outgoing connection can take
     it while a server is being restarted. A stranger may still take it first: callers retry.

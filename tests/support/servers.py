@@ -224,7 +224,7 @@ class EtcdServer:
                 raise RuntimeError(f"{self.name} ended at start:\n{self.log_text()[-3000:]}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} is not healthy:\n{self.log_text()[-3000:]}")
-            time.sleep(0.02)  # etcd tells nobody when it is ready
+            time.sleep(0.02)  # etcd does not announce that it is ready
 
     def stop(self) -> None:
         """End it in order (SIGTERM). Idempotent."""
@@ -411,7 +411,7 @@ class EtcdCluster:
         return self
 
     def leader(self) -> EtcdServer:
-        """Return the running member that leads; raises if none says so."""
+        """Return the running member that leads; raises if there is none."""
         for member in self.members:
             if member.running and member.metrics().total("etcd_server_is_leader"):
                 return member

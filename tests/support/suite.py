@@ -1,4 +1,4 @@
-"""How the suite runs as a whole: what goes first, what goes alone, and which skips are failures.
+"""How the suite runs as a whole: the order of its tests, and which skips are failures.
 
 Knows pytest and pytest-xdist, which may be missing; knows the tests only by the names of their
 folders.
@@ -26,7 +26,7 @@ ALLOWED_SKIPS_VARIABLE = "RDZV_ETCD_ALLOWED_SKIPS"
 """A regular expression. If set, a test skipped for a reason that it does not match is a failure."""
 
 COLD_STARTS_VARIABLE = "RDZV_ETCD_TEST_COLD_STARTS"
-"""If it is in the environment, no torchrun agent is forked from a process that has torch."""
+"""If it is in the environment, no torchrun agent is forked."""
 
 LATE_STARTS_VARIABLE = "RDZV_ETCD_TEST_LATE_S"
 """With it every second Python that a test starts sleeps first, for up to so many seconds, as on a
@@ -39,17 +39,18 @@ TOGETHER = re.compile(
 or one training, or use environments that are made for them."""
 
 LONG = ("faults", "torchrun", "benchmarks", "scale")
-"""The folders whose tests take longest: distributed one by one, as are those of …"""
+"""The folders whose tests take longest. They are distributed one by one."""
 
 SHORT = ("cli", "library", "node", "plugin", "sim", "typed")
-"""… which need nothing that a file shares. All others are distributed file by file."""
+"""Folders whose tests are distributed one by one as well, as they need nothing that a file shares.
+All others are distributed file by file."""
 
 GROUPS_UNTIL = 0.3
-"""All that is kept together is begun when so much of the run is over."""
+"""The share of the run by which everything that is kept together has begun."""
 
 SHORT_ALONE = 0.3
-"""At the end of a run there is nothing but short ones, so that no worker ends long after the
-others: so large a share of them."""
+"""The share of the short tests that is kept for the end, so that no worker ends long after the
+others."""
 
 
 def make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:

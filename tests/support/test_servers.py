@@ -92,7 +92,7 @@ def test_a_server_dies_with_the_process_that_started_it(
         assert starter.stdout is not None
         server = psutil.Process(int(starter.stdout.readline()))
         os.kill(starter.pid, signal.SIGKILL)
-        # Where nobody reaps orphans the dead server stays as a zombie.
+        # Where nothing reaps orphans, the dead server stays as a zombie.
         deadline = time.monotonic() + 30
         while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline, "the server outlived its starter"

@@ -2,7 +2,7 @@
 
 What depends on etcd's own behaviour is marked ``every_etcd`` and runs on every version under test;
 all else, and everything if the slow tests are left out, runs on the newest of them, unless pytest
-is told ``--every-etcd``.
+gets ``--every-etcd``.
 """
 
 from __future__ import annotations

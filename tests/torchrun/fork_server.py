@@ -1,11 +1,11 @@
 """Python processes that are forked from one which has imported torch, for torchrun agents.
 
-Importing torch takes longer than all else that most agents do in a test. A forked one goes on where
-``python -m torch.distributed.run`` is after its imports, and ends as any interpreter does; it has a
-session, an environment, a folder and arguments of its own.
+Importing torch takes longer than anything else that most agents do in a test. A forked one starts
+where ``python -m torch.distributed.run`` is after its imports, and ends as any interpreter does; it
+has a session, an environment, a folder and arguments of its own.
 
-Run as a program this is the server: its argument is a socket, on which it is asked for processes
-and tells how they have ended. Imported, it is the client. Knows nothing of rendezvous.
+Run as a program, this is the server: its argument is a socket, from which it reads requests and to
+which it reports exit codes. Imported, it is the client. Knows nothing of rendezvous.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ForkServer:
         return Forked(self, pid)
 
     def wait(self, pid: int, timeout_s: float | None) -> bool:
-        """Wait for the end of one of them; tell whether it has come."""
+        """Wait for the end of one process; return whether it has ended."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while pid not in self.codes:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
@@ -72,7 +72,7 @@ class ForkServer:
         self._process.wait()
 
     def _receive(self, timeout_s: float | None) -> int | None:
-        """Take in one message: return whom it says was started, or remember who has ended."""
+        """Read one message: return the process id of a start, or record an exit code."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             if not selector.select(timeout_s):
@@ -169,14 +169,14 @@ def serve(requests: socket.socket) -> None:
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 _, status = os.waitpid(pid, 0)
-                _tell(requests, pid, os.waitstatus_to_exitcode(status))
+                _report(requests, pid, os.waitstatus_to_exitcode(status))
             elif not (message := requests.recv(_LONGEST)):
                 os._exit(0)
             elif pid := os.fork():
                 handle = os.pidfd_open(pid)
                 running[handle] = pid
                 selector.register(handle, selectors.EVENT_READ)
-                _tell(requests, pid, None)
+                _report(requests, pid, None)
             else:
                 requests.close()
                 selector.close()
@@ -186,13 +186,13 @@ def serve(requests: socket.socket) -> None:
                 return
 
 
-def _tell(requests: socket.socket, pid: int, code: int | None) -> None:
+def _report(requests: socket.socket, pid: int, code: int | None) -> None:
     with contextlib.suppress(BrokenPipeError):  # then its end is what is read next
         requests.sendall(json.dumps([pid, code]).encode())
 
 
 def become(arguments: list[str], output: str, environ: dict[str, str], cwd: str) -> None:
-    """Be the process that was asked for, as far as it is told by more than its code."""
+    """Become the requested process in everything but its code."""
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()

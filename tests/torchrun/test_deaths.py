@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("dead_rank", [0, pytest.param(1, marks=pytest.mark.release)])
-def test_nobody_waits_for_a_node_that_died_after_it_arrived(
+def test_no_node_waits_for_one_that_died_after_it_arrived(
     dead_rank: int, etcd: EtcdServer, train: Callable[..., Training]
 ) -> None:
-    """A round is formed with a dead node, because its lease still lives; the others get over it.
+    """A round is formed with a dead node, because its lease still lives; the others form another.
 
     Without help torch's agents would wait 300 s for the dead one's part in assigning the workers'
     ranks, and fail then.

@@ -1,4 +1,4 @@
-"""An agent that is forked cannot be told from one whose Python begins with it, but by its start."""
+"""A forked agent behaves like one that a fresh Python runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_forked_agent_can_be_killed_and_waited_for(tmp_path: Path) -> None:
     assert os.getsid(agent.pid) == agent.pid
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(PATIENCE_S) != 0, output.read_text()
-    agent.kill()  # it has ended: nobody else is hit
+    agent.kill()  # it has ended: no other process is hit
     assert agent.poll() == agent.wait()
 
 

@@ -13,8 +13,8 @@ from tests.torchrun.scenes import EXAMPLES
 SCRIPT = EXAMPLES / "elastic" / "preemptible.sh"
 LIMIT_S = 60.0
 
-# Says when it is told, works on, and ends with 5 once it has been told twice.
-_TOLD = """
+# Prints when it is ready for a signal, and ends with 5 after the second one.
+_COUNTS_SIGNALS = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 for _ in range(2):
@@ -31,7 +31,9 @@ def test_it_ends_as_the_program_does() -> None:
 
 
 def test_sigterm_becomes_sigusr1_and_the_program_is_waited_for() -> None:
-    with subprocess.Popen([SCRIPT, sys.executable, "-c", _TOLD], stdout=subprocess.PIPE) as node:
+    with subprocess.Popen(
+        [SCRIPT, sys.executable, "-c", _COUNTS_SIGNALS], stdout=subprocess.PIPE
+    ) as node:
         assert node.stdout is not None
         for _ in range(2):
             assert node.stdout.readline() == b"ready\n"

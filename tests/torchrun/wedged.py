@@ -1,7 +1,7 @@
 """torchrun whose main thread can be wedged: ``wedged.py FIFO [torchrun's arguments]``.
 
-On SIGUSR2 the agent's main thread reads a FIFO, and so does nothing else until somebody writes to
-it: as when it hangs in a file system. All other threads of the process go on.
+On SIGUSR2 the agent's main thread reads a FIFO, and so does nothing else until a test writes to
+it, as when it hangs in a file system. All other threads of the process continue.
 """
 
 from __future__ import annotations

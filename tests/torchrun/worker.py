@@ -31,7 +31,7 @@ class Steps:
         return stop_file is not None and stop_file.exists()
 
     def begin(self, step: int) -> None:
-        """Raise ``RuntimeError`` if this is where the worker was told to fail."""
+        """Raise ``RuntimeError`` if the options ask for that in this step."""
         fails_here = (step, self.rank) == (self._options.raise_at, self._options.raise_rank)
         if self._restarts == 0 and fails_here:
             raise RuntimeError(f"rank {self.rank} was told to fail in step {step}")
@@ -86,7 +86,7 @@ def together(steps: Steps) -> None:
 
 
 def check_that_all_agree(epoch: int) -> None:
-    """Raise unless every rank was told the same world and the ranks are distinct."""
+    """Raise unless all ranks see the same world and the ranks are distinct."""
     import torch.distributed as dist  # noqa: PLC0415 - see above
 
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
@@ -94,7 +94,7 @@ def check_that_all_agree(epoch: int) -> None:
     everyone: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     if set(everyone) != {mine}:
-        raise AssertionError(f"the workers were told different worlds: {everyone}")
+        raise AssertionError(f"the workers see different worlds: {everyone}")
 
 
 def main() -> None:

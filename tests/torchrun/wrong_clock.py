@@ -1,8 +1,8 @@
 """torchrun on a host whose wall clock is wrong: ``wrong_clock.py SECONDS [torchrun's arguments]``.
 
 Only a whole machine has a wall clock of its own (Linux's time namespaces leave it out). So the
-agent's own Python is told the wrong time, whatever of it asks; its log shows it. The workers, who
-write the step log, are processes of their own and have the right one.
+agent's own Python gets the wrong time everywhere; its log shows it. The workers, which write the
+step log, are processes of their own and have the right one.
 """
 
 from __future__ import annotations
