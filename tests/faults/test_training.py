@@ -31,7 +31,7 @@ def cluster(
 def shared_training(
     cluster: EtcdCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Training]:
-    job = Job(cluster.endpoints, tmp_path_factory.mktemp("job"), nnodes="2:3", allreduce=True)
+    job = Job(cluster.endpoints, tmp_path_factory.mktemp("job"), nnodes="2:3")
     made = Training(job, lambda: cluster.gateway)
     try:
         made.start("a", "b")

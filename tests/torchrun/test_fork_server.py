@@ -34,9 +34,7 @@ def forked(folder: Path, arguments: Sequence[str]) -> tuple[Forked, Path]:
     return HERE.start([], arguments, output, environ=environment(), cwd=folder), output
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--help",), ("--no-such-option",), (*ONE, "script.py", "a", "b")]
-)
+@pytest.mark.parametrize("arguments", [("--no-such-option",), (*ONE, "script.py", "a", "b")])
 def test_a_forked_agent_says_and_returns_what_another_does(
     tmp_path: Path, arguments: Sequence[str]
 ) -> None:
